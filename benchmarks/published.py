@@ -30,7 +30,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
-from attnmix.data.source import SUFFIXES, read_file
+from attnmix.data.files import read_file
+from attnmix.data.formats import SUFFIXES
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import attention_gain
 from attnmix.measures.layers import LayerPass, run_layers, value_map

@@ -25,7 +25,7 @@ from attnmix.store.texts import split_file, texts_of
 from attnmix.store.writers import write_metrics
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
-from stages.sources import hash_sources, write_sources
+from stages.sources import hash_sources, missing_in_copy, original_of, source_names, write_sources
 
 COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names of metrics
 
@@ -35,7 +35,11 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
-    _check_path("dataset.name", parameters.dataset.source, [run.reviews])
+    names = source_names(parameters)
+    _check_path("dataset.name", names["dataset.name"], [run.reviews])
+    for key, name in names.items():
+        if original := original_of(name):
+            raise missing_in_copy(key, name, original)
     sources = hash_sources(parameters)
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run

@@ -9,13 +9,16 @@ a hub serves by its revision. Writes `reports/sources.json`.
 
 import hashlib
 import json
+import logging
+from collections.abc import Mapping
 from functools import partial
-from glob import glob
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from attnmix.core.errors import model_errors
+from attnmix.core.errors import InputError, model_errors
+from attnmix.data.folders import source_files, split_name
 from attnmix.models.fetching import PACKAGE_SCHEME, local_files
 from stages.common.parameters import Parameters
 
@@ -23,13 +26,10 @@ Sources = dict[str, dict[str, dict[str, str]]]
 """By parameter, its value and the sha256 of each file under it."""
 SOURCES = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
-BAR_DELAY_SECONDS, BLOCK_BYTES = 2.0, 2**20
-DATASET_FILES = (
-    *("csv", "tsv", "txt", "json", "jsonl", "ndjson", "parquet", "arrow"),  # by themselves or compressed
-    *("gz", "bz2", "xz", "zst", "lz4", "zip", "tar", "tgz"),
-    *("md", "yaml"),  # what says which files make which split
-)
-"""Ends of the names of files that `datasets` reads as tables; pictures and models are none."""
+COPIES = (".dvc", "tmp", "exps")
+"""Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
+CHUNK_BYTES = 2**20
+BAR_DELAY_SECONDS = 1
 
 
 def main(parameters: Parameters) -> None:
@@ -37,20 +37,51 @@ def main(parameters: Parameters) -> None:
 
 
 def hash_sources(parameters: Parameters) -> Sources:
-    """Return the hashes; files that are not here, as in a clone, count as they were when they were last hashed."""
-    base = parameters.model.base_model
-    names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
-    names |= {"model.base": base.name} if base else {}
+    """Return the hashes; files that are not here, as in a clone, count as they were when they were last hashed.
+
+    Raises `InputError` for a folder that cannot be read, and in a copy of a repository for a file that it lacks.
+    """
     before: Sources = json.loads(SOURCES.read_text(encoding="utf-8"))["files"] if SOURCES.exists() else {}
     hashes: Sources = {}
-    for key, name in names.items():
-        if not name.startswith(PACKAGE_SCHEME) and Path(name) != SAMPLE:
-            with model_errors(key, name, Path(name)):
-                read = local_files(name) if key.startswith("model.") else _dataset_files(name)
-            files = {inside: _sha256(inside, file) for inside, file in sorted(read.items())}
-            if files := files or before.get(key, {}).get(name, {}):
-                hashes[key] = {name: files}
+    for key, name in source_names(parameters).items():
+        if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
+            continue
+        known = before.get(key, {}).get(name, {})
+        original = original_of(name)
+        if original is not None:
+            if _hash_files(key, _files(key, str(original), parameters)) != known:
+                raise missing_in_copy(key, name, original)
+        elif known and not Path(name).exists():
+            logging.warning("%s: %s is missing here; it counts as unchanged since its last run", key, name)
+        if hashed := _hash_files(key, _files(key, name, parameters)) or known:
+            hashes[key] = {name: hashed}
     return hashes
+
+
+def source_names(parameters: Parameters) -> dict[str, str]:
+    """Return the names of the data and of each model, by their parameters."""
+    names = {"dataset.name": split_name(parameters.dataset.name)[0], "model.name": parameters.model.name}
+    base = parameters.model.base_model
+    return names | ({"model.base": base.name} if base else {})
+
+
+def original_of(name: str) -> Path | None:
+    """Return the file or folder that a relative path means in the repository of which this folder is DVC's copy.
+
+    None where this folder is no copy, or has the path itself.
+    """
+    for folder in Path.cwd().parents:
+        if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
+            original = folder.parents[len(COPIES) - 1] / name
+            return original if original.exists() else None
+    return None
+
+
+def missing_in_copy(key: str, name: str, original: Path) -> InputError:
+    """Return the error for a file that this copy of a repository lacks."""
+    problem = f"{name} is missing in this copy of the repository, as DVC copies what git knows"
+    allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
+    return InputError(f"{key}: {problem}; {allowed}")
 
 
 def write_sources(files: Sources) -> None:
@@ -62,23 +93,26 @@ def write_sources(files: Sources) -> None:
     part.replace(SOURCES)
 
 
-def _dataset_files(name: str) -> dict[str, Path]:
-    """Return the files that `download` may read, by their names in the source; none of a hub identifier."""
-    path = Path(name)
-    if path.is_file():
-        return {path.name: path}
-    # Path.glob follows no linked folder, and gives hidden files, which are no reviews.
-    inside = [Path(each) for each in glob("**", root_dir=path, recursive=True)]  # noqa: PTH207
-    read = [each for each in inside if each.suffix.lower().removeprefix(".") in DATASET_FILES]
-    return {each.as_posix(): path / each for each in read if (path / each).is_file()}
+def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
+    """Return the files that `download` reads of a source, by their names in it; none of a hub identifier."""
+    if key == "dataset.name":
+        configuration = parameters.dataset.name.removeprefix(split_name(parameters.dataset.name)[0])
+        return source_files(parameters.dataset.model_copy(update={"name": f"{name}{configuration}"}))
+    with model_errors(key, name, Path(name)):
+        return local_files(name)
 
 
-def _sha256(name: str, file: Path) -> str:
-    """Return a file's hash, with a bar where that takes long."""
-    sha256, size = hashlib.sha256(), file.stat().st_size
-    bar = tqdm(total=size, desc=f"hash of {name}", unit="B", unit_scale=True, delay=BAR_DELAY_SECONDS, disable=None)
-    with file.open("rb") as opened, bar:
-        for block in iter(partial(opened.read, BLOCK_BYTES), b""):
-            sha256.update(block)
-            bar.update(len(block))
-    return sha256.hexdigest()
+def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the sha256 of each file, with a progress bar on a terminal where it takes more than a second."""
+    hashes = {}
+    total = sum(file.stat().st_size for file in files.values())
+    options: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": BAR_DELAY_SECONDS, "disable": None}
+    with tqdm(total=total, desc=f"hash {key}", **options) as progress:
+        for name, file in files.items():
+            digest = hashlib.sha256()
+            with file.open("rb") as opened:
+                for chunk in iter(partial(opened.read, CHUNK_BYTES), b""):
+                    digest.update(chunk)
+                    progress.update(len(chunk))
+            hashes[name] = digest.hexdigest()
+    return hashes

@@ -211,7 +211,7 @@ def test_what_may_mislead_is_a_warning(tmp_path: Path, caplog: pytest.LogCapture
     read(write_hub_layout(tmp_path / "hub", train, test))
     assert "4 of the 30 test reviews have a text of the training split" in caplog.text
     read(write_file(tmp_path, ".csv", with_labels(["Pos", "neg", "pos "])))
-    assert "classes that differ only in case: 'Pos', 'pos'" in caplog.text
+    assert "classes that differ only in how they are written: 'Pos', 'pos'" in caplog.text
 
 
 def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -234,10 +234,18 @@ def parquet_of(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.csv", b"text,text,label\na,b,0\n", r"a\.csv: it has more than one column text; each name once"),
-        ("a.csv", b"text;label\na;0\nb;1\n", r"no column 'text'; it has 'text;label'$"),
-        ("a.csv", "text,label\nschön,0\n".encode("latin-1"), r"a\.csv: 'utf-8' codec can't decode byte"),
-        ("a.csv", b"text,label\nWell, it was fine,pos\n", r"a\.csv: .*Expected 2 columns, got 3"),
+        ("a.csv", b"text,text,label\na,b,0\n", r"a\.csv: it has more than one column 'text'; each name once"),
+        (
+            "a.csv",
+            b"text;label\na;0\nb;1\n",
+            r"no column 'text'; it has 'text;label'; .* by semicolons \(;\), and commas \(,\) are expected",
+        ),
+        ("a.csv", "text,label\nschön,0\n".encode("latin-1"), r"a\.csv: line 2 is not UTF-8 .*; save the file as UTF-8"),
+        (
+            "a.csv",
+            b"text,label\nWell, it was fine,pos\n",
+            r"a\.csv: row 1 \(line 2\) has 3 of 2 fields; .* that holds commas \(,\) is in quotes",
+        ),
         ("a.csv", b"text,label\na,0\nb\x00c,1\n", r"\(train\): the text holds a NUL .* in column 'text', row 2$"),
         ("a.csv", "text,label\na,0\n\u200b\u0301\x00,1\n".encode(), r"the text is empty in column 'text', row 2"),
         ("a.tsv", b"text\tlabel\na\t\nb\t1\n", r"the label is missing in column 'label', row 1$"),
@@ -315,7 +323,7 @@ def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
     assert sizes(read(tmp_path)) == SIZES
     assert "has no split test: a part of train becomes it" in caplog.text
     (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: 'utf-8' codec"):  # the bad file is named
+    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: line 2 is not UTF-8"):  # the bad file is named
         read(tmp_path)
 
 

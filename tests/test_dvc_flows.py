@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY, STAGES
+from conftest import REPOSITORY, STAGES, toy_reviews
 from dvc_repository import Repository, new_repository, stages_run, with_home
 
 WORKFLOW = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
@@ -74,6 +75,34 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models") == [*PAGE, *FEATURES]
     # No stage has taken a part of its input for the whole.
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
+
+
+@pytest.mark.long
+def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without_it_says_so(
+    author: Repository, tmp_path: Path
+) -> None:
+    author = author.copy(tmp_path / "author")
+    toy_reviews(20, 0).to_csv(author.folder / "own.csv", index=False)
+    (author.folder / ".git/info/exclude").write_text("own.csv\n", encoding="utf-8")
+    # What the command line leaves empty is empty as in the file, and digits are a name.
+    author.dvc("exp", "run", "-S", "dataset.name=own.csv", "-S", "dataset.test_split=", "-S", "dataset.group_column=0")
+    author.commit("A run on a file that git does not know")
+    assert author.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
+    set_parameter(author.folder, "group_column: 0", "group_column: film")
+    stale = author.run(sys.executable, ".ci/stale.py", succeeds=False).stdout
+    assert "- `download`: " in stale
+    assert "sources@own" not in stale
+    author.git("checkout", "params.yaml")
+
+    temporary = ("exp", "run", "--temp", "-S", "umap.metric=cosine")
+    assert stages_run(author.dvc(*temporary)) == ["reduce", "render"]  # the file is as it was
+    toy_reviews(20, 1).to_csv(author.folder / "own.csv", index=False)
+    run = author.run("dvc", *temporary, succeeds=False)
+    assert "own.csv is missing in this copy of the repository" in run.stdout + run.stderr
+    assert stages_run(author.dvc(*temporary, "--copy-paths", "own.csv")) == STAGES
+    author.dvc("exp", "run", "--queue", "--name", "queued", "-S", "umap.metric=cosine")
+    author.dvc("exp", "run", "--run-all")
+    assert "own.csv is missing in this copy of the repository" in author.dvc("queue", "logs", "queued")
 
 
 def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:

@@ -149,11 +149,12 @@ def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-# Exempt are: keys that are read only for a hub's source, or only where nothing is trained; keys of later stages that
-# `download` and `finetune` only check; numbers of documents in the sections of stages whose texts `tokenize` chooses;
-# and the arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
+# Exempt are: keys that are read only for a hub's source or a folder, or only where nothing is trained; keys of later
+# stages that `download` and `finetune` only check; numbers of documents in the sections of stages whose texts `tokenize`
+# chooses; and the arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
 EXEMPT = {
-    "download": {"dataset.revision", "model.revision", "finetune.epochs"},
+    "sources": {"dataset.test_split", "dataset.train_split"},
+    "download": {"dataset.revision", "dataset.test_split", "model.revision", "finetune.epochs"},
     "finetune": {"capture.documents", "capture.max_length", "faithfulness.max_length"},
     "measure": {"measure.documents", "model.base"},
     "faithfulness": {"faithfulness.documents"},

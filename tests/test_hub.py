@@ -278,7 +278,8 @@ def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_p
     served.repositories["datasets/owner/unreadable"] = Repository({OLD: folder})
     run = served.download(tmp_path / "run")
     error = served.failure(run, dataset={"name": "owner/unreadable"})
-    assert error.startswith("dataset.name: owner/unreadable cannot be loaded: Could not open Parquet input source")
+    file = "owner/unreadable/plain_text/train-00000-of-00001.parquet"
+    assert error.startswith(f"dataset.name: {file}: Parquet magic bytes not found")
     assert_as_served(run, served, NEW)
 
 

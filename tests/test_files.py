@@ -1,0 +1,553 @@
+"""Files of reviews, alone and in folders, are read as independent readers read them, or refused with the cause.
+
+The readers here are the formats' definitions: RFC 4180 for csv, one line a record without quotes for tsv.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from conftest import toy_reviews
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnmix.core.errors import InputError, text_problem
+from attnmix.core.settings import DatasetParameters
+from attnmix.data.files import read_file
+from attnmix.data.source import read_source, read_splits
+
+NAMES = ("text", "label", "note")
+COLUMNS = {"text": "text", "label": "label"}
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+MARKS = "\",\t\n\r;|\\'= \u00a0\u2028\ufeff\x85\x00"
+NUMBERS = (
+    "0",
+    "01",
+    "1",
+    "-1",
+    "1.0",
+    "1e5",
+    "NaN",
+    "nan",
+    "None",
+    "null",
+    "True",
+    "1,000",
+    "0x1F",
+    "١٢",
+    "9007199254740993",
+)
+EXAMPLES = settings(max_examples=500, deadline=None, derandomize=True, database=None)
+
+letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
+fields = st.one_of(st.text(letters, max_size=12), st.sampled_from(NUMBERS), st.text('",\n\t', max_size=4))
+records = st.lists(st.tuples(fields, fields, fields), min_size=1, max_size=8)
+ways_to_write = st.randoms(use_true_random=False)
+
+
+def csv_of(rows: Sequence[Sequence[str]], way: random.Random) -> str:
+    """Write csv as RFC 4180 allows it: quotes where they are needed, and anywhere else by chance."""
+    end = way.choice(["\n", "\r\n"])
+    lines = []
+    for row in rows:
+        cells = []
+        for field in row:
+            quoted = any(mark in field for mark in '",\r\n') or way.random() < 0.3
+            cells.append('"' + field.replace('"', '""') + '"' if quoted else field)
+        lines.append(",".join(cells))
+    return end.join(lines) + (end if way.random() < 0.7 else "")
+
+
+def write(path: Path, rows: Sequence[tuple[str, ...]], way: random.Random) -> None:
+    """Write records under `NAMES`, in one of the ways that their format allows."""
+    if path.suffix == ".parquet":
+        table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(NAMES)})
+        dictionary, compression = way.choice([True, False]), way.choice(["none", "snappy", "zstd"])
+        pq.write_table(table, path, row_group_size=3, use_dictionary=dictionary, compression=compression)
+        return
+    if path.suffix == ".jsonl":
+        objects = (dict(zip(NAMES, row, strict=True)) for row in rows)
+        text = "\n".join(json.dumps(each, ensure_ascii=way.choice([True, False])) for each in objects)
+    elif path.suffix == ".tsv":
+        text = way.choice(["\n", "\r\n"]).join("\t".join(row) for row in (NAMES, *rows))
+    else:
+        text = csv_of([NAMES, *rows], way)
+    path.write_bytes(text.encode(way.choice(["utf-8", "utf-8-sig"])))
+
+
+def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ...]]:
+    """Return the records as far as the format can hold them: a field of tsv has no tab and no line break."""
+    if suffix != ".tsv":
+        return list(rows)
+    return [tuple(field.translate({ord(mark): " " for mark in "\t\r\n"}) for field in row) for row in rows]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@EXAMPLES
+@given(rows=records, way=ways_to_write)
+def test_a_file_gives_the_records_that_were_written(suffix: str, rows: Any, way: random.Random) -> None:
+    rows = writable(rows, suffix)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"reviews{suffix}")
+        write(path, rows, way)
+        frame = read_file(path)
+    assert list(frame.columns) == list(NAMES)
+    assert list(frame.itertuples(index=False, name=None)) == rows
+    assert frame.index.tolist() == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.long  # `datasets` looks for the files two thousand times
+@pytest.mark.parametrize("suffix", FORMATS)
+@EXAMPLES
+@given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
+def test_a_folder_gives_the_records_that_were_written(suffix: str, rows: Any, way: random.Random, parts: int) -> None:
+    rows = writable([row for row in rows if text_problem(row[0]) is None and row[1].strip()], suffix)
+    rows = [row for row in rows if row[1].strip()] or [("a text", "01", "")]
+    parts = min(parts, len(rows))
+    with TemporaryDirectory() as folder:
+        for part in range(parts):
+            path = Path(folder, f"train-{part:05}-of-{parts:05}{suffix}")
+            write(path, rows[part * len(rows) // parts : (part + 1) * len(rows) // parts], way)
+        tables, _ = read_source(DatasetParameters(name=folder), COLUMNS)
+    assert list(tables) == ["train"]
+    assert list(tables["train"].itertuples(index=False, name=None)) == [row[:2] for row in rows]
+
+
+def rfc_records(text: str) -> list[list[str]] | None:
+    """Return the records of a csv text, letter by letter, without empty lines; None where a quote is stray."""
+    rows: list[list[str]] = []
+    row: list[str] = []
+    field, state = "", "start"
+    for letter in [*text, "\n"]:
+        if state == "quoted":
+            field, state = (field, "closed") if letter == '"' else (field + letter, "quoted")
+        elif letter == '"' and state == "closed":
+            field, state = field + letter, "quoted"
+        elif letter == '"' and state == "start":
+            state = "quoted"
+        elif letter == ",":
+            row.append(field)
+            field, state = "", "start"
+        elif letter in "\r\n":
+            if row or state != "start":
+                rows.append([*row, field])
+            row, field, state = [], "", "start"
+        elif state == "closed":
+            return None
+        else:
+            field, state = field + letter, "plain"
+    return None if state == "quoted" else rows
+
+
+def read_or_refused(content: str, suffix: str) -> list[list[str]] | str:
+    """Return the records behind the header of a file with this content, or the error."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"a{suffix}")
+        path.write_bytes(content.encode())
+        try:
+            return [list(row) for row in read_file(path).itertuples(index=False, name=None)]
+        except InputError as error:
+            return str(error)
+
+
+@EXAMPLES
+@given(body=st.text(st.sampled_from('ab",\n\r '), max_size=30))
+def test_any_text_is_csv_of_equal_records_or_refused(body: str) -> None:
+    result, expected = read_or_refused(f"text,label\n{body}", ".csv"), rfc_records(body)
+    if expected is None or any(len(row) != 2 for row in expected) or not expected:
+        assert isinstance(result, str)
+    else:
+        assert result == expected
+
+
+@EXAMPLES
+@given(body=st.text(st.sampled_from('ab"\t\n\r '), max_size=30))
+def test_any_text_is_tsv_of_lines_with_the_headers_tabs_or_refused(body: str) -> None:
+    result = read_or_refused(f"text\tlabel\n{body}", ".tsv")
+    lines = [
+        line for line in io.StringIO(body, newline=None).read().split("\n") if line
+    ]  # line ends as Python knows them
+    if not lines or any(line.count("\t") != 1 for line in lines):
+        assert isinstance(result, str)
+        assert not lines or 'tsv is read without quotes (")' in result
+    else:
+        assert result == [line.split("\t") for line in lines]
+
+
+def stray_quotes(separator: str) -> str:
+    """Return twenty records, of which two begin with a quote that nothing closes."""
+    texts = [f"text {number}" for number in range(20)]
+    texts[4], texts[7] = '"so warm that I stayed', '"never again, said my aunt'
+    lines = [f"{text}{separator}{number % 2}" for number, text in enumerate(texts)]
+    return "\n".join([f"text{separator}label", *lines]) + "\n"
+
+
+def test_stray_quotes_lose_no_row_where_pandas_and_pyarrow_lose_three(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(stray_quotes("\t"))
+    options = pa_csv.ParseOptions(delimiter="\t", newlines_in_values=True)
+    assert len(pd.read_csv(path, sep="\t")) == 17
+    assert pa_csv.read_csv(path, parse_options=options).num_rows == 17
+    assert read_file(path)["text"].tolist()[4:8:3] == ['"so warm that I stayed', '"never again, said my aunt']
+    assert len(read_file(path)) == 20
+    path = tmp_path / "a.csv"
+    path.write_text(stray_quotes(",").replace("never again, said", "never again said"))
+    assert len(pd.read_csv(path)) == 17
+    with pytest.raises(
+        InputError, match=r'a\.csv: row 5 \(lines 6 to 9\): a field begins with a quote \("\) that does'
+    ):
+        read_file(path)
+
+
+def glue(names: str, *rows: str) -> str:
+    return "\n".join(["\t".join(names.split()), *("\t".join(row.split("|")) for row in rows)]) + "\n"
+
+
+GLUE = {
+    # As the files of GLUE and KorNLI are: quotes are letters of the text, in any number and anywhere.
+    "MRPC": (
+        glue(
+            "Quality #1_ID #2_ID #1_String #2_String",
+            '1|702876|702977|Amrozi accused his brother , whom he called " the witness " , of it .|He said " no " .',
+            '0|2108705|2108831|"I am|Yucaipa bought " Dominick\'s',
+        ),
+        ["#1_String", "#2_String"],
+        "Quality",
+    ),
+    "QNLI": (
+        glue(
+            "index question sentence label",
+            '0|What "is|"As of that day , "x"|entailment',
+            '1|Who?|"He" did|not_entailment',
+        ),
+        ["question", "sentence"],
+        "label",
+    ),
+    "RTE": (
+        glue("index sentence1 sentence2 label", '0|"No" said "she|Yes|not_entailment', '1|A "|"B|entailment'),
+        ["sentence1", "sentence2"],
+        "label",
+    ),
+    "STS-B": (
+        glue(
+            "index genre filename year old_index source1 source2 sentence1 sentence2 score",
+            '0|main|MSR|2012|0001|none|none|A "plane|Taking off|5.000',
+            '1|main|MSR|2012|0004|none|none|"A man|plays|3.800',
+        ),
+        ["sentence1", "sentence2"],
+        "score",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_tables_of_glue_are_read_as_their_lines(tmp_path: Path, name: str) -> None:
+    content, texts, label = GLUE[name]
+    (tmp_path / "train.tsv").write_text(content, encoding="utf-8")
+    columns = {"text": texts[0], "text_pair": texts[1], "label": label}
+    tables, _ = read_source(DatasetParameters(name=str(tmp_path)), columns)
+    header, *lines = (line.split("\t") for line in content.splitlines())
+    places = [header.index(each) for each in (*texts, label)]
+    assert tables["train"].to_numpy().tolist() == [[line[place] for place in places] for line in lines]
+
+
+def test_every_record_of_a_korean_tsv_with_open_quotes_is_read(tmp_path: Path) -> None:
+    rows = [
+        (f'"그는 {i}' if i % 89 == 0 else f'그녀는 "{i}" 말했다', f"가설 {i}", ("entailment", "neutral")[i % 2])
+        for i in range(5010)
+    ]
+    lines = ["sentence1\tsentence2\tgold_label", *("\t".join(row) for row in rows)]
+    (tmp_path / "xnli.test.ko.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert list(read_file(tmp_path / "xnli.test.ko.tsv").itertuples(index=False, name=None)) == rows
+
+
+def test_doubled_quotes_in_every_quoted_field_of_a_tsv_are_kept_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = pd.DataFrame({"text": ["plain", 'he said "no"', '"so" it is'], "label": [0, 1, 0]})
+    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+    assert read_file(tmp_path / "a.tsv")["text"].tolist() == ["plain", '"he said ""no"""', '"""so"" it is"']
+    assert 'the quotes of row 2 and others are doubled ("") as in csv; tsv has no quotes' in caplog.text
+    caplog.clear()
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # one quote is that of no csv
+    read_file(tmp_path / "a.tsv")
+    assert caplog.text == ""
+
+
+def test_a_long_field_is_read_and_the_limit_of_other_readers_stays(tmp_path: Path) -> None:
+    limit, text = csv.field_size_limit(), "many words " * 50_000
+    (tmp_path / "a.csv").write_text(f"text,label\n{text},1\n")
+    assert read_file(tmp_path / "a.csv")["text"].tolist() == [text]
+    assert csv.field_size_limit() == limit
+
+
+def reviews(labels: Sequence[Any] = ("good", "bad"), number: int = 60) -> pd.DataFrame:
+    return toy_reviews(number, 0)[["text"]].assign(label=[labels[i % len(labels)] for i in range(number)])
+
+
+def read(name: Path | str, **changes: Any) -> pd.DataFrame:
+    """Return all rows of a data set, in any split."""
+    splits, _ = read_splits(DatasetParameters(name=str(name), **changes), 1)
+    return pd.concat(splits.values())
+
+
+def class_names(frame: pd.DataFrame) -> list[str]:
+    return sorted(frame["label_name"].unique())
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+FOREIGN: list[tuple[str, bytes, str]] = [
+    ("a.csv", reviews().to_csv(sep=";").encode(), r"separated by semicolons \(;\), and commas \(,\) are expected"),
+    ("a.csv", reviews().to_csv(sep="\t").encode(), r"separated by tabs, and commas \(,\) are expected: save it with"),
+    ("a.tsv", reviews().to_csv().encode(), r"separated by commas \(,\), and tabs are expected"),
+    (
+        "a.csv",
+        reviews().to_csv(header=False, index=False).encode(),
+        r"ve\.\.\.', 'good'; the first line must be a head",
+    ),
+    ("a.tsv", b'"text"\t"label"\n"a"\t"x"\n', r"its names are in quotes \(\"\), and tsv is read without quotes"),
+    ("a.csv", b"text,label\na,0\nb,1\nc\n", r"a\.csv: row 3 \(line 4\) has 1 of 2 fields"),
+    ("a.csv", b'text,label\n"a\nb",0\n\nb,1,2\n', r"a\.csv: row 2 \(line 5\) has 3 of 2 fields; .* commas \(,\) is in"),
+    (
+        "a.tsv",
+        b'text\tlabel\n"a\tb"\t0\n',
+        r"a\.tsv: row 1 \(line 2\) has 3 of 2 fields; tsv is read without quotes \(\"",
+    ),
+    ("a.csv", b'text,label\n"a,0\n', r'a\.csv: row 1 \(line 2\): a field begins with a quote \("\) that does not end'),
+    *((f"a{suffix}", LFS_POINTER, rf"a\{suffix}: it is a pointer of Git LFS .* `git lfs pull`") for suffix in FORMATS),
+    ("a.csv", b"<!DOCTYPE html>\n<html>", r"a\.csv: it is a web page; download the file itself"),
+    ("a.csv", b"PK\x03\x04\x14\x00", r"a\.csv: it is a zip archive or an Excel workbook"),
+    ("a.jsonl", b'[["text", "a"]]\n', r"a\.jsonl: line 1 is no JSON object; one object on each line"),
+    *(
+        (name, "text,label\né,0\n".encode("utf-16"), r"encoded in UTF-16; save it as UTF-8")
+        for name in ("a.csv", "a.jsonl")
+    ),
+    ("a.tsv", "text\tlabel\na\t0\n".encode("utf-16-le"), r"encoded in UTF-16 .*; save it as UTF-8"),
+    (
+        "a.csv",
+        "text,label\na,0\né,1\n".encode("latin-1"),
+        r"a\.csv: line 3 is not UTF-8 \(b'\\xe9'\); save the file as UTF",
+    ),
+]
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
+def test_a_file_that_cannot_be_read_is_one_error_with_its_cause(
+    tmp_path: Path, name: str, content: bytes, expected: str, in_folder: bool
+) -> None:
+    path = tmp_path / (f"train{Path(name).suffix}" if in_folder else name)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=expected.replace(r"a\.", r"\w+\.")) as raised:
+        read(tmp_path if in_folder else path)
+    assert path.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_columns_that_are_not_read_need_not_be_in_every_file(tmp_path: Path) -> None:
+    reviews().to_csv(tmp_path / "train.csv", index=False)
+    reviews().assign(film="a").to_csv(tmp_path / "test.csv")
+    assert len(read(tmp_path)) == 120
+    reviews().rename(columns={"label": "sentiment"}).to_csv(tmp_path / "test.csv")
+    with pytest.raises(
+        InputError, match=r"label_column: \S+/test\.csv has no column 'label'; it has '', 'text', 'sent"
+    ):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["01", "1", "2"], ["01", "1", "2"]),
+        (["01", "02", "x"], ["01", "02", "x"]),
+        (["01", "02"], ["01", "02"]),
+        (["1.0", "1"], ["1", "1.0"]),
+        (["1", "10", "9"], ["1", "10", "9"]),
+        (["1.0", "0.0"], ["0", "1"]),  # a column of numbers with a gap, as pandas writes it
+        (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
+        (["NaN", "1e3", "None"], ["1e3", "NaN", "None"]),
+        (["-1", "+1"], ["+1", "-1"]),
+        (["\N{ARABIC-INDIC DIGIT ONE}", "1"], ["1", "\N{ARABIC-INDIC DIGIT ONE}"]),
+    ],
+)
+def test_words_stay_the_classes_that_they_are(
+    tmp_path: Path, suffix: str, in_folder: bool, labels: list[str], names: list[str]
+) -> None:
+    path = tmp_path / f"train{suffix}"
+    frame = reviews(labels)
+    if suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    rows = read(tmp_path if in_folder else path)
+    assert class_names(rows) == names
+    given = dict(zip(frame["text"], frame["label"], strict=True))
+    numbers = ["0", "1"] if labels == ["1.0", "0.0"] else []
+    assert [given[text].removesuffix(".0" if numbers else "") for text in rows["text"]] == rows["label_name"].tolist()
+
+
+def test_a_class_that_begins_after_thousands_of_rows_is_the_word_that_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = ["01", "x"] * 5000 + ["01", "02"] * 500
+    frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert class_names(read(tmp_path)) == ["01", "02", "x"]
+    read_splits(DatasetParameters(name=str(tmp_path)), 1)
+    assert caplog.text == ""
+    frame["label"] = frame["label"].replace("02", "1")
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert class_names(read(tmp_path)) == ["01", "1", "x"]
+    assert "classes that differ only in how they are written: '01', '1'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        *(
+            (name, False)
+            for name in (
+                "=HYPERLINK(1)",
+                "=1",
+                "@SUM(A1)",
+                "-2+3+cmd|' /C calc'!A0",
+                "+x",
+                "-ve",
+                "\N{FULLWIDTH EQUALS SIGN}1",
+            )
+        ),
+        *((name, False) for name in ("a\x1b[31mred", "a\nb", "a\tb", "a\x00", "a\u202eb", "a\u2028b", "a\x9b31m")),
+        *((name, True) for name in ("-1", "+1", "-", "++", "1-2", "a=b", "very-good", "می‌خواهم", "👩‍🔬", ":-)")),
+    ],
+)
+def test_a_class_has_a_name_that_a_terminal_and_a_spreadsheet_show_as_it_is(
+    tmp_path: Path, name: str, allowed: bool
+) -> None:
+    frame = reviews(["plain", name])
+    frame.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    if allowed:
+        assert class_names(read(tmp_path / "train.jsonl")) == sorted(["plain", name])
+        return
+    with pytest.raises(InputError, match=r"a spreadsheet would run as a formula|holds control characters") as raised:
+        read(tmp_path / "train.jsonl")
+    assert str(raised.value).isprintable()
+
+
+def test_files_that_no_split_reads_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("reviews_2023.csv", "reviews_2024.csv", "reviews_train.csv", "LICENSE", "README.md"):
+        reviews().to_csv(tmp_path / name, index=False)
+    (tmp_path / "README.md").write_text("Reviews.\n")
+    assert len(read(tmp_path)) == 60
+    assert "2 of 3 files are not read: reviews_2023.csv, reviews_2024.csv" in caplog.text
+    caplog.clear()
+    (tmp_path / "reviews_train.csv").rename(tmp_path / "reviews_2025.csv")
+    assert len(read(tmp_path)) == 180
+    assert "not read" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["train-{:05}-of-00003.csv", "data/train-{:05}-of-00003-0a1b2c3d.csv", "train_{}-of-3.csv"]
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_missing_part_is_an_error(tmp_path: Path, pattern: str, first: int) -> None:
+    paths = [tmp_path / pattern.format(number) for number in range(first, first + 3)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        reviews().to_csv(path, index=False)
+    assert len(read(tmp_path)) == 180
+    paths[1].unlink()
+    with pytest.raises(InputError, match=rf"of the 3 parts train\S+ 1 are missing: {first + 1}; download them"):
+        read(tmp_path)
+
+
+def test_classes_named_beside_a_parquet_file_and_a_separator_in_a_description_count(tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(reviews([1, 0]), preserve_index=False)
+    feature = {"names": ["worse", "better"], "_type": "ClassLabel"}
+    features = {"label": feature, "text": {"dtype": "string", "_type": "Value"}}
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+        tmp_path / "a.parquet",
+    )
+    assert class_names(read(tmp_path / "a.parquet")) == ["better", "worse"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    reviews(["01", "1"]).to_csv(folder / "a.csv", sep=";", index=False)
+    head = "configs:\n- config_name: default\n  sep: ';'\n  data_files: [{split: train, path: a.csv}]\n"
+    (folder / "README.md").write_text(f"---\n{head}---\n")
+    assert class_names(read(folder)) == ["01", "1"]
+
+
+def test_the_cause_of_an_error_of_the_library_is_shown(tmp_path: Path) -> None:
+    reviews().to_json(tmp_path / "train.json", orient="records")
+    reviews().assign(extra=1).to_json(tmp_path / "test.json", orient="records")
+    with pytest.raises(
+        InputError, match=r"cannot be loaded: .*extra: int64.* because column names don't match"
+    ) as raised:
+        read(tmp_path)
+    assert "An error occurred" not in str(raised.value)
+
+
+def test_only_a_folder_has_a_configuration_and_a_colon_is_a_letter_of_a_name(tmp_path: Path) -> None:
+    for name in ("mine.csv", "a:b.csv"):
+        reviews().to_csv(tmp_path / name, index=False)
+    (tmp_path / "a:c").mkdir()
+    reviews().to_csv(tmp_path / "a:c/train.csv", index=False)
+    assert len(read(tmp_path / "a:b.csv")) == len(read(tmp_path / "a:c")) == 60
+    with pytest.raises(InputError, match=r"mine\.csv is a file without configuration large"):
+        read(f"{tmp_path}/mine.csv:large")
+
+
+@pytest.mark.parametrize("name", [".", "..", "../.."])
+def test_a_folder_around_the_working_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    with pytest.raises(InputError, match="holds the working folder, whose results are no reviews"):
+        read(name)
+
+
+def test_files_too_large_for_reviews_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "train.csv").open("wb") as file:
+        file.truncate(20_000_000_000)  # sparse: it takes no room
+    for name in (tmp_path, tmp_path / "train.csv"):
+        with pytest.raises(
+            InputError, match=r"1 files of 20 GB would be read, the largest \S+train\.csv .*17\.2 GB are"
+        ):
+            read(name)
+
+
+BOMBS = {
+    "one text in many rows": {
+        "text": pa.array(["so warm and good " * 60_000] * 700).dictionary_encode(),
+        "label": [0, 1] * 350,
+    },
+    "one long text": {"text": ["a" * 300_000_000], "label": [0]},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_parquet_file_of_gigabytes_is_refused_in_little_memory(tmp_path: Path, name: str) -> None:
+    pq.write_table(
+        pa.table(BOMBS[name]), tmp_path / "a.parquet", compression="zstd", use_dictionary=name != "one long text"
+    )
+    assert (tmp_path / "a.parquet").stat().st_size < 1e5
+    before, pool = pa.total_allocated_bytes(), pa.default_memory_pool()
+    with pytest.raises(InputError, match=r"its texts take more memory than a data set's; 0\.268 GB are allowed"):
+        read(tmp_path / "a.parquet")
+    assert pool.bytes_allocated() - before < 1e7
