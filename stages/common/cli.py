@@ -33,7 +33,6 @@ MEMORY_PARAMETERS = {
 STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_XET": "1",  # its transfers bypass the client of `attnmix.hub`
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms on a GPU
     "TOKENIZERS_PARALLELISM": "false",
 }
