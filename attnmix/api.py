@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.arithmetic.settings import FASTEST
-from attnmix.core.disk import check_folder
+from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
@@ -203,6 +203,7 @@ class Measures:
         from attnmix.runs.reduce import reduce
         from attnmix.runs.tokens import free_texts, write_tokens
 
+        check_new_file("path", Path(path))
         if not self.texts:
             raise InputError("save: token ids have no text; measure texts to draw their page")
         captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
@@ -257,13 +258,13 @@ def capture(
     from attnmix.runs.capture import capture_texts
     from attnmix.runs.tokens import free_texts, write_tokens
 
+    run = Run(Path(path))
+    check_folder("path", run.root, ["features", "unfinished"])
     documents, _, given = _documents(model, texts, max_length)
     if not given:
         raise InputError("capture: token ids have no text; allowed: texts")
     if unknown := sorted(set(points or ()) - set(POINTS)):
         raise InputError(f"points: {', '.join(unknown)}; allowed: {', '.join(POINTS)}")
-    run = Run(Path(path))
-    check_folder("path", run.root, ["features", "unfinished"])
     settings = CaptureParameters(max_length=max(3, *map(len, documents)), dtype=dtype)
     if points is not None:
         settings = settings.model_copy(update={"points": list(points)})

@@ -13,7 +13,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from attnmix.core.disk import check_writable
 from attnmix.core.errors import InputError
+from attnmix.core.terminal import without_library_messages
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import widths
@@ -40,6 +42,7 @@ class Model:
 
     def save(self, folder: Path) -> None:
         """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
+        check_writable(folder)
         base: Any = self.network.base_model
         state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
         base.save_pretrained(folder, state_dict=state)
@@ -123,27 +126,27 @@ def load(
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder, "model")
-        fetch_model(str(model), checkpoint, revision)
-        base: Any = load_base(checkpoint)
-        family_of(base.config)
-        base.name_or_path = str(model)  # the folder goes
-        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
+        fetch_model(str(model), checkpoint, revision)  # may take minutes, with a bar for each file of a hub
+        with quiet():
+            base: Any = load_base(checkpoint)
+            family_of(base.config)
+            base.name_or_path = str(model)  # the folder goes
+            return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
     logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
-    level, verbosity = logger.level, transformers_logging.get_verbosity()
+    level = logger.level
     logger.setLevel(logging.WARNING)
-    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with without_library_messages():
+            yield
     finally:
         logger.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

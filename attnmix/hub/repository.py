@@ -20,6 +20,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import printable, without_library_messages
 from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
 
 DOWNLOADS_PER_FILE = 2  # the second for a body that did not have the listed bytes
@@ -52,7 +53,7 @@ class Repository:
 
     def _file(self, path: str) -> Path:
         listed = self._listing[path]
-        bar = _bar(size=listed.size, desc=path)  # the client's would show a signed address
+        bar = _bar(size=listed.size, desc=printable(path))  # the client's would show a signed address
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
         for _ in range(DOWNLOADS_PER_FILE):
             try:
@@ -73,12 +74,16 @@ class Repository:
     def _errors_in_words(self) -> Iterator[None]:
         """Turn every error of the client into an `InputError` of one line."""
         try:
-            yield
+            with without_library_messages():
+                yield
         except errors.HFValidationError:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
         except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
-                raise
+                cache = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
+                raise InputError(
+                    f"the cache of the hub's files cannot keep {cache}; set HF_HOME to a folder"
+                ) from error
             revision = f" at revision {self._revision}" if self._revision else ""
             problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import without_library_messages
 from attnmix.models.checkpoint import LOCAL
 from attnmix.models.loading import POOLER, last_linear
 
@@ -38,9 +39,10 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "ignore_mismatched_sizes": True} | LOCAL
     kind = getattr(transformers, AUTO_CLASSES[task])
     try:
-        model = kind.from_pretrained(base, **options)
-        if task == "SEQ_CLS" and (classes := _classes(adapter / "adapter_model.safetensors", model)):
-            model = kind.from_pretrained(base, num_labels=classes, **options)
+        with without_library_messages():
+            model = kind.from_pretrained(base, **options)
+            if task == "SEQ_CLS" and (classes := _classes(adapter / "adapter_model.safetensors", model)):
+                model = kind.from_pretrained(base, num_labels=classes, **options)
         with _few_warnings():
             merged = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:

@@ -9,6 +9,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import without_library_messages
 from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -20,7 +21,8 @@ def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
     require(folder / "config.json", _stage_of(folder))
     try:
-        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+        with without_library_messages():
+            config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     except Exception as error:  # the library raises errors of many types for a value that does not fit
         raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
     return config
@@ -38,7 +40,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     require(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        with without_library_messages():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

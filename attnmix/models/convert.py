@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from attnmix.core.disk import check_new_folder
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import printable
 from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
@@ -21,6 +23,7 @@ BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the l
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     """Write the checkpoint `folder`; raise `InputError` where `file` holds no classifier of `like`'s architecture."""
+    check_new_folder("--to", folder)
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
         state = {name: tensor for name, tensor in loaded.items() if not name.endswith(BUFFERS)}
@@ -40,7 +43,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         model.load_state_dict({prefixes[old] + name.removeprefix(old): state[name] for name, old in longest.items()})
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
-    folder.mkdir(parents=True)  # raises where it exists
+    folder.mkdir(parents=True, exist_ok=True)
     AutoTokenizer.from_pretrained(like, trust_remote_code=False).save_pretrained(folder)
     model.save_pretrained(folder)
 
@@ -55,4 +58,4 @@ if __name__ == "__main__":
     try:
         convert(options.state, options.like, options.to, options.classes)
     except (InputError, OSError) as error:
-        parser.exit(1, f"error: {first_line(error)}\n")
+        parser.exit(1, f"error: {printable(first_line(error))}\n")

@@ -17,6 +17,7 @@ from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import encode
@@ -116,7 +117,8 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
     settings = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL | options
     settings["ignore_mismatched_sizes"] = True  # else the library's error names no weight
     try:
-        model, info = kind.from_pretrained(folder, **settings)
+        with without_library_messages():  # such as a table of weights that are missing: they are named below
+            model, info = kind.from_pretrained(folder, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
