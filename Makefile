@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/src
-PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
+# On a terminal pip shows what it downloads, which can be gigabytes; in a log errors alone.
+PIP := "$(BIN)/python" -m pip --disable-pip-version-check $(shell test -t 2 || echo --quiet --quiet)
 INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 

@@ -80,10 +80,9 @@ class Repository:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
         except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
-                cache = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
-                raise InputError(
-                    f"the cache of the hub's files cannot keep {cache}; set HF_HOME to a folder"
-                ) from error
+                place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
+                remedy = "set HF_HOME to a folder that can be written, with room"
+                raise InputError(f"the cache of the hub's files refuses {place}; {remedy}") from error
             revision = f" at revision {self._revision}" if self._revision else ""
             problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
