@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import socket
 import time
 from collections import OrderedDict, deque
@@ -215,6 +216,13 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     return app
 
 
+def _stop_when_the_terminal_closes() -> None:
+    """Let SIGHUP do what SIGTERM does, which uvicorn answers by closing its connections."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as behind nohup
+        signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
 def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, allowed: Collection[str] = ()) -> None:
     """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
     print("loading the model ...", flush=True)
@@ -225,5 +233,6 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, a
         config = uvicorn.Config(
             application(pages, allowed), access_log=False, log_level="warning", lifespan="off", ws="none"
         )
+        _stop_when_the_terminal_closes()
         print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
         uvicorn.Server(config).run(sockets=[listener])
