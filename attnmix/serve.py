@@ -93,9 +93,9 @@ class LocalOnly:
             reason = f"This server answers requests to {' and '.join(LOCAL_NAMES)}, on any port, and this one is for"
             remedy = f"If that is your own tunnel or proxy, start the server with --allow-host {shown}"
             return PlainTextResponse(f"{reason} {shown or 'no host'}. {remedy}", 421)
-        pages = {f"http://{host}"}
+        pages = [f"http://{host}"]
         for name in self.allowed:
-            pages |= {f"http://{name}", f"https://{name}"}
+            pages.extend([f"http://{name}", f"https://{name}"])
         if origin is None and method in ("GET", "HEAD"):
             return None
         if origin in pages:
