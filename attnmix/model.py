@@ -13,7 +13,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from attnmix.core.disk import check_writable
 from attnmix.core.errors import InputError, model_errors
+from attnmix.core.terminal import without_library_messages
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import widths
@@ -41,6 +43,7 @@ class Model:
 
     def save(self, folder: Path) -> None:
         """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
+        check_writable(folder)
         base: Any = self.network.base_model
         state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
         base.save_pretrained(folder, state_dict=state)
@@ -140,13 +143,14 @@ def load(
     name = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
-    with tempfile.TemporaryDirectory() as folder, quiet(), model_errors("model", name, Path(folder, "model")):
+    with tempfile.TemporaryDirectory() as folder, model_errors("model", name, Path(folder, "model")):
         checkpoint = Path(folder, "model")
-        fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)
-        base: Any = load_base(checkpoint)
-        tokenizer = tokenizer or load_tokenizer(checkpoint)
-        _check_fit(base, tokenizer, name)
-        check_vectors(name, base, tokenizer, "a")
+        fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)  # may take minutes, with a bar a file
+        with quiet():
+            base: Any = load_base(checkpoint)
+            tokenizer = tokenizer or load_tokenizer(checkpoint)
+            _check_fit(base, tokenizer, name)
+            check_vectors(name, base, tokenizer, "a")
         base.name_or_path = name  # the folder goes
         return Model(base.to(device or "cpu"), tokenizer, name)
 
@@ -166,14 +170,13 @@ def _check_fit(model: Any, tokenizer: Any, name: str) -> None:
 def quiet() -> Iterator[None]:
     """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
     logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
-    level, verbosity = logger.level, transformers_logging.get_verbosity()
+    level = logger.level
     logger.setLevel(logging.WARNING)
-    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with without_library_messages():
+            yield
     finally:
         logger.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

@@ -1,10 +1,10 @@
 """A local server for the page of whatever text is typed: `attnmix serve`.
 
 The shell is one input, some examples and a frame; the frame holds the page that `attnmix show` makes, of the typed
-text, with the models loaded once. Only this machine is served: the socket listens on the loopback address, and a
-request is refused whose Host or Origin is another, as one from the script of a foreign web site would be. Texts arrive
-in the body of a request; they and their pages stay in memory, the last `KEPT_PAGES` of them, and are in no address,
-file or log.
+text, with the models loaded once. Only this machine is served, and who reaches it through a tunnel: the socket listens
+on the loopback address, and a request is refused whose Host or Origin is another, as one from the script of a foreign
+web site would be. A tunnel or proxy with a name of its own is allowed by `--allow-host`. Texts arrive in the body of a
+request; they and their pages stay in memory, the last `KEPT_PAGES` of them, and are in no address, file or log.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -24,12 +25,13 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnmix.core.errors import InputError
+from attnmix.core.terminal import printable
 from attnmix.model import quiet
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
@@ -60,11 +62,18 @@ HEADERS = {
 }
 
 
-class LocalOnly:
-    """Refuse requests whose Host is not this machine's, or whose Origin is another page than the server's own."""
+LOCAL_NAMES = ("127.0.0.1", "localhost")
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app, self.hosts = app, {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+
+class LocalOnly:
+    """Refuse requests whose Host is not this machine's, or whose Origin is another page than the server's own.
+
+    The port of a local name may be any: it is that of a tunnel's other end. `allowed` are further hosts, as a browser
+    names them.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self.app, self.allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -73,13 +82,48 @@ class LocalOnly:
             await send(message)
 
         headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if host not in self.hosts:
-            await PlainTextResponse("This server answers to 127.0.0.1 and localhost only.", 421)(scope, receive, send)
-        elif (origin or scope["method"] not in ("GET", "HEAD")) and origin != f"http://{host}":
-            await PlainTextResponse("This server answers to its own page only.", 403)(scope, receive, send)
-        else:
-            await self.app(scope, receive, with_headers)
+        refusal = self._refusal(scope["method"], headers.get("host", ""), headers.get("origin"))
+        app = self.app if refusal is None else refusal
+        await app(scope, receive, with_headers)
+
+    def _refusal(self, method: str, host: str, origin: str | None) -> Response | None:
+        """Return the answer to a request that does not come from the server's own page; None for one that does."""
+        if not (_is_local(host) or host in self.allowed):
+            shown = printable(host[:100], kept="")
+            reason = f"This server answers requests to {' and '.join(LOCAL_NAMES)}, on any port, and this one is for"
+            remedy = f"If that is your own tunnel or proxy, start the server with --allow-host {shown}"
+            return PlainTextResponse(f"{reason} {shown or 'no host'}. {remedy}", 421)
+        pages = [f"http://{host}"]
+        for name in self.allowed:
+            pages.extend([f"http://{name}", f"https://{name}"])
+        if origin is None and method in ("GET", "HEAD"):
+            return None
+        if origin in pages:
+            return None
+        return PlainTextResponse("This server answers to its own page only.", 403)
+
+
+def _is_local(host: str) -> bool:
+    """Return True for a local name, with a port or, where it is that of http, without one."""
+    name, colon, port = host.partition(":")
+    return name in LOCAL_NAMES and (port.isdecimal() or not colon)
+
+
+class OneLineErrors:
+    """Answer what fails with one sentence, and log its type alone: a message or traceback may hold the text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except ClientDisconnect:
+            pass  # nobody waits for an answer
+        except Exception as error:  # whatever a library raises for a text
+            logging.error("a request could not be answered: %s", type(error).__name__)
+            sentence = f"This request could not be answered ({type(error).__name__})."
+            await PlainTextResponse(sentence, 500)(scope, receive, send)
 
 
 class Pages:
@@ -105,11 +149,6 @@ class Pages:
         try:
             async with self.turn:
                 page = await run_in_threadpool(self.write, text)
-        except InputError:
-            raise
-        except Exception as error:  # its message may hold the text, so it goes to no log
-            logging.error("a text could not be measured: %s", type(error).__name__)
-            raise HTTPException(500, f"This text could not be measured ({type(error).__name__}).") from None
         finally:
             self.waiting -= 1
         name = secrets.token_urlsafe(16)
@@ -128,15 +167,15 @@ async def _text_of(request: Request) -> str:
         raise HTTPException(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
     try:
         text = json.loads(body)["text"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = None
     if not isinstance(text, str):
         raise HTTPException(400, 'The request is no text; allowed: JSON as {"text": "..."}.')
     return text
 
 
-def application(pages: Pages, port: int) -> Starlette:
-    """Return the server's application for requests to `port`."""
+def application(pages: Pages, allowed: Collection[str]) -> Starlette:
+    """Return the server's application for requests to this machine and to the hosts that are `allowed`."""
 
     async def shell(_request: Request) -> Response:
         text = SHELL.read_text(encoding="utf-8")
@@ -172,11 +211,19 @@ def application(pages: Pages, port: int) -> Starlette:
         Route("/page/{name}", page),
     ]
     app = Starlette(routes=routes, exception_handlers={InputError: refused})
-    app.add_middleware(LocalOnly, port=port)
+    app.add_middleware(OneLineErrors)
+    app.add_middleware(LocalOnly, allowed=allowed)
     return app
 
 
-def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket) -> None:
+def _stop_when_the_terminal_closes() -> None:
+    """Let SIGHUP do what SIGTERM does, which uvicorn answers by closing its connections."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as behind nohup
+        signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, allowed: Collection[str] = ()) -> None:
     """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
     print("loading the model ...", flush=True)
     with quiet():
@@ -185,7 +232,8 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket) -
         compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(
-            application(pages, port), access_log=False, log_level="warning", lifespan="off", ws="none"
+            application(pages, allowed), access_log=False, log_level="warning", lifespan="off", ws="none"
         )
+        _stop_when_the_terminal_closes()
         print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
         uvicorn.Server(config).run(sockets=[listener])

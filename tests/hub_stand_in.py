@@ -26,6 +26,7 @@ GOOD, STRANGER = "hf_good", "hf_stranger"
 LARGE = (".bin", ".parquet", ".safetensors")
 PAGE = 4  # entries of a listing in one answer
 CUT = 1000  # bytes of a file that arrive before it is cut
+BODY_TROUBLES = ("corrupt", "drip", "endless", "further", "short")  # which an answer without a body cannot have
 PORTAL = b"<!DOCTYPE html><html><title>Log in to the network</title></html>"
 
 
@@ -33,6 +34,8 @@ class Trouble(NamedTuple):
     """What goes wrong `times` times (`None`: always) with each request of a kind.
 
     `place`: `info` (of a revision), `tree` (the listing), `file` (at the hub) or `storage` (at the second origin).
+    `cut`, `stall`, `reset` end, stop or reset a body at its byte `CUT`; `further` resets it `CUT` bytes after those
+    that were asked for; `drip` and `endless` never end, the latter after all that was asked for.
     """
 
     place: str
@@ -50,9 +53,13 @@ class Repository:
     access: str = "open"
     """Or `private`, `gated`, `forbidden`."""
     trouble: Trouble | None = None
+    ranges: bool = True
+    """False for a storage that sends the whole file whatever part is asked for."""
     troubled: int = 0
     asked: list[str] = field(default_factory=list)
     """The place of each request."""
+    starts: list[int] = field(default_factory=list)
+    """The first byte that each request to the storage asks for."""
 
     def commit(self, revision: str) -> str | None:
         if revision == "main":
@@ -63,7 +70,7 @@ class Repository:
         self.asked.append(place)
         if self.trouble is None or self.trouble.place != place or self.troubled == self.trouble.times:
             return None
-        if self.trouble.kind in ("corrupt", "short") and not has_body:
+        if self.trouble.kind in BODY_TROUBLES and not has_body:
             return None
         self.troubled += 1
         return self.trouble.kind
@@ -80,7 +87,8 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
         digest = hashlib.sha256(content).hexdigest()
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n".encode()
         lfs = {"oid": digest, "size": len(content), "pointerSize": len(pointer)}
-        entry |= {"oid": _blob(pointer), "lfs": lfs}
+        # With it the client would take its own transfers, which know neither this stand-in nor the project's limits.
+        entry |= {"oid": _blob(pointer), "lfs": lfs, "xetHash": digest}
     return entry
 
 
@@ -94,10 +102,16 @@ def _break_off(kind: str, piece: bytes, connection: socket.socket, closing: thre
     yield piece
     if kind == "stall":
         closing.wait()
-    elif kind == "reset":
+    elif kind in ("further", "reset"):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(connection.detach())
         raise ConnectionResetError
+
+
+def _repeat(piece: bytes, closing: threading.Event) -> Iterator[bytes]:
+    """Yield a piece of a body again and again, in chunks without a length said before."""
+    while not closing.is_set():
+        yield piece
 
 
 @contextmanager
@@ -166,6 +180,10 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
             _refuse(400, message="two ways to authenticate")
         g.repository, content = stored[at]
         g.place, g.start = "storage", request.range.ranges[0][0] if request.range else 0
+        g.repository.starts.append(g.start)
+        if not g.repository.ranges:
+            g.start = 0
+            return Response(content)
         return Response(content).make_conditional(request, accept_ranges=True, complete_length=len(content))
 
     def spoil(response: Response) -> Response:
@@ -186,8 +204,13 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
             response.set_data(content[:-1])
         elif kind == "corrupt":
             response.set_data(content[::-1])
+        elif kind in ("drip", "endless"):
+            del response.headers["Content-Length"]
+            piece = b" " if kind == "drip" else content
+            response.response = _repeat(piece, closing)
         else:
-            piece = content[: max(0, CUT - g.start)] if "start" in g else b""
+            end = CUT if kind == "further" else max(0, CUT - g.get("start", CUT))
+            piece = content[:end]
             response.content_length = len(content)
             response.response = _break_off(kind, piece, request.environ["werkzeug.socket"], closing)
             if request.method == "HEAD":

@@ -1,6 +1,7 @@
-"""The stage download, many times in one process that `concurrent.futures` spawns: its libraries take seconds to load.
+"""The stage download, or `attnmix.load`, many times in one process that `concurrent.futures` spawns.
 
-A module of its own, because that process must have its environment before any library is imported.
+Its libraries take seconds to load. A module of its own, because that process must have its environment before any
+library is imported.
 """
 
 from __future__ import annotations
@@ -15,6 +16,25 @@ from stage_process import LIMIT
 
 from attnmix.arithmetic import settings
 
+LIMIT_SECONDS = 5.0  # for a request without progress, by the clock below
+TICK_SECONDS = 0.01
+
+
+class Clock:
+    """Stands in for the module `time`: sleeping moves the clock on at once, and so does each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        self.now += TICK_SECONDS
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let the time pass."""
+        self.now += seconds
+
 
 def start_worker(environment: dict[str, str]) -> ProcessPoolExecutor:
     """Return a process with this environment."""
@@ -27,19 +47,35 @@ def _set_up(environment: dict[str, str]) -> None:
     settings.choose(settings.PORTABLE)
 
 
-def run_download(folder: Path, token: str | None, limit: float) -> None:
-    """Run the stage in a folder with a params.yaml, with a limit in seconds for the retries of a request."""
-    from huggingface_hub import close_session
-
-    from attnmix.hub import repository
+def run_download(folder: Path, token: str | None) -> None:
+    """Run the stage in a folder with a params.yaml."""
     from stages import download
     from stages.common.parameters import read_parameters
 
-    repository.TIME_LIMIT_SECONDS, repository.FIRST_WAIT_SECONDS = limit, 0.05
-    close_session()  # as a new process, which has met no hub
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    _begin()
     os.chdir(folder)
     os.environ.pop("HF_TOKEN", None)
     if token:
         os.environ["HF_TOKEN"] = token
     download.main(read_parameters())
+
+
+def run_load(name: str) -> dict[str, bytes]:
+    """Return the weights of a model of the hub, as `attnmix.load` reads them."""
+    import attnmix
+
+    _begin()
+    state = attnmix.load(name).network.state_dict()
+    return {key: tensor.numpy().tobytes() for key, tensor in state.items()}
+
+
+def _begin() -> None:
+    """Behave as a new process, which has met no hub, with a clock that does not wait."""
+    from huggingface_hub import close_session
+
+    from attnmix.hub import retries
+
+    retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
+    retries.time = Clock()  # type: ignore[assignment]  # for the module
+    close_session()
+    faulthandler.dump_traceback_later(LIMIT, exit=True)

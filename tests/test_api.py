@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import html
+import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from browser import Opened
-from conftest import REPOSITORY
+from conftest import REPOSITORY, digest
 from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -24,6 +26,7 @@ import attnmix
 from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
+from attnmix.models import convert
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
@@ -172,6 +175,63 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
 def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
+
+
+def write_page(path: Path) -> None:
+    api.Measures(Anything(), [], pd.DataFrame(), [], ["a text"], [], None).save(path)
+
+
+def run_show(path: Path) -> None:
+    command.main(["show", "a text", "--model", "no model", "--to", str(path)])
+
+
+def capture_text(path: Path) -> None:
+    attnmix.capture(Anything(), "a text", path)
+
+
+def convert_file(path: Path) -> None:
+    convert.convert(path.parent / "no file.pth", "no model", path, ["a", "b"])
+
+
+def save_model(path: Path) -> None:
+    attnmix.Model(Anything(), None, "name").save(path)
+
+
+class Anything:
+    """Stands in for a model that must not be touched: the output's path is looked at before."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for, so work has begun")
+
+
+FOLDER, FULL, BELOW_A_FILE, MISSING = "folder", "full", "file/new", "missing/new"
+
+
+@pytest.mark.parametrize(
+    ("write", "places"),
+    [
+        (write_page, (FOLDER, FULL, BELOW_A_FILE, MISSING)),
+        (run_show, (FOLDER, FULL, BELOW_A_FILE, MISSING)),
+        (capture_text, ("file", FULL, BELOW_A_FILE)),
+        (convert_file, ("file", FULL, BELOW_A_FILE)),
+        (save_model, ("file", BELOW_A_FILE)),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_error_before_any_work(
+    write: Callable[[Path], None], places: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (FOLDER, FULL):
+        (tmp_path / folder).mkdir()
+    for file in ("file", "full/file"):
+        (tmp_path / file).write_text("mine", encoding="utf-8")
+    before = digest(tmp_path)
+    for place in places:
+        with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
+            write(tmp_path / place)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a read-only mount
+    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} cannot be written; "):
+        write(tmp_path / "new")
+    assert digest(tmp_path) == before
 
 
 def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(

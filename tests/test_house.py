@@ -150,8 +150,8 @@ def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
 
 
 # Exempt are: keys that are read only for a hub's source or a folder, or only where nothing is trained; keys of later
-# stages that `download` and `finetune` only check; numbers of documents in the sections of stages whose texts `tokenize`
-# chooses; and the arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
+# stages that `download` and `finetune` only check; numbers of documents in the sections of stages whose texts
+# `tokenize` chooses; and the arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
 EXEMPT = {
     "sources": {"dataset.test_split", "dataset.train_split"},
     "download": {"dataset.revision", "dataset.test_split", "model.revision", "finetune.epochs"},

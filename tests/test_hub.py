@@ -15,23 +15,25 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pytest
 from conftest import toy_reviews, write_parameters, write_tiny_bert
-from hub_stand_in import GOOD, STRANGER, Repository, Trouble, hub
-from hub_worker import run_download, start_worker
+from filelock import FileLock
+from hub_stand_in import CUT, GOOD, STRANGER, Repository, Trouble, hub
+from hub_worker import LIMIT_SECONDS, run_download, run_load, start_worker
 from stage_process import PATHS
 from test_download import write_hub_layout
 
+import attnmix
 from attnmix.core.errors import InputError
 from attnmix.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
 # Temporary troubles, which the stage must not mind; the file of a data set is in the storage too.
 TEMPORARY = [
-    *(Trouble("info", kind) for kind in ("503", "reset")),
+    *(Trouble("info", kind) for kind in ("503", "reset", "cut")),
     *(Trouble("tree", kind) for kind in ("429", "500", "cut", "hang", "reset")),
-    *(Trouble("file", kind) for kind in ("503", "reset", "corrupt", "short")),
-    *(Trouble("storage", kind) for kind in ("503", "cut", "stall", "reset", "corrupt", "short", "portal")),
+    *(Trouble("file", kind) for kind in ("503", "reset", "cut", "corrupt", "short", "endless")),
+    *(Trouble("storage", kind) for kind in ("503", "cut", "stall", "reset", "corrupt", "short", "portal", "endless")),
 ]
-OVER = "for more than 1 s; try again later"
+OVER = f"for more than {LIMIT_SECONDS:g} s; try again later"
 RESET = f"the connection broke ([Errno 104] Connection reset by peer), {OVER}"
 SPOILT = "did not match the hub's listing in two downloads"
 # Troubles without end, and what the one error must say.
@@ -39,15 +41,20 @@ LASTING = [
     (Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
     (Trouble("info", "429", None), f"it answers 429 Too Many Requests, {OVER}"),
     (Trouble("tree", "hang", None), f"it does not respond, {OVER}"),
+    (Trouble("tree", "drip", None), f"its answer does not end, {OVER}"),
     (Trouble("tree", "reset", None), RESET),
     (Trouble("tree", "portal", None), "is no hub; log in to the network, where that shows a page"),
     (Trouble("file", "portal", None), "is no hub; log in"),
-    (Trouble("file", "corrupt", None), f"config.json {SPOILT}"),
+    (Trouble("file", "corrupt", None), SPOILT),
     (Trouble("storage", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
+    (Trouble("storage", "stall", None), f"it does not respond, {OVER}"),
+    (Trouble("storage", "cut", None), "the connection broke (peer closed connection without sending complete "),
     (Trouble("storage", "reset", None), RESET),
-    (Trouble("storage", "corrupt", None), f"model.safetensors {SPOILT}"),
-    (Trouble("storage", "short", None), f"model.safetensors {SPOILT}"),
+    (Trouble("storage", "corrupt", None), SPOILT),
+    (Trouble("storage", "short", None), SPOILT),
+    (Trouble("storage", "endless", None), SPOILT),
 ]
+KINDS = ("model", "dataset")
 
 
 def named(trouble: Trouble) -> str:
@@ -66,22 +73,35 @@ class Served(NamedTuple):
     home: Path
     stop: Callable[[], None]
 
-    def download(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> Path:
+    def download(self, folder: Path, token: str | None = None, **changes: Any) -> Path:
         """Run the stage in `folder` and return it; by default with a model and a data set without any trouble."""
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
         write_parameters(folder, **(defaults | changes))
-        self.worker.submit(run_download, folder, token, limit).result()
+        self.worker.submit(run_download, folder, token).result()
         return folder
 
-    def failure(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> str:
+    def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
         """Return the one line of the stage's error, which must have written nothing into a new folder."""
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
-            self.download(folder, token, limit, **changes)
+            self.download(folder, token, **changes)
         assert "\n" not in str(raised.value)
         assert not new or [path.name for path in folder.iterdir()] == ["params.yaml"]
+        self.assert_nothing_is_left()
         return str(raised.value)
+
+    def assert_nothing_is_left(self) -> None:
+        """Look for parts of files in the cache of the hub's client, and for locks that are still held."""
+        files = [path for path in self.home.rglob("*") if path.is_file()]
+        assert [path for path in files if path.suffix in (".incomplete", ".tmp")] == []
+        for path in files:
+            if path.suffix == ".lock":
+                FileLock(path, blocking=False).acquire().lock.release()
+
+    def cache(self, kind: str, name: str) -> Path:
+        """Return the folder of a repository in that cache."""
+        return self.home / "hub" / f"{kind}s--{name.replace('/', '--')}"
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +126,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repositories = {
         "datasets/owner/reviews": Repository(data, refs),
         "datasets/owner/private": Repository(data, access="private"),
-        "datasets/owner/cut": Repository(data, trouble=Trouble("storage", "cut")),
         "models/owner/bert": Repository(model, refs),
         **{f"models/owner/{access}": Repository(model, access=access) for access in ("private", "gated", "forbidden")},
         **{f"models/owner/{name}": Repository({NEW: folder}) for name, folder in changed.items()},
     }
     for trouble in (*TEMPORARY, *(each[0] for each in LASTING)):
         repositories[f"models/{named(trouble)}"] = Repository(model, trouble=trouble)
+        repositories[f"datasets/{named(trouble)}"] = Repository(data, trouble=trouble)
+    for kind, commits in (("model", model), ("dataset", data)):
+        repositories[f"{kind}s/owner/further"] = Repository(commits, trouble=Trouble("storage", "further", None))
+        repositories[f"{kind}s/owner/whole"] = Repository(commits, trouble=Trouble("storage", "cut"), ranges=False)
     home = root / "home"
     with ExitStack() as running:
         address = running.enter_context(hub(repositories))
@@ -125,8 +148,7 @@ def environment(address: str, home: Path, **more: str) -> dict[str, str]:
     """Return the environment of a process that shall see no other hub, token or cache."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     own = {"HF_ENDPOINT": address, "HF_HOME": str(home)} | PATHS
-    # A file comes by the client's own transfers otherwise, which no client of httpx sees.
-    return inherited | own | {"OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1", "HF_HUB_DISABLE_XET": "1"} | more
+    return inherited | own | {"OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"} | more
 
 
 def digests(folder: Path) -> set[str]:
@@ -170,31 +192,66 @@ def test_base_is_a_name_at_a_revision(tmp_path: Path, served: Served) -> None:
     assert commits(tmp_path) == {"base_commit": OLD, "model_commit": NEW, "dataset_commit": NEW}
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trouble", TEMPORARY, ids=named)
-def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble: Trouble) -> None:
-    served.download(tmp_path, model={"name": named(trouble)})
-    assert served.repositories[f"models/{named(trouble)}"].troubled == trouble.times
+def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble: Trouble, kind: str) -> None:
+    served.download(tmp_path, **{kind: {"name": named(trouble)}})
+    assert served.repositories[f"{kind}s/{named(trouble)}"].troubled == trouble.times
     assert_as_served(tmp_path, served, NEW)
 
 
-def test_files_of_a_data_set_are_retried_too(tmp_path: Path, served: Served) -> None:
-    assert_as_served(served.download(tmp_path, dataset={"name": "owner/cut"}), served, NEW)
-    assert served.repositories["datasets/owner/cut"].troubled == 1
-
-
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("trouble", "expected"), LASTING, ids=[named(each[0]) for each in LASTING])
 def test_lasting_failures_are_one_error_and_nothing_made(
-    tmp_path: Path, served: Served, trouble: Trouble, expected: str
+    tmp_path: Path, served: Served, trouble: Trouble, expected: str, kind: str
 ) -> None:
-    error = served.failure(tmp_path, limit=1, model={"name": named(trouble)})
-    assert error.startswith(f"model.name: {named(trouble)} is no folder here, and cannot be had from the hub")
+    error = served.failure(tmp_path, **{kind: {"name": named(trouble)}})
+    assert error.startswith(f"{kind}.name: {named(trouble)} is no folder here, and cannot be had from the hub")
     assert expected in error
     assert "secret" not in error  # of a signed address
     # What came with other bytes than it should is not left in the cache, where others would take it.
-    if SPOILT in expected:
-        cached = served.home / "hub" / f"models--{named(trouble).replace('/', '--')}"
-        assert digests(cached / "snapshots") <= digests(served.model[NEW])
-        assert digests(cached / "blobs") <= digests(served.model[NEW])
+    contents = digests((served.model if kind == "model" else served.data)[NEW])
+    for part in ("snapshots", "blobs"):
+        assert digests(served.cache(kind, named(trouble)) / part) <= contents
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_breaks_ever_further_on_is_resumed_until_it_is_whole(
+    tmp_path: Path, served: Served, kind: str
+) -> None:
+    assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/further"}}), served, NEW)
+    starts = served.repositories[f"{kind}s/owner/further"].starts
+    assert max(starts) >= CUT  # of a model so often that all waits together are longer than the limit
+    first = [number for number, start in enumerate(starts) if start == 0]
+    for begin, end in zip(first, [*first[1:], len(starts)], strict=True):
+        assert starts[begin:end] == [CUT * number for number in range(end - begin)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_storage_that_knows_no_ranges_is_read_from_its_start_again(tmp_path: Path, served: Served, kind: str) -> None:
+    assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/whole"}}), served, NEW)
+    assert CUT in served.repositories[f"{kind}s/owner/whole"].starts
+
+
+@pytest.mark.parametrize("name", [*map(named, TEMPORARY), "owner/further", "owner/whole", "owner/bert"])
+def test_from_python_a_model_is_loaded_through_the_same_failures(served: Served, name: str) -> None:
+    shutil.rmtree(served.cache("model", name), ignore_errors=True)
+    repository = served.repositories[f"models/{name}"]
+    repository.troubled = 0
+    repository.starts.clear()
+    local = attnmix.load(served.model[NEW]).network.state_dict()
+    loaded = served.worker.submit(run_load, name).result()
+    assert loaded == {key: tensor.numpy().tobytes() for key, tensor in local.items()}
+    assert repository.starts  # by httpx, and not by the client's own transfers
+
+
+@pytest.mark.parametrize(("trouble", "expected"), LASTING, ids=[named(each[0]) for each in LASTING])
+def test_from_python_a_lasting_failure_is_the_same_error(served: Served, trouble: Trouble, expected: str) -> None:
+    shutil.rmtree(served.cache("model", named(trouble)), ignore_errors=True)
+    with pytest.raises(InputError) as raised:
+        served.worker.submit(run_load, named(trouble)).result()
+    assert expected in str(raised.value)
+    served.assert_nothing_is_left()
 
 
 REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
@@ -294,6 +351,6 @@ def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, serv
 
 def test_hub_out_of_reach_is_one_error(tmp_path: Path, served: Served) -> None:
     served.stop()
-    error = served.failure(tmp_path, limit=1)
+    error = served.failure(tmp_path)
     start = "model.name: owner/bert is no folder here, and cannot be had from the hub: "
     assert error.startswith(f"{start}{served.address} cannot be reached: [Errno 111] Connection refused")

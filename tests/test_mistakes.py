@@ -18,12 +18,13 @@ import yaml
 from conftest import REPOSITORY, SHORT, Workspace, run_capture, write_parameters
 from stage_process import PATHS, run_to_its_end
 
-from attnmix.core import disk
+from attnmix.core import caches, disk
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
+from attnmix.core.terminal import printable
 from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, measure, reduce, render
-from stages.common.cli import as_command
+from stages.common.cli import WITHOUT_BARS, as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
 
@@ -172,6 +173,91 @@ def test_stores_that_do_not_fit_the_disk_or_dvcs_copy_of_them_are_refused_before
     set_free_disk(monkeypatch, copies * written)
     run_capture(folder, tiny_bert)
     assert ACTIVATIONS.is_dir()
+
+
+CODES = "\x1b[31m\x9b2J\u202e\r\ud800"
+ESCAPED = r"\x1b[31m\x9b2J\u202e\r\ud800"
+
+
+def test_codes_of_a_terminal_in_words_of_the_user_are_shown_and_not_obeyed() -> None:
+    kept = "\n\tb é 東京 \U0001f468\u200d\U0001f469"
+    assert printable(CODES + kept) == ESCAPED + kept
+    assert str(InputError(f"{CODES}\n")) == ESCAPED + r"\n"
+
+
+def test_names_of_classes_and_files_reach_the_terminal_without_codes(tmp_path: Path, tiny_bert: Path) -> None:
+    code = "\x1b[31m"
+    rows = [f"the film was {word} {number},{code}{word}" for number in range(20) for word in ("good", "bad")]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    dataset = {"name": "own.csv", "test_split": "test"}
+    write_parameters(tmp_path, model={"name": str(tiny_bert)}, dataset=dataset)
+    command = [sys.executable, "-m", "stages", "download"]
+    run = run_to_its_end(command, tmp_path, PATHS)
+    assert (run.returncode, code in run.stderr + run.stdout) == (0, False), run.stderr
+    assert r"of class \x1b[31mbad" in run.stderr
+    write_parameters(tmp_path, model={"name": str(tiny_bert)}, dataset={"name": f"{code}own.csv"})
+    run = run_to_its_end(command, tmp_path, PATHS)
+    assert (run.returncode, code in run.stderr + run.stdout) == (1, False)
+    assert r"there is no file or folder \x1b[31mown.csv" in run.stderr
+
+
+LOADING = """
+import logging, sys
+from pathlib import Path
+from attnmix.models.loading import load_base, load_classifier
+logging.getLogger("transformers").setLevel(logging.INFO)
+folder = Path(sys.argv[1])
+load_base(folder)
+load_classifier(folder, {number: str(number) for number in range(5)})
+assert logging.getLogger("transformers").level == logging.INFO
+"""
+
+
+def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_bert: Path, tmp_path: Path) -> None:
+    run = run_to_its_end([sys.executable, "-c", LOADING, str(tiny_bert)], tmp_path, PATHS | WITHOUT_BARS)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_home_that_cannot_be_written_gives_libraries_a_temporary_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR")
+    for name in (*variables, "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(caches, "_code_folders", lambda: [tmp_path / "file/site-packages"])
+    monkeypatch.setattr(caches, "_temporary_folder", lambda: tmp_path / "temporary")
+    monkeypatch.setattr(sys.modules["numba"].config, "CACHE_DIR", "")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    caches.use_writable_caches()
+    assert [name for name in variables if name in os.environ] == []
+    monkeypatch.setenv("HOME", str(tmp_path / "file/home"))
+    caches.use_writable_caches()
+    folders = [str(tmp_path / "temporary" / name) for name in ("numba", "matplotlib")]
+    assert [os.environ[name] for name in variables] == folders
+    assert os.environ["NUMBA_CACHE_DIR"] == sys.modules["numba"].config.CACHE_DIR
+    for name in variables:
+        monkeypatch.delenv(name)
+
+
+UNWRITABLE_CODE = """
+from pathlib import Path
+from attnmix.core import caches
+caches._code_folders = lambda: [Path.home()]
+import attnmix.maps.layouts, attnmix.figures.style
+"""
+
+
+@pytest.mark.long  # numba compiles what it imports
+def test_maps_and_figures_are_imported_where_neither_home_nor_code_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # none beside the code
+    own = {"HOME": str(tmp_path / "file/home"), "NUMBA_CACHE_LOCATOR_CLASSES": locators, "TMPDIR": str(tmp_path)}
+    hidden = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    run = run_to_its_end([sys.executable, "-c", UNWRITABLE_CODE], tmp_path, PATHS | own, inherited)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert list(tmp_path.glob("attnmix-caches-*")) == []
 
 
 def raise_as_cuda_does() -> None:

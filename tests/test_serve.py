@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,12 +22,15 @@ import pytest
 from browser import LIMIT_MILLISECONDS
 from conftest import REPOSITORY, digest
 from playwright.sync_api import expect
+from starlette.types import Message, Scope
 
 import attnmix
 from attnmix.__main__ import listen
 from attnmix.core.errors import InputError
 from attnmix.runs.sentence import TextMeasurer
+from attnmix.serve import OneLineErrors
 
+TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
 TEXTS = [
     "time flies like an arrow in " + SECRET,
@@ -64,7 +69,7 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
         given = {name: value for name, value in given.items() if value}
-        connection.request(method, path, None if body is None else json.dumps(body), given)
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), given)
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
@@ -75,16 +80,16 @@ class Server:
         times = psutil.Process(self.process.pid).cpu_times()
         return times.user + times.system
 
-    def stop(self) -> str:
+    def stop(self, by: signal.Signals = signal.SIGINT) -> str:
         """Stop it and return all that it printed."""
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(by)
         rest, _ = self.process.communicate(timeout=60)
         return "".join(self.printed) + rest
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("serve"))
+    started = Server(tmp_path_factory.mktemp("serve"), "--allow-host", TUNNEL)
     yield started
     if started.process.poll() is None:
         started.stop()
@@ -133,7 +138,7 @@ def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
     assert status == 400
     assert answer.endswith("tokens; allowed: at most 64; `attnmix show` takes more")
     assert server.ask("POST", "/measure", {"text": SECRET * 100_000})[0] == 413
-    for body in ({"words": "x"}, {"text": 3}, [1], "x"):
+    for body in ({"words": "x"}, {"text": 3}, [1], "x", b"", b"[" * 100_000, b'{"text":' * 20_000):
         assert server.ask("POST", "/measure", body)[0] == 400
     assert server.ask("GET", "/page/unknown") == (404, "This text is no longer kept; type it again.")
 
@@ -144,10 +149,76 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
     assert server.ask("POST", "/measure", asked, Origin="null")[0] == 403
     assert server.ask("POST", "/measure", asked, Origin="")[0] == 403
     assert server.ask("GET", "/", Origin="https://example.org")[0] == 403
-    assert server.ask("GET", "/", Host="example.org", Origin="")[0] == 421
+    status, reason = server.ask("GET", "/", Host="example.org", Origin="")
+    assert status == 421
+    assert reason.startswith(
+        "This server answers requests to 127.0.0.1 and localhost, on any port, and this one is for"
+    )
+    assert reason.endswith(
+        " example.org. If that is your own tunnel or proxy, start the server with --allow-host example.org"
+    )
+    for near in (
+        "localhost.example.org",
+        "localhost:x",
+        "localhost:",
+        "127.0.0.1.example.org",
+        "127.0.0.2",
+        TUNNEL + "0",
+    ):
+        assert server.ask("GET", "/", Host=near, Origin="")[0] == 421
     rebound = f"attacker.example:{server.port}"
     assert server.ask("POST", "/measure", asked, Host=rebound, Origin=f"http://{rebound}")[0] == 421
     assert server.ask("GET", "/", Origin="")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:9000", "http://localhost:9000"),  # the other end of a tunnel
+        ("127.0.0.1", "http://127.0.0.1"),  # port 80, which a browser leaves out
+        (TUNNEL, f"https://{TUNNEL}"),  # a proxy that is allowed
+        (TUNNEL, f"http://{TUNNEL}"),
+        ("localhost:8642", f"https://{TUNNEL}"),  # a proxy that gives the server's own name
+    ],
+)
+def test_tunnels_and_the_port_of_http_are_served_to_their_own_page(server: Server, host: str, origin: str) -> None:
+    assert server.ask("GET", "/", Host=host, Origin="")[0] == 200
+    assert server.ask("POST", "/measure", {"text": " "}, Host=host, Origin=origin)[0] == 400
+    for foreign in ("http://localhost:3000", "https://example.org", f"{origin}.example.org"):
+        assert server.ask("POST", "/measure", {"text": " "}, Host=host, Origin=foreign)[0] == 403
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_text_is_no_error(server: Server) -> None:
+    head = "POST /measure HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:1\r\nContent-Length: 1000\r\n\r\n"
+    for sent in ("", '{"text": "'):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall((head + sent).encode())
+    assert server.ask("GET", "/", Origin="")[0] == 200  # what it printed is looked at in the end
+
+
+def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError(SECRET)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sent = list[Message]()
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    with ThreadPoolExecutor(1) as thread:  # this one has the browser's loop
+        thread.submit(asyncio.run, OneLineErrors(fail)(scope, send, send)).result()
+    assert [message.get("status") for message in sent] == [500, None]
+    assert sent[1]["body"] == b"This request could not be answered (RuntimeError)."
+    assert caplog.messages == ["a request could not be answered: RuntimeError"]
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_server_leaves_no_copy_of_the_model(tiny_bert: Path, tmp_path: Path, by: signal.Signals) -> None:
+    server = Server(tmp_path, "--model", str(tiny_bert))
+    assert len(list(server.temporary.rglob("*.safetensors"))) == 1
+    assert "Traceback" not in server.stop(by)
+    assert server.process.returncode == 128 + signal.SIGTERM
+    assert list(server.temporary.rglob("model")) == []
 
 
 def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, chromium: Any, tmp_path: Path) -> None:

@@ -32,6 +32,24 @@ def check_writable(folder: Path) -> Path:
     return existing
 
 
+def check_new_file(key: str, path: Path) -> None:
+    """Raise `InputError` where `path`, set by `key`, cannot become a file, in a folder that exists."""
+    if path.is_dir():
+        raise InputError(f"{key}: {path} is a folder; allowed: the path of a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{key}: there is no folder {path.parent}; make it, or name another one")
+    place = path if path.exists() else path.parent
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{key}: {place} cannot be written; allowed: a path with write permission")
+
+
+def check_new_folder(key: str, folder: Path) -> None:
+    """Raise `InputError` where `folder`, set by `key`, is a file, holds anything, or cannot be made."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise InputError(f"{key}: {folder} exists; allowed: a folder that is new or empty")
+    _check_writable_by_key(key, folder)
+
+
 def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
     """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
     names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
@@ -40,6 +58,14 @@ def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
         cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
         allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
         raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
+    _check_writable_by_key(key, folder)
+
+
+def _check_writable_by_key(key: str, folder: Path) -> None:
+    try:
+        check_writable(folder)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def _size(folder: Path) -> int:

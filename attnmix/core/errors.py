@@ -7,9 +7,14 @@ from pathlib import Path
 
 MAX_MESSAGE = 300  # characters of another library's message in one of ours
 
+from attnmix.core.terminal import printable
+
 
 class InputError(Exception):
-    """Bad input: the text names the key, file or value, and what is allowed."""
+    """Bad input: the text, one line, names the key, file or value, and what is allowed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, kept=""))
 
 
 def first_line(error: BaseException) -> str:

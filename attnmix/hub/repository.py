@@ -1,21 +1,16 @@
 """A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
 
-`huggingface_hub` checks no digest, lists a repository without a timeout, does not retry a reset connection, and waits
-as long as a server asks, without a total limit. Its requests go through a client that retries with backoff instead.
+`huggingface_hub` checks no digest, and its requests have no total time limit. They go through `RetryingClient` instead.
 """
 
 import hashlib
-import logging
-import socket
-import ssl
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx2
 import huggingface_hub as client
 from huggingface_hub import constants, errors
 
@@ -25,17 +20,11 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.terminal import printable, without_library_messages
+from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
 
-TIME_LIMIT_SECONDS = 120.0  # for the retries of one request
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
-TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# Errors that a retry does not help with, before the first answer.
-UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
+DOWNLOADS_PER_FILE = 2  # the second for a body that did not have the listed bytes
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
-
-
-class UnavailableError(InputError):
-    """The hub does not give what it is asked for; the text says why."""
 
 
 class Repository:
@@ -47,7 +36,7 @@ class Repository:
         with self._errors_in_words():
             self.commit = client.resolve_revision(name, revision=revision, repo_type=kind).resolved
             # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
-            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(lambda: None, disable=True)}
+            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(disable=True)}
             client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
@@ -59,28 +48,24 @@ class Repository:
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
         """Return each file's place in the client's cache, downloaded where it is missing, and checked."""
-        with self._errors_in_words():
+        with self._errors_in_words(), _plain_http():
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
-        listed, backoff, spoilt = self._listing[path], Backoff(), 0
-        bar = _bar(backoff.restart, desc=path)  # the client's would show a signed address
-        while spoilt < 2:
-            options: dict[str, Any] = {"repo_type": self.kind, "tqdm_class": bar}
+        listed = self._listing[path]
+        bar = _bar(size=listed.size, desc=printable(path))  # the client's would show a signed address
+        options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
+        for _ in range(DOWNLOADS_PER_FILE):
             try:
-                file = Path(client.hf_hub_download(self.name, path, revision=self.commit, **options))
-            except httpx2.TransportError as error:
-                backoff.wait(_failure(error))  # the client then resumes where it broke
-                continue
+                file = Path(client.hf_hub_download(self.name, path, **options))
             except OSError as error:
                 if type(error) is not OSError or error.errno is not None:
-                    raise  # all but the client's error for a body of another size
-            else:
-                if _is_as_listed(file, listed):
-                    return file
-                for each in (file.resolve(), file):
-                    each.unlink(missing_ok=True)
-            spoilt += 1
+                    raise  # all but the error for a body of another size
+                continue
+            if _is_as_listed(file, listed):
+                return file
+            for spoilt in (file.resolve(), file):
+                spoilt.unlink(missing_ok=True)
         listing = f"{listed.size} bytes, hash {listed.lfs_sha256 or listed.blob_id}"
         problem = f"{path} did not match the hub's listing in two downloads ({listing})"
         raise UnavailableError(f"{problem}; a proxy, or the hub itself, changes it")
@@ -89,18 +74,21 @@ class Repository:
     def _errors_in_words(self) -> Iterator[None]:
         """Turn every error of the client into an `InputError` of one line."""
         try:
-            yield
+            with without_library_messages():
+                yield
         except errors.HFValidationError:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
         except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
-                raise
+                place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
+                remedy = "set HF_HOME to a folder that can be written, with room"
+                raise InputError(f"the cache of the hub's files refuses {place}; {remedy}") from error
             revision = f" at revision {self._revision}" if self._revision else ""
             problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
-        causes = _chain(error)
+        causes = error_chain(error)
         for each in causes:
             if isinstance(each, errors.HfHubHTTPError):
                 return self._refusal(each)
@@ -137,69 +125,32 @@ def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
         return hashlib.file_digest(file, lambda: blob).hexdigest() == listed.blob_id
 
 
-def _bar(progress: Callable[[], None], **fixed: Any) -> type[tqdm]:
-    """Return the client's progress bar with some options `fixed`, which calls `progress` for each part that arrives."""
+def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
+    """Return the client's progress bar with some options `fixed`, which raises for a body of more bytes than `size`."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
+            self.received = 0.0
 
         def update(self, n: float | None = 1) -> Any:
-            progress()
+            self.received += n or 0
+            if self.received > size:
+                raise OSError("more bytes than the listing says")  # as the client does for fewer
             return super().update(n)
 
     return Bar
 
 
-class Backoff:
-    """Waits between the tries of one request, twice as long each time, within `TIME_LIMIT_SECONDS`."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Start again with the shortest wait and the whole limit, as after progress."""
-        self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
-
-    def remaining(self) -> float:
-        """Return how many seconds are left of the limit."""
-        return self._end - time.monotonic()
-
-    def wait(self, cause: str) -> None:
-        """Wait before the next try; raise `UnavailableError` past the limit."""
-        if self.remaining() <= self._wait:
-            raise UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
-        logging.info("the hub: %s; retrying in %.1f s", cause, self._wait)
-        time.sleep(self._wait)
-        self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
-
-
-class RetryingClient(httpx2.Client):
-    """A client that retries temporary failures; a response whose body is streamed is retried until it begins."""
-
-    _has_answered = False
-
-    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send as httpx does; raise `UnavailableError` once the time limit is over, or for a server out of reach."""
-        backoff, limits = Backoff(), dict(request.extensions.get("timeout", {}))
-        while True:
-            request.extensions["timeout"] = {
-                phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
-                for phase in ("connect", "read", "write", "pool")
-            }
-            try:
-                response = super().send(request, **options)
-            except httpx2.TransportError as error:
-                root = _chain(error)[-1]
-                if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
-                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
-                backoff.wait(_failure(error))
-                continue
-            self._has_answered = True
-            if response.status_code not in TEMPORARY_STATUSES:
-                return response
-            response.close()
-            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}")
+@contextmanager
+def _plain_http() -> Iterator[None]:
+    """Switch off the transfers of hf_xet, which pass by the client with its time limits."""
+    disabled = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = disabled
 
 
 @cache
@@ -207,16 +158,3 @@ def _use_retries() -> None:
     """Send all requests of `huggingface_hub` by a `RetryingClient` from now on."""
     hooks = client.get_session().event_hooks  # they keep HF_HUB_OFFLINE
     client.set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that it comes from; the transport keeps some of them as context only."""
-    cause = error.__cause__ or error.__context__
-    return [error, *_chain(cause)] if cause else [error]
-
-
-def _failure(error: httpx2.TransportError) -> str:
-    """Return what went wrong with a connection, in words."""
-    if isinstance(error, httpx2.TimeoutException):
-        return "it does not respond"
-    return f"the connection broke ({first_line(_chain(error)[-1])})"

@@ -10,6 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
+from attnmix.core.terminal import without_library_messages
 from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -36,7 +37,8 @@ def load_config(folder: Path) -> PreTrainedConfig:
     """
     require(folder / "config.json", _stage_of(folder))
     try:
-        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+        with without_library_messages():
+            config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
         set_values(config, NEUTRAL_VALUES)
         config._attn_implementation = None  # chosen by who loads the model
     except Exception as error:  # the library raises errors of many types for a value that does not fit
@@ -65,7 +67,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     require(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        with without_library_messages():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
         tokenizer("a")
     except Exception as error:  # each tokenizer raises its own types, such as that of a package that is not installed
         raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from attnmix.core.disk import check_new_folder
 from attnmix.core.errors import InputError, first_line, in_one_line
+from attnmix.core.terminal import printable
 from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
@@ -26,6 +28,7 @@ STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     """Write the checkpoint `folder`; raise `InputError` where `file` holds no classifier of `like`'s architecture."""
+    check_new_folder("--to", folder)
     try:
         state = _state_dict(torch.load(file, map_location="cpu", weights_only=True))
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
@@ -50,7 +53,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         model.load_state_dict({prefixes[old] + name.removeprefix(old): state[name] for name, old in longest.items()})
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
-    folder.mkdir(parents=True)  # raises where it exists
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 
@@ -84,4 +87,4 @@ if __name__ == "__main__":
     try:
         convert(options.state, options.like, options.to, options.classes)
     except (InputError, OSError) as error:
-        parser.exit(1, f"error: {first_line(error)}\n")
+        parser.exit(1, f"error: {printable(first_line(error))}\n")

@@ -16,6 +16,7 @@ from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
+from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import encode, padded
@@ -135,7 +136,10 @@ def load_weights(
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL
     options["ignore_mismatched_sizes"] = True  # else the library's error names no weight
     try:
-        model, info = kind.from_pretrained(folder, config=config, attn_implementation=attn_implementation, **options)
+        with without_library_messages():  # such as a table of weights that are missing: they are named below
+            model, info = kind.from_pretrained(
+                folder, config=config, attn_implementation=attn_implementation, **options
+            )
     except Exception as error:  # the library raises errors of many types for values and weights that do not fit
         raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."

@@ -3,23 +3,20 @@
 import errno
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.signals import received_signal, stop_signals_raised
+from attnmix.core.terminal import log_to_terminal, printable
 from stages.common.parameters import read_parameters
 from stages.common.resume import describe_unfinished, is_first_process, lock_stage
 
-# These libraries log each retry and each missing head, and others chatter; the pipeline reports errors itself.
-LOG_LEVELS = {
-    **dict.fromkeys(("datasets", "huggingface_hub", "transformers"), logging.CRITICAL),
-    **dict.fromkeys(("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch"), logging.WARNING),
-}
+QUIETED_LIBRARIES = ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch")
+"""Libraries that log what they do as information."""
 SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
 """Errors that the user can fix: permissions, full and read-only disks, links."""
 MEMORY_PARAMETERS = {
@@ -33,13 +30,14 @@ MEMORY_PARAMETERS = {
 STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_XET": "1",  # its transfers bypass the client of `attnmix.hub`
+    # Their messages, of each retry and each missing head: the pipeline reports errors itself. A level that is set by
+    # `logging` would be set anew by the import.
+    **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms on a GPU
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Variables that libraries read when they are imported."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-_received: list[int] = []  # the stop signal, once it has come
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -63,23 +61,21 @@ def as_command(stage: str) -> Iterator[None]:
 
     The exit status is 1 after an error; after a signal it is the shell's, 130 after Ctrl-C and 143 after SIGTERM.
     """
-    # SIGTERM is sent by batch systems before they take the machine away, and by torchrun when another process fails.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as in the background of a shell
-            signal.signal(each, _stop)
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-    for name, level in LOG_LEVELS.items():
-        logging.getLogger(name).setLevel(level)
+    log_to_terminal(logging.INFO)
+    for name in QUIETED_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        yield
+        with stop_signals_raised():
+            yield
     except BaseException as error:
-        if _received:  # whatever exception a library turns the signal into
+        number = received_signal()
+        if number is not None:  # whatever exception a library turns the signal into
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
-            sys.exit(128 + _received[0])
+            sys.exit(128 + number)
         if (message := _explain(error, stage)) is None:
             raise
-        sys.exit(f"error: {message}")
+        sys.exit(f"error: {printable(message)}")
 
 
 def _explain(error: BaseException, stage: str) -> str | None:
@@ -94,11 +90,3 @@ def _explain(error: BaseException, stage: str) -> str | None:
     if stage in MEMORY_PARAMETERS and (out_of_memory or "can't allocate memory" in str(error)):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    """Close files and release locks by an exception; the second signal ends the process at once, like SIGKILL."""
-    if _received:
-        os._exit(128 + number)
-    _received.append(number)
-    raise KeyboardInterrupt

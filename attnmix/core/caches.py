@@ -1,0 +1,54 @@
+"""Caches that libraries keep in the home, put into a temporary folder where the home cannot be written.
+
+Otherwise numba raises an error ("cannot cache function"), and matplotlib warns at every start.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages beside whose code numba keeps what it compiles
+
+
+def use_writable_caches() -> None:
+    """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` where they are not set and the usual places cannot be written.
+
+    To be called before the two libraries are imported.
+    """
+    home = Path("~").expanduser()
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    if "MPLCONFIGDIR" not in os.environ and not (_can_write(config_home) and _can_write(cache_home)):
+        os.environ["MPLCONFIGDIR"] = str(_temporary_folder() / "matplotlib")
+    if "NUMBA_CACHE_DIR" not in os.environ and not (_can_write(cache_home) or all(map(_can_write, _code_folders()))):
+        os.environ["NUMBA_CACHE_DIR"] = str(_temporary_folder() / "numba")
+        if "numba" in sys.modules:  # it reads the variable when it is imported
+            sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
+
+def _code_folders() -> list[Path]:
+    specs = [find_spec(name) for name in COMPILED]
+    return [Path(spec.origin).parent / "__pycache__" for spec in specs if spec and spec.origin]
+
+
+def _can_write(folder: Path) -> bool:
+    """Return True where a file can be made in `folder`, which is made too, as the libraries do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _temporary_folder() -> Path:
+    """Return a folder of this process and its children, removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="attnmix-caches-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,195 @@
+"""An HTTP client that never waits for ever: it retries with exponential backoff, and resumes a body where it broke.
+
+`huggingface_hub` begins a broken file again at its first byte, does not retry a reset, waits as long as a server asks,
+and sets no limit on a listing.
+"""
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+from huggingface_hub import constants
+
+from attnmix.core.errors import InputError, first_line
+
+TIME_LIMIT_SECONDS = 120.0  # without progress
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
+TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
+# Errors that a retry does not help with, before the first answer.
+UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
+
+
+class UnavailableError(InputError):
+    """The hub does not give what it is asked for; the text says why."""
+
+
+class Backoff:
+    """Waits between the tries of one request, twice as long each time, within `TIME_LIMIT_SECONDS`."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again with the shortest wait and the whole limit, as after progress."""
+        self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
+
+    def remaining(self) -> float:
+        """Return how many seconds are left of the limit."""
+        return self._end - time.monotonic()
+
+    def check(self) -> None:
+        """Raise `UnavailableError` past the limit, for an answer that arrives but does not end."""
+        if self.remaining() <= 0:
+            raise _out_of_time("its answer does not end")
+
+    def wait(self, cause: str) -> None:
+        """Wait before the next try; raise `UnavailableError` past the limit."""
+        if self.remaining() <= self._wait:
+            raise _out_of_time(cause)
+        logging.info("the hub: %s; retrying in %.1f s", cause, self._wait)
+        time.sleep(self._wait)
+        self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
+
+
+class RetryingClient(httpx2.Client):
+    """A client that retries temporary failures; a streamed body is resumed, any other must end within the limit."""
+
+    _has_answered = False
+
+    def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """Send as httpx does; raise `UnavailableError` once the time limit is over, or for a server out of reach."""
+        backoff = Backoff()
+        if stream:
+            request.headers["Accept-Encoding"] = "identity"  # else a place in the body is none in the file
+            response = self.begin(request, backoff, **options)
+            response.stream = ResumedBody(self, request, options, response, backoff)
+            return response
+        while True:
+            response = self.begin(request, backoff, **options)
+            response.stream = TimedBody(response.stream, backoff)
+            try:
+                response.read()
+            except httpx2.TransportError as error:
+                backoff.wait(_failure(error))
+            else:
+                return response
+            finally:
+                response.close()
+
+    def begin(self, request: httpx2.Request, backoff: Backoff, position: int = 0, **options: Any) -> httpx2.Response:
+        """Return a response whose body, asked for from the byte `position` on, is still to be read."""
+        headers = request.headers.copy()
+        if position:
+            headers["Range"] = f"bytes={position}-"
+        while True:
+            extensions = request.extensions | {"timeout": _timeouts(request, backoff)}
+            attempt = httpx2.Request(
+                request.method, request.url, headers=headers, stream=request.stream, extensions=extensions
+            )
+            try:
+                response = super().send(attempt, stream=True, **options)
+            except httpx2.TransportError as error:
+                root = error_chain(error)[-1]
+                if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
+                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
+                backoff.wait(_failure(error))
+                continue
+            self._has_answered = True
+            if response.status_code not in TEMPORARY_STATUSES:
+                return response
+            response.close()
+            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}")
+
+
+class TimedBody(httpx2.SyncByteStream):
+    """A short body, such as a page of a listing, which must end within the time limit."""
+
+    def __init__(self, stream: Any, backoff: Backoff) -> None:
+        self._stream, self._backoff = stream, backoff
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            yield part
+            self._backoff.check()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+
+class ResumedBody(httpx2.SyncByteStream):
+    """A file's body, which is asked for again where it broke.
+
+    Only bytes that lie further than all before are progress, which restarts the time limit.
+    """
+
+    def __init__(
+        self,
+        client: RetryingClient,
+        request: httpx2.Request,
+        options: dict[str, Any],
+        response: httpx2.Response,
+        backoff: Backoff,
+    ) -> None:
+        self._client, self._request, self._options = client, request, options
+        self._stream: Any = response.stream
+        self._backoff = backoff
+
+    def __iter__(self) -> Iterator[bytes]:
+        position, known = 0, 0  # bytes that have been given; those that the present answer repeats
+        while True:
+            try:
+                for part in self._stream:
+                    new = part[known:]
+                    known -= len(part) - len(new)
+                    if not new:
+                        self._backoff.check()
+                        continue
+                    position += len(new)
+                    self._backoff.restart()
+                    yield new
+                return
+            except httpx2.TransportError as error:
+                self._stream.close()
+                self._backoff.wait(_failure(error))
+            response = self._client.begin(self._request, self._backoff, position, **self._options)
+            self._stream = response.stream
+            if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return  # it broke behind its last byte
+            if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
+                raise OSError(f"the rest of a body is refused with {response.status_code}")  # as of a wrong size
+            known = position if response.status_code == httpx2.codes.OK else 0  # a server without ranges sends all
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+
+def error_chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it comes from; the transport keeps some of them as context only."""
+    cause = error.__cause__ or error.__context__
+    return [error, *error_chain(cause)] if cause else [error]
+
+
+def _timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
+    """Return the seconds for each phase of one try: those of the request, within what is left of the time limit."""
+    limits = request.extensions.get("timeout", {})
+    return {
+        phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
+        for phase in ("connect", "read", "write", "pool")
+    }
+
+
+def _out_of_time(cause: str) -> UnavailableError:
+    return UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
+
+
+def _failure(error: httpx2.TransportError) -> str:
+    """Return what went wrong with a connection, in words."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "it does not respond"
+    return f"the connection broke ({first_line(error_chain(error)[-1])})"
