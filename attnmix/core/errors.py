@@ -7,6 +7,23 @@ class InputError(Exception):
     """Bad input: the text names the key, file or value, and what is allowed."""
 
 
+OUT_OF_MEMORY = (
+    "can't allocate memory",  # torch on a CPU
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS starts with memory of its own
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Parts of the messages of torch's errors where memory is too small, on a CPU or on a GPU that others may use too."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error that says that the memory of the machine or of its GPU is too small."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import FrameType
 
 from attnmix.arithmetic import settings
-from attnmix.core.errors import InputError, first_line
+from attnmix.core.errors import InputError, first_line, is_out_of_memory
 from stages.common.parameters import read_parameters
 from stages.common.resume import describe_unfinished, is_first_process, lock_stage
 
@@ -34,7 +34,6 @@ STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",  # its transfers bypass the client of `attnmix.hub`
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms on a GPU
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Variables that libraries read when they are imported."""
@@ -89,9 +88,7 @@ def _explain(error: BaseException, stage: str) -> str | None:
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
         # The second name is the destination of a copy or move; a failed write has no name.
         return f"the system refuses {error.filename2 or error.filename or 'to write'}: {error.strerror}"
-    # torch has an error of its own for a GPU, and none for a CPU.
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if stage in MEMORY_PARAMETERS and (out_of_memory or "can't allocate memory" in str(error)):
+    if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None
 
