@@ -5,16 +5,20 @@
     with model.intervene(attnmix.interventions.without_heads({6: [0, 3]})) as network:
         network(**inputs).logits
 
-An edit is a function of a layer's number (from 1 on), its attention weights `[B, H, T, T]` (row i, source j) and its
-values `[B, H, T, d]`, grouped heads repeated. It returns both, changed or not; the heads' outputs are their product.
-Cross-attention stays as it is. Shapes: B texts, H heads, T tokens, d head width.
+An edit is a function of a layer's number (from 1 on, a decoder's after its encoder's), its attention weights
+`[B, H, T, T]` (row i, source j) and its values `[B, H, T, d]`, grouped heads repeated. It returns both, changed or not;
+the heads' outputs are their product. Cross-attention stays as it is. Layers, heads and tokens that a model or text does
+not have are an `InputError`: layers when the intervention begins, all else in the first forward pass.
+Shapes: B texts, H heads, T tokens, d head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,10 +26,102 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
+from attnmix.core.selections import check_range, whole_number, whole_numbers
 from attnmix.models.attention import attend, attention_by
-from attnmix.models.families import attention_modules
+from attnmix.models.families import attention_modules, layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for one, has no float64
+
+
+@dataclass(frozen=True)
+class LayerEdit:
+    """An edit of the layers that it names, or of all; the others stay as they are."""
+
+    maker: str
+    """The function that returned it, for errors."""
+    layers: tuple[int, ...] | None
+    change: Edit
+
+    def __call__(self, layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.layers is None or layer in self.layers:
+            return self.change(layer, weights, value)
+        return weights, value
+
+    def check_layers(self, allowed: range, note: str) -> None:
+        """Raise `InputError` for a layer that the model does not have."""
+        check_range(f"{self.maker}: layer", self.layers or (), allowed, note)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Edits that are applied one after the other."""
+
+    edits: tuple[Edit, ...]
+
+    def __call__(self, layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        for edit in self.edits:
+            weights, value = edit(layer, weights, value)
+        return weights, value
+
+    def check_layers(self, allowed: range, note: str) -> None:
+        """Raise `InputError` for a layer of one of the edits that the model does not have."""
+        for edit in self.edits:
+            if isinstance(edit, LayerEdit | Chain):
+                edit.check_layers(allowed, note)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Tokens of a text, named by numbers, by a slice, or by a mask over all tokens."""
+
+    argument: str
+    numbers: tuple[int, ...] | slice
+    mask_length: int | None = None
+
+    @classmethod
+    def named(cls, argument: str, given: Any) -> Positions:
+        """Return the positions that a user gave; raise `InputError` for what names no token."""
+        if isinstance(given, slice):
+            bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
+            if any(whole_number(argument, bound) < 0 for bound in bounds) or given.step == 0:
+                raise InputError(f"{argument}: {given}; allowed: positions from 0 on")
+            return cls(argument, given)
+        mask = torch.as_tensor(given) if hasattr(given, "dtype") else torch.empty(0)
+        if mask.dtype != torch.bool:
+            return cls(argument, whole_numbers(argument, given))
+        if mask.ndim != 1 or not mask.any():
+            shape = list(mask.shape)
+            raise InputError(f"{argument}: a mask of shape {shape}; allowed: one token or more of `[tokens]`")
+        return cls(argument, tuple(mask.nonzero()[:, 0].tolist()), len(mask))
+
+    def in_texts(self, weights: Tensor, layer: int) -> Tensor:
+        """Return the numbers of the tokens, on the CPU; raise `InputError` for those that a text lacks."""
+        tokens = weights.shape[-1]
+        where = f" in layer {layer}"
+        if self.mask_length not in (None, tokens):
+            raise InputError(f"{self.argument}: a mask of {self.mask_length} tokens; allowed: {tokens}{where}")
+        if isinstance(self.numbers, slice):
+            ends = [self.numbers.start or 0, tokens - 1 if self.numbers.stop is None else self.numbers.stop - 1]
+            check_range(f"{self.argument}: token", ends, range(tokens), where)
+            chosen = list(range(tokens)[self.numbers])
+            if not chosen:
+                raise InputError(f"{self.argument}: {self.numbers} holds no token; allowed: 0 to {tokens - 1}{where}")
+            return torch.tensor(chosen)
+        check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
+        places = torch.tensor(self.numbers)
+        if self.mask_length is None:
+            self._check_padding(weights, places)
+        return places
+
+    def _check_padding(self, weights: Tensor, places: Tensor) -> None:
+        """Raise `InputError` where a token is padding in one of the texts: then none attends to it, itself neither."""
+        attended_BN = weights.detach()[..., places.to(weights.device)].sum((1, 2)) > 0
+        missing = (~attended_BN).nonzero().tolist()
+        if missing:
+            text, number = missing[0]
+            problem = f"token {int(places[number])} is padding in text {text} of the batch"
+            raise InputError(f"{self.argument}: {problem}; allowed: tokens that all its texts have, or a slice")
 
 
 def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
@@ -33,30 +129,51 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
 
     The same as zero rows of W_O; b_O stays.
     """
+    by_layer = _by_layer("without_heads", heads)
+    numbers = {layer: whole_numbers(f"without_heads: layer {layer}", each) for layer, each in by_layer.items()}
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        check_range("without_heads: head", numbers[layer], range(value.shape[1]), f" in layer {layer}")
         kept = value.new_ones(value.shape[1])
-        kept[list(heads.get(layer, ()))] = 0
+        kept[list(numbers[layer])] = 0
         return weights, value * kept[:, None, None]
 
-    return edit
+    return LayerEdit("without_heads", tuple(numbers), change)
 
 
-def without_edges(targets: Tensor | slice, sources: Tensor | slice, layers: Collection[int] | None = None) -> Edit:
+def without_edges(
+    targets: Tensor | slice | Collection[int],
+    sources: Tensor | slice | Collection[int],
+    layers: Collection[int] | None = None,
+) -> Edit:
     """Return the edit that lets the `targets` take nothing from the `sources`, in `layers` or in all.
 
-    Both are positions of tokens. The weights are 0, and the others stay as they are: what the sources gave is lost.
+    Both are positions of tokens from 0 on: numbers, a slice, or a mask over all. The weights are 0, and the others stay
+    as they are: what the sources gave is lost.
     """
+    rows = Positions.named("without_edges: targets", targets)
+    columns = Positions.named("without_edges: sources", sources)
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layers is None or layer in layers:
-            tokens = torch.arange(weights.shape[-1], device=weights.device)
-            cut = torch.zeros(len(tokens), len(tokens), dtype=torch.bool, device=weights.device)
-            cut[tokens[targets][:, None], tokens[sources]] = True
-            weights = weights.masked_fill(cut, 0)
-        return weights, value
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        cut = torch.zeros(weights.shape[-2:], dtype=torch.bool)
+        cut[rows.in_texts(weights, layer)[:, None], columns.in_texts(weights, layer)] = True
+        cut = cut.to(weights.device)
+        _check_edges(weights, cut, layer, named=layers is not None)
+        return weights.masked_fill(cut, 0), value
 
-    return edit
+    return LayerEdit("without_edges", _layers("without_edges", layers), change)
+
+
+def _check_edges(weights: Tensor, cut: Tensor, layer: int, *, named: bool) -> None:
+    """Raise `InputError` where no target takes anything: of later tokens, in a model whose tokens see earlier ones.
+
+    A layer that looks at near tokens only may lack edges that others have, unless it is `named`.
+    """
+    if weights.masked_select(cut).any():
+        return
+    if named or not weights.triu(1).any():
+        problem = f"no target takes anything from them in layer {layer}"
+        raise InputError(f"without_edges: sources: {problem}; allowed: tokens that a target attends to")
 
 
 def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = None) -> Edit:
@@ -64,15 +181,21 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
 
     `attention_mask` `[B, T]` is the model's input: padding does not count. No token can then know which token gave.
     """
+    mask_BT = torch.as_tensor(attention_mask)
+    if mask_BT.ndim != 2 or not ((mask_BT == 0) | (mask_BT == 1)).all() or not mask_BT.any(-1).all():
+        allowed = "`[texts, tokens]` of 1 and, for padding, 0, a token or more in each text"
+        raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layers is None or layer in layers:
-            mask = attention_mask.to(value)[:, None, :, None]
-            mean = (value * mask).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True)
-            value = mean.expand_as(value)
-        return weights, value
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        texts, tokens = len(value), value.shape[-2]
+        if mask_BT.shape not in ((1, tokens), (texts, tokens)):
+            allowed = f"[{texts}, {tokens}] in layer {layer}"
+            raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
+        mask = mask_BT.to(value)[:, None, :, None]
+        mean = (value * mask).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True)
+        return weights, mean.expand_as(value)
 
-    return edit
+    return LayerEdit("text_mean_values", _layers("text_mean_values", layers), change)
 
 
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
@@ -80,61 +203,108 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
 
     A mean over texts or a donor's mean is `[B, H, 1, d]`: the same for every source of a text.
     """
+    by_layer = _by_layer("replaced_values", values)
+    for layer, each in by_layer.items():
+        if not isinstance(each, Tensor) or each.is_complex():
+            kind = type(each).__name__
+            raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        return weights, values[layer].to(value).expand_as(value) if layer in values else value
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        given = by_layer[layer]
+        if not _broadcasts(given, value):
+            allowed = f"{list(value.shape)} ([texts, heads, tokens, head width]), or 1 in its place"
+            raise InputError(f"replaced_values: layer {layer}: shape {list(given.shape)}; allowed: {allowed}")
+        return weights, given.to(value).expand_as(value)
 
-    return edit
+    return LayerEdit("replaced_values", tuple(by_layer), change)
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
     """Return the edit that maps a layer's values, heads side by side `[B, T, H * d]`: by `maps[layer]`, an `Eraser`."""
+    by_layer = _by_layer("mapped_values", maps)
+    for layer, each in by_layer.items():
+        if not callable(each):
+            kind = type(each).__name__
+            raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layer in maps:
-            mapped = maps[layer](value.transpose(1, 2).flatten(-2))
-            value = mapped.unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
-        return weights, value
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        side_by_side = value.transpose(1, 2).flatten(-2)
+        mapped = by_layer[layer](side_by_side)
+        if not isinstance(mapped, Tensor) or mapped.shape != side_by_side.shape:
+            returned = f"shape {list(mapped.shape)}" if isinstance(mapped, Tensor) else type(mapped).__name__
+            allowed = f"{list(side_by_side.shape)}, as it was given"
+            raise InputError(f"mapped_values: layer {layer}: its map returned {returned}; allowed: {allowed}")
+        return weights, mapped.unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
 
-    return edit
+    return LayerEdit("mapped_values", tuple(by_layer), change)
 
 
 def chained(*edits: Edit) -> Edit:
     """Return the edit that applies `edits` one after the other."""
-
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        for each in edits:
-            weights, value = each(layer, weights, value)
-        return weights, value
-
-    return edit
+    if not edits:
+        raise InputError("chained: no edits; allowed: one or more")
+    for edit in edits:
+        _check_edit(edit)
+    return Chain(edits)
 
 
-def recorded(values: dict[int, Tensor]) -> Edit:
+def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     """Return the edit that changes nothing, and leaves each layer's values `[B, H, T, d]` in `values`."""
+    if not isinstance(values, MutableMapping):
+        raise InputError(f"recorded: {type(values).__name__}; allowed: a dictionary, which it fills by layer")
 
-    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         values[layer] = value
         return weights, value
 
-    return edit
+    return LayerEdit("recorded", None, change)
+
+
+def _by_layer(maker: str, given: Any) -> dict[int, Any]:
+    """Return a dictionary by layer; raise `InputError` for anything else, and for an empty one."""
+    if not isinstance(given, Mapping) or not given:
+        named = "an empty dictionary" if isinstance(given, Mapping) else type(given).__name__
+        raise InputError(f"{maker}: {named}; allowed: a dictionary by layer, of one layer or more")
+    return {whole_number(f"{maker}: layer", layer): each for layer, each in given.items()}
+
+
+def _layers(maker: str, given: Any) -> tuple[int, ...] | None:
+    return None if given is None else whole_numbers(f"{maker}: layers", given)
+
+
+def _broadcasts(given: Tensor, to: Tensor) -> bool:
+    """Return True where a tensor takes the shape of another by repeating dimensions of length 1."""
+    pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
+    return given.ndim <= to.ndim and all(length in (1, whole) for length, whole in pairs)
+
+
+def _check_edit(edit: Any) -> None:
+    if not callable(edit):
+        allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
+        raise InputError(f"edit: {type(edit).__name__}; allowed: {allowed}")
 
 
 @dataclass(frozen=True)
 class Eraser:
-    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, in float64 within."""
+    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, in float64 within, on any device."""
 
     mean_D: Tensor
     readout_DK: Tensor  # what is read off a vector
     directions_KD: Tensor  # and taken away along these
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        read = (vectors.double() - self.mean_D) @ self.readout_DK
-        return vectors - (read @ self.directions_KD).to(vectors)
+        width = len(self.mean_D)
+        if vectors.ndim < 1 or vectors.shape[-1] != width:
+            raise InputError(f"Eraser: vectors of shape {list(vectors.shape)}; allowed: {width} in the last dimension")
+        exact = _in_float64(vectors)
+        read = (exact - self.mean_D.to(exact)) @ self.readout_DK.to(exact)
+        return vectors - (read @ self.directions_KD.to(exact)).to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
         """Return the map that leaves `factor` times what this one erases."""
-        return replace(self, readout_DK=(1 - factor) * self.readout_DK)
+        if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
+            raise InputError(f"scaled: factor {factor!r}; allowed: a finite number")
+        return replace(self, readout_DK=(1 - float(factor)) * self.readout_DK)
 
 
 def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
@@ -142,19 +312,24 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 
     With W the inverse root of the covariance S (on the span of the vectors) and Z the classes, one-hot,
     x' = x - W^+ P W (x - mean), P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023,
-    theorem 4.2). Raise `InputError` for fewer than two classes.
+    theorem 4.2). Raise `InputError` for fewer than two classes, and where vectors and classes do not belong together.
     """
+    exact_ND = _checked_vectors("class_eraser", vectors_ND)
+    classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
+    if classes_N.shape != exact_ND.shape[:1]:
+        shape = list(classes_N.shape)
+        raise InputError(f"class_eraser: classes of shape {shape}; allowed: [{len(exact_ND)}], one for each vector")
     names = classes_N.unique()
     if len(names) < 2:
         raise InputError("class_eraser: vectors of a single class; allowed: two classes or more")
-    onehot_NK = (classes_N[:, None] == names).double()
-    centred_ND = vectors_ND.double() - vectors_ND.double().mean(0)
+    onehot_NK = (classes_N[:, None] == names).to(exact_ND)
+    centred_ND = exact_ND - exact_ND.mean(0)
     whiten_DD, colour_DD = _whitening(centred_ND)
     columns_DK = whiten_DD @ (centred_ND.T @ (onehot_NK - onehot_NK.mean(0)) / len(classes_N))
     sizes_K, vectors_KK = torch.linalg.eigh(columns_DK.T @ columns_DK)
     kept = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
     basis_DR = columns_DK @ vectors_KK[:, kept] / sizes_K[kept].sqrt()
-    return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
+    return Eraser(exact_ND.mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
 
 
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
@@ -163,21 +338,44 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     It erases orthogonal directions of what `eraser` leaves: random ones, or without a seed principal components, the
     largest first. The last is taken away in part, so that the variance is equal; all where together they have less.
     """
-    remaining_ND = eraser(vectors_ND.double()) - eraser.mean_D
+    if not isinstance(eraser, Eraser):
+        raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
+    exact_ND = _checked_vectors("remaining_eraser", vectors_ND)
+    remaining_ND = eraser(exact_ND) - eraser.mean_D.to(exact_ND)
     sizes_D, vectors_DD = torch.linalg.eigh(remaining_ND.T @ remaining_ND / len(remaining_ND))
     kept = sizes_D > sizes_D.max() * 1e-10
     basis_DR = vectors_DD[:, kept].flip(-1)
     if seed is not None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(whole_number("remaining_eraser: seed", seed))
         rank = basis_DR.shape[1]
-        basis_DR = basis_DR @ torch.linalg.qr(torch.randn(rank, rank, generator=generator, dtype=torch.float64)).Q
+        random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+        basis_DR = basis_DR @ torch.linalg.qr(random_RR).Q.to(exact_ND)
     variance_R = (remaining_ND @ basis_DR).square().mean(0)
-    erased_ND = vectors_ND.double() - eraser.mean_D - remaining_ND
+    erased_ND = exact_ND - eraser.mean_D.to(exact_ND) - remaining_ND
     missing_R = erased_ND.square().mean(0).sum() - (variance_R.cumsum(0) - variance_R)
     parts_R = (missing_R / variance_R).clamp(0, 1).sqrt()
-    readout_DR = basis_DR - eraser.readout_DK @ (eraser.directions_KD @ basis_DR)
+    readout_DK, directions_KD = eraser.readout_DK.to(exact_ND), eraser.directions_KD.to(exact_ND)
+    readout_DR = basis_DR - readout_DK @ (directions_KD @ basis_DR)
     taken = parts_R > 0
-    return Eraser(eraser.mean_D, (readout_DR * parts_R)[:, taken], basis_DR.T[taken])
+    return Eraser(eraser.mean_D.to(exact_ND), (readout_DR * parts_R)[:, taken], basis_DR.T[taken])
+
+
+def _checked_vectors(maker: str, vectors_ND: Any) -> Tensor:
+    """Return vectors in float64; raise `InputError` for another shape, and for NaN and infinite numbers."""
+    if not isinstance(vectors_ND, Tensor) or vectors_ND.ndim != 2 or not vectors_ND.numel():
+        given = list(vectors_ND.shape) if isinstance(vectors_ND, Tensor) else type(vectors_ND).__name__
+        raise InputError(f"{maker}: vectors: {given}; allowed: a tensor `[vectors, width]`")
+    infinite = (~vectors_ND.isfinite()).any(-1).nonzero()
+    if len(infinite):
+        problem = f"row {int(infinite[0])} holds NaN or an infinite number"
+        raise InputError(f"{maker}: vectors: {problem}; allowed: finite ones")
+    return _in_float64(vectors_ND)
+
+
+def _in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, on its device, or on the CPU where the device has no float64."""
+    device = tensor.device if tensor.device.type in FLOAT64_DEVICES else torch.device("cpu")
+    return tensor.to(device).double()
 
 
 def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,8 +391,14 @@ def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
     """Let the self-attention of a model with `implementation_of` its configuration pass through `edit`.
 
-    Layers are counted as they are called in a forward pass, through all stacks.
+    Layers are counted as they are called in a forward pass, through all stacks. Raise `InputError` for a layer that
+    the model does not have, and in a forward pass for heads, tokens and shapes that a layer does not have.
     """
+    _check_edit(edit)
+    if isinstance(edit, LayerEdit | Chain):
+        counts = layer_counts(base)
+        note = f", the decoder's from {counts[0] + 1} on" if len(counts) > 1 else ""
+        edit.check_layers(range(1, sum(counts) + 1), note)
     attentions = attention_modules(base)
     called = 0
 
@@ -207,8 +411,7 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
         context, call = attend(module, *arguments, **options)
         if module in attentions:
             called += 1
-            weights, value = edit(called, call.weights(), call.value)
-            context = weights @ value
+            context = _edited(edit, called, call.weights(), call.value)
         return context.transpose(1, 2).contiguous(), None
 
     handle = base.register_forward_pre_hook(begin)
@@ -217,3 +420,24 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
             yield
     finally:
         handle.remove()
+
+
+def _edited(edit: Edit, layer: int, weights: Tensor, value: Tensor) -> Tensor:
+    """Return the heads' outputs; raise `InputError` for an edit that returns anything but weights and values."""
+    result = edit(layer, weights, value)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; allowed: weights and values")
+    for name, given, edited in (("weights", weights, result[0]), ("values", value, result[1])):
+        if not isinstance(edited, Tensor) or not _broadcasts(edited, given) or _kind(edited) != _kind(given):
+            returned = _described(edited) if isinstance(edited, Tensor) else type(edited).__name__
+            raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_described(given)}")
+    edited_weights, edited_value = result
+    return edited_weights.expand_as(weights) @ edited_value.expand_as(value)
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -12,6 +12,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from attnmix.core.errors import InputError
+from attnmix.core.selections import check_range, whole_number
 from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of
 
@@ -26,7 +28,13 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     What follows the last layer (a final norm, the pooler, the head) is the model's own; each vector takes the place of
     the only token, `token_id`, of a text. It must be one that the head reads: the end token, where the head looks for
     that. The class lens is this, for the vectors of any token and layer (Vilas et al., NeurIPS 2023).
+
+    Raise `InputError` for vectors of another width, and for a token that the model does not have.
     """
+    embeddings: Any = classifier.get_input_embeddings()
+    check_range("token_id: token", [whole_number("token_id", token_id)], range(embeddings.num_embeddings))
+    if vectors_ND.ndim != 2:
+        raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, width]")
     base: Any = classifier.base_model
     stack = family_of(base.config).stacks[-1]
     last = [module for path, module in base.named_modules() if stack.is_layer(path)][-1]
@@ -34,6 +42,9 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
 
         def replaced(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
+            width = first_of(output).shape[-1]
+            if block_ND.shape[1] != width:
+                raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")
             vectors = block_ND.unsqueeze(1).to(first_of(output))
             return (vectors, *output[1:]) if isinstance(output, tuple) else vectors
 
@@ -56,6 +67,12 @@ def probe_predictions(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    if len(set(train_N)) < 2:
+        raise InputError("probe: training vectors of a single label; allowed: two labels or more")
+    shapes = [np.shape(each) for each in (train_ND, test_ND)]
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1] or shapes[0][0] != len(train_N):
+        problem = f"training vectors of shape {shapes[0]} with {len(train_N)} labels, tested on shape {shapes[1]}"
+        raise InputError(f"probe: {problem}; allowed: [vectors, width] of one width, and a label for each vector")
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
     with threadpool_limits(1):  # its products are small: threads would wait for each other
         return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attnmix.core.selections import check_range
 from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
@@ -72,6 +73,7 @@ class Review:
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
         """Return token ids with mask tokens at `places`, or without these where the tokenizer has no mask token."""
         mask, removed = self.classifier.mask_id, set(places.tolist())
+        check_range("places: token", removed, range(len(self.ids)))
         if mask is None:
             return [token for place, token in enumerate(self.ids) if place not in removed]
         return [mask if place in removed else token for place, token in enumerate(self.ids)]
@@ -98,7 +100,7 @@ class Review:
 
 
 def _doubles(scores: Tensor) -> Doubles:
-    return np.asarray(scores.double().cpu().numpy())
+    return np.asarray(scores.cpu().double().numpy())
 
 
 class Attribution(NamedTuple):

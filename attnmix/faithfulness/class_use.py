@@ -60,7 +60,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
-        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, each) for layer, each in means.items()}
+        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN.to(each), each) for layer, each in means.items()}
         for first, logits_by_text in _edited_logits(classifier, documents, values).items():
             edited_NC = logits_by_text[known]
             named_N = edited_NC.argmax(-1)
@@ -109,7 +109,7 @@ def _edited_logits(
                 edited_attention(classifier.base, replaced_values(computed)),
                 _given(layers, unedited[: first - 1]),
             ):
-                rows |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
+                rows |= zip(batch, classifier.model(**inputs).logits.cpu().double(), strict=True)
     return {first: torch.stack([rows[number] for number in range(len(documents))]) for first, rows in logits.items()}
 
 
@@ -118,11 +118,15 @@ def _layer_outputs(
 ) -> list[Any]:
     """Return what each call of `layers` gives, attention computed as where it is edited."""
     outputs: list[Any] = []
-    with torch.inference_mode(), edited_attention(classifier.base, replaced_values({})), ExitStack() as hooks:
+    with torch.inference_mode(), edited_attention(classifier.base, _unchanged), ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(lambda _layer, _inputs, output: outputs.append(output)))
         classifier.model(**inputs)
     return outputs
+
+
+def _unchanged(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return weights, value
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
+from attnmix.core.selections import check_range
 from attnmix.interventions import Edit, edited_attention
 from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.weights import Linear as Affine
@@ -94,11 +95,12 @@ class Classifier:
                 inputs = padded([texts[row] for row in rows], self.tokenizer.pad_token_id, self.model.device)
                 edit = edits and edits(rows, inputs["attention_mask"])
                 with edited_attention(self.base, edit) if edit else nullcontext():
-                    logits[rows] = self.model(**inputs).logits.double().cpu()
+                    logits[rows] = self.model(**inputs).logits.cpu().double()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of the class `label` in one text."""
+        check_range("label: class", [label], range(int(self.model.config.num_labels or 0)))
         vectors: list[Tensor] = []
         words = self.base.get_submodule(self.family.word_embedding)
         with ExitStack() as hooks:

@@ -165,6 +165,15 @@ def attention_modules(base: Module) -> set[Module]:
     }
 
 
+def layer_counts(base: Module) -> list[int]:
+    """Return the number of layers of each stack; a module that is called many times is as many layers."""
+    config: Any = base.config
+    if hasattr(config, "num_hidden_groups"):  # ALBERT calls each group's layers again and again
+        return [config.num_hidden_layers * config.inner_group_num]
+    paths = [path for path, _ in base.named_modules()]
+    return [sum(stack.is_layer(path) for path in paths) for stack in family_of(config).stacks]
+
+
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
     """Return the modules at `paths`; one that ends in ? only where the model has it."""
     modules = dict(base.named_modules(remove_duplicate=False))

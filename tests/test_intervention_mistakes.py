@@ -1,0 +1,276 @@
+"""Layers, heads, tokens and shapes that a model or text does not have are one error, in every edit there is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from families import each_family, write_family
+from transformers import AutoModelForSequenceClassification
+
+import attnmix
+from attnmix import interventions
+from attnmix.core.errors import InputError
+from attnmix.interventions import Edit, Eraser, chained, class_eraser, remaining_eraser, without_edges, without_heads
+from attnmix.lens import head_scores, probe_predictions
+from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.families import layer_counts
+from attnmix.models.loading import load_base
+
+TEXT = "time flies like an arrow"
+TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # of the text and the tiny BERT; the width is a head's
+FUNCTIONS = {
+    name: each
+    for name, each in vars(interventions).items()
+    if inspect.isfunction(each) and each.__module__ == interventions.__name__ and not name.startswith("_")
+}
+MAKERS = {name: each for name, each in FUNCTIONS.items() if get_type_hints(each)["return"] == Edit}
+"""Every public function of the module that returns an edit."""
+
+
+def affine(width: int) -> Eraser:
+    return Eraser(torch.zeros(width), torch.ones(width, 1), torch.ones(1, width))
+
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "without_heads": {"heads": {1: [0], 3: [3]}},
+    "without_edges": {"targets": slice(0, 1), "sources": [1, 2], "layers": [1, 3]},
+    "text_mean_values": {"attention_mask": torch.ones(1, TOKENS), "layers": range(1, 4)},
+    "replaced_values": {"values": {2: torch.ones(HEADS, 1, WIDTH)}},
+    "mapped_values": {"maps": {3: affine(HEADS * WIDTH)}},
+    "chained": {"edits": (without_heads({1: [0]}), lambda _layer, weights, value: (weights, value))},
+    "recorded": {"values": {}},
+}
+"""Arguments of each maker that it takes."""
+
+NO_LAYERS: list[tuple[Any, str]] = [
+    *((number, rf"layer {number}; allowed: 1 to 3$") for number in (0, 4, -1)),
+    *((number, f"{number!r}; allowed: whole numbers") for number in (True, 1.0, "1", None)),
+]
+NO_NUMBERS: list[tuple[Any, str]] = [
+    *(([number], "; allowed: whole numbers$") for number in (True, 1.0, "1", None, [1])),
+    *((empty, "none; allowed: one whole number or more") for empty in ([], (), range(0), torch.empty(0))),
+    *((given, "allowed: a list of whole numbers") for given in (1, "1", {1: 2}, torch.tensor(1))),
+]
+NO_TOKENS: list[tuple[Any, str]] = [
+    *((torch.tensor([number]), f"token {number}; allowed: 0 to 6 in layer 1$") for number in (7, -1)),
+    (np.array([0, 9]), "token 9; allowed: 0 to 6"),
+    (slice(7, None), "token 7; allowed: 0 to 6"),
+    (slice(0, 9), "token 8; allowed: 0 to 6"),
+    (slice(-1, None), "allowed: positions from 0 on"),
+    (slice(3, 3), "holds no token; allowed: 0 to 6"),
+    (slice(0, 2, 0), "allowed: positions from 0 on"),
+    (slice(0.0, 1), "0.0; allowed: whole numbers"),
+    (torch.ones(TOKENS + 1, dtype=torch.bool), "a mask of 8 tokens; allowed: 7 in layer 1"),
+    (torch.zeros(TOKENS, dtype=torch.bool), "allowed: one token or more"),
+    (torch.ones(1, TOKENS, dtype=torch.bool), "allowed: one token or more"),
+    (torch.tensor([0.0]), "0.0; allowed: whole numbers"),
+    *((given, message) for given, message in NO_NUMBERS if given is not None),
+]
+NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; allowed"), ([1], "list; allowed: a dictionary")]
+
+
+def at_layers(right: Any) -> list[tuple[Any, str]]:
+    """Return dictionaries whose layers are wrong, and what is none; `right` is what a layer has."""
+    return [*(({layer: right}, message) for layer, message in NO_LAYERS), *NO_DICTIONARY]
+
+
+WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
+    ("without_heads", "heads"): [
+        *at_layers([0]),
+        *(({1: [head]}, f"head {head}; allowed: 0 to 3 in layer 1$") for head in (4, 99, -1)),
+        *(({1: [0], 2: given}, message) for given, message in NO_NUMBERS),
+    ],
+    ("without_edges", "targets"): NO_TOKENS,
+    ("without_edges", "sources"): NO_TOKENS,
+    ("without_edges", "layers"): [*(([layer], message) for layer, message in NO_LAYERS), *NO_NUMBERS],
+    ("text_mean_values", "layers"): [*(([layer], message) for layer, message in NO_LAYERS), *NO_NUMBERS],
+    ("text_mean_values", "attention_mask"): [
+        (torch.ones(TOKENS), r"shape \[7\]; allowed: `\[texts, tokens\]`"),
+        (torch.ones(1, TOKENS - 1), r"shape \[1, 6\]; allowed: \[1, 7\] in layer 1"),
+        (torch.ones(2, TOKENS), r"shape \[2, 7\]; allowed: \[1, 7\] in layer 1"),
+        (torch.zeros(1, TOKENS), "a token or more in each text"),
+        (torch.full((1, TOKENS), -1e9), "of 1 and, for padding, 0"),
+    ],
+    ("replaced_values", "values"): [
+        *at_layers(torch.ones(())),
+        *(
+            ({1: torch.ones(shape)}, rf"shape .*; allowed: \[1, {HEADS}, {TOKENS}, {WIDTH}\]")
+            for shape in ((WIDTH + 1,), (HEADS, TOKENS + 1, WIDTH), (3, 1, WIDTH), (1, 1, 1, 1, WIDTH), (2, 1, 1, 1))
+        ),
+        *(({1: given}, "allowed: a tensor of real numbers") for given in (1.0, [1.0], torch.ones(1) * 1j)),
+    ],
+    ("mapped_values", "maps"): [
+        *at_layers(affine(HEADS * WIDTH)),
+        ({1: affine(5)}, r"Eraser: vectors of shape \[1, 7, 24\]; allowed: 5 in the last dimension"),
+        ({1: lambda value: value[..., :5]}, r"its map returned shape \[1, 7, 5\]; allowed: \[1, 7, 24\]"),
+        ({1: lambda _value: None}, "its map returned NoneType"),
+        ({1: 3}, "int; allowed: an `Eraser`, or a function"),
+    ],
+    ("chained", "edits"): [
+        ((), "no edits; allowed: one or more"),
+        ((3,), "edit: int; allowed"),
+        ((without_heads({1: [0]}), without_heads({4: [0]})), "layer 4; allowed: 1 to 3"),
+        ((chained(without_heads({0: [0]})),), "layer 0; allowed: 1 to 3"),
+    ],
+    ("recorded", "values"): [(None, "NoneType; allowed: a dictionary"), ([], "list; allowed: a dictionary")],
+}
+"""By maker and argument what it does not take, and what the error says."""
+
+
+def made(maker: str, arguments: dict[str, Any]) -> Edit:
+    """Return the edit, `chained`'s arguments one by one."""
+    edit: Edit = MAKERS[maker](*arguments["edits"]) if maker == "chained" else MAKERS[maker](**arguments)
+    return edit
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path) -> attnmix.Model:
+    network = AutoModelForSequenceClassification.from_pretrained(tiny_bert)
+    return attnmix.load(network, load_tokenizer(tiny_bert))
+
+
+def run(model: attnmix.Model, edit: Any, text: str | list[str] = TEXT) -> torch.Tensor:
+    inputs = model.tokenizer(text, return_tensors="pt", padding=True)
+    with torch.no_grad(), model.intervene(edit) as network:
+        output = network(**inputs)
+    result: torch.Tensor = output.logits if "logits" in output else output.last_hidden_state
+    return result
+
+
+def test_every_argument_of_every_maker_of_edits_is_in_the_tables() -> None:
+    arguments = {(name, argument) for name, maker in MAKERS.items() for argument in inspect.signature(maker).parameters}
+    assert {(name, argument) for name, right in RIGHT.items() for argument in right} == arguments
+    assert set(WRONG) == arguments
+    assert set(FUNCTIONS) - set(MAKERS) == {"class_eraser", "remaining_eraser", "edited_attention"}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_an_edit_names_is_there_and_the_edit_does_something(model: attnmix.Model, maker: str) -> None:
+    network, inputs = model.network, model.tokenizer(TEXT, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] == TOKENS
+    assert network.config.num_hidden_layers == LAYERS
+    assert network.config.num_attention_heads == HEADS
+    assert network.config.hidden_size == HEADS * WIDTH
+    with torch.no_grad():
+        untouched = network(**inputs).logits
+    change = float((run(model, made(maker, RIGHT[maker])) - untouched).abs().max())
+    assert (change > 1e-6) == (maker != "recorded")
+
+
+@pytest.mark.parametrize(
+    ("maker", "argument", "given", "message"),
+    [(*key, given, message) for key, mistakes in WRONG.items() for given, message in mistakes],
+)
+@pytest.mark.parametrize("place", ["alone", "in a chain"])
+def test_what_a_model_or_text_does_not_have_is_one_error(
+    model: attnmix.Model, maker: str, argument: str, given: Any, message: str, place: str
+) -> None:
+    def attempt() -> torch.Tensor:
+        edit = made(maker, RIGHT[maker] | {argument: given})
+        return run(model, edit if place == "alone" else chained(without_heads({3: [0]}), edit))
+
+    with pytest.raises(InputError, match=message) as raised:
+        attempt()
+    assert "\n" not in str(raised.value)
+
+
+def test_after_an_error_the_model_is_as_it_was(model: attnmix.Model) -> None:
+    inputs = model.tokenizer(TEXT, return_tensors="pt")
+    before = model.network(**inputs).logits
+    for edit in (without_heads({4: [0]}), without_heads({1: [9]})):
+        with pytest.raises(InputError):
+            run(model, edit)
+    assert torch.equal(model.network(**inputs).logits, before)
+    assert model.network.base_model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (None, "edit: NoneType; allowed: an edit of attnmix.interventions"),
+        (lambda _layer, weights, _value: weights, "edit: in layer 1 it returned Tensor; allowed: weights and values"),
+        (lambda _layer, weights, _value: (weights, None), "its values are NoneType; allowed: "),
+        (lambda _layer, weights, value: (weights[..., :3], value), r"its weights are \[1, 4, 7, 3\] in float32 on cpu"),
+        (lambda _layer, weights, value: (weights, value.double()), r"its values are .* in float64 on cpu; allowed: "),
+    ],
+)
+def test_a_function_of_one_s_own_returns_weights_and_values(model: attnmix.Model, edit: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(model, edit)
+
+
+def test_weights_of_one_s_own_may_be_the_same_for_all_heads(model: attnmix.Model) -> None:
+    uniform = torch.full((TOKENS, TOKENS), 1 / TOKENS)
+    same = run(model, lambda _layer, weights, value: (uniform.expand_as(weights), value))
+    torch.testing.assert_close(run(model, lambda _layer, _weights, value: (uniform, value)), same)
+
+
+def test_a_token_that_is_padding_in_a_text_is_an_error_and_a_slice_takes_what_is_there(model: attnmix.Model) -> None:
+    texts = [TEXT, "time"]
+    with pytest.raises(InputError, match="sources: token 5 is padding in text 1 of the batch; allowed: tokens that"):
+        run(model, without_edges(slice(0, 1), [5]), texts)
+    assert run(model, without_edges(slice(0, 1), slice(1, None)), texts).isfinite().all()
+
+
+def test_edges_from_later_tokens_are_an_error_where_tokens_see_earlier_ones_only(tmp_path: Path) -> None:
+    causal = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
+    for layers in (None, [2]):
+        with pytest.raises(InputError, match=r"sources: no target takes anything from them in layer [12]; allowed: "):
+            run(causal, without_edges([0, 1], [2, 3], layers))
+    assert run(causal, without_edges([2, 3], [0, 1])).isfinite().all()
+
+
+def test_layers_of_an_encoder_decoder_are_counted_through_both(tmp_path: Path) -> None:
+    model = attnmix.load(str(write_family("bart", tmp_path / "bart")))
+    half = model.layers // 2
+    allowed = f"layer {model.layers + 1}; allowed: 1 to {model.layers}, the decoder's from {half + 1} on"
+    with pytest.raises(InputError, match=allowed):
+        run(model, without_heads({model.layers + 1: [0]}))
+    assert run(model, without_heads({model.layers: [0]})).isfinite().all()
+
+
+@pytest.mark.parametrize("family", each_family("bert", "albert", "gpt2", "bart", "t5"))
+def test_layers_are_counted_as_a_forward_pass_calls_them(family: str, tmp_path: Path) -> None:
+    base = load_base(write_family(family, tmp_path / family))
+    assert sum(layer_counts(base)) == max(site.layer for site in widths(base))
+
+
+VECTORS, CLASSES = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: class_eraser(VECTORS[0], CLASSES), r"^class_eraser: vectors: \[5\]; allowed: a tensor `\[vectors, w"),
+        (lambda: class_eraser(VECTORS, CLASSES[:9]), r"^class_eraser: classes of shape \[9\]; allowed: \[40\]"),
+        (lambda: class_eraser(VECTORS / CLASSES[:, None], CLASSES), r"^class_eraser: vectors: row 0 holds NaN or an"),
+        (lambda: class_eraser(VECTORS, CLASSES * 0), "^class_eraser: vectors of a single class"),
+        (lambda: remaining_eraser(VECTORS[:, :4], class_eraser(VECTORS, CLASSES)), "allowed: 5 in the last dimension"),
+        (lambda: remaining_eraser(VECTORS, "class"), "^remaining_eraser: eraser: str; allowed: an `Eraser`"),
+        (lambda: remaining_eraser(VECTORS, class_eraser(VECTORS, CLASSES), 1.5), "seed: 1.5; allowed: whole numbers"),
+        (lambda: class_eraser(VECTORS, CLASSES).scaled(float("nan")), "^scaled: factor nan; allowed: a finite number"),
+        (lambda: probe_predictions(VECTORS.numpy(), [1] * 40, VECTORS.numpy()), "^probe: .* of a single label"),
+        (lambda: probe_predictions(VECTORS.numpy(), CLASSES.tolist(), VECTORS[:, :4].numpy()), r"^probe: .*\(40, 4\)"),
+    ],
+)
+def test_vectors_and_classes_that_do_not_belong_together_are_one_error(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("width", "token", "message"),
+    [(23, 1, r"^vectors: shape \[2, 23\]; allowed: \[vectors, 24\]"), (24, -1, "token -1; allowed: 0 to ")],
+)
+def test_the_class_lens_takes_vectors_and_tokens_of_its_model(
+    model: attnmix.Model, width: int, token: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        head_scores(model.network, torch.ones(2, width), token)
