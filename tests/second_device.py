@@ -222,8 +222,8 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
 def _count(name: str, arguments: dict[str, Any]) -> None:
     _counts.operators[name] += 1
     indices = arguments["indices"] if name in INDEXING else ()
-    masks = [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
-    if name in WAITING or masks:
+    has_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
+    if name in WAITING or (has_mask and name != "aten::index"):  # which calls `nonzero`
         _counts.waits[name] += 1
 
 
@@ -278,7 +278,18 @@ def _as_cpu_does(name: str) -> Any:
     return lambda *arguments, **options: operator.redispatch(keys, *arguments, **options)
 
 
+def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy, which torch would make with an allocator in C++ that this device lacks; for deep copies."""
+    if storage.device.type != NAME:
+        return _torch_clone(storage)
+    return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()
+
+
+_torch_clone = torch.UntypedStorage.clone
+
+
 def _register() -> None:
+    torch.UntypedStorage.clone = _clone_storage
     fallback, kernels = _libraries
     fallback.fallback(_compute, "PrivateUse1")
     own = {
@@ -290,7 +301,14 @@ def _register() -> None:
         "_local_scalar_dense": _item,
         "resize_": _resize,
     }
-    memory = ("as_strided", "view", "_reshape_alias", "set_.source_Storage_storage_offset", "unfold")
+    memory = (
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "unfold",
+    )
     for name, kernel in (own | {each: _as_cpu_does(each) for each in memory}).items():
         kernels.impl(name, kernel, "PrivateUse1")
 

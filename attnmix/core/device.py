@@ -209,7 +209,7 @@ def _reason_without_gpu() -> str | None:
     if cuda is None:
         return f"its driver is {driver}, but the installed torch is a build without CUDA"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return "CUDA_VISIBLE_DEVICES is empty"
+        return f"its driver is {driver}, but CUDA_VISIBLE_DEVICES is empty"
     needed = NEEDED_DRIVERS.get(cuda.partition(".")[0])
     if needed and _numbers(driver) < _numbers(needed):
         return f"its driver is {driver}, and torch for CUDA {cuda} needs {needed} or newer"
