@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnmix.core.disk import check_new_file
-from attnmix.core.errors import InputError, model_errors
+from attnmix.core.errors import InputError, first_line, is_out_of_memory, model_errors
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 
@@ -56,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.command(options)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = "measure shorter texts, or set ATTNMIX_DEVICE=cpu on a GPU"
+        sys.exit(f"error: out of memory ({first_line(error)}); {advice}")
     except KeyboardInterrupt:
         sys.exit(128 + (received_signal() or signal.SIGINT))  # as a shell says of a command that a signal stopped
 

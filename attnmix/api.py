@@ -277,8 +277,10 @@ class Measures:
             run = Run(Path(folder))
             self.model.save(run.pretrained)
             self.tokenized.write(run, measured=True)
-            capture_texts(CaptureParameters(), run.pretrained, run, run.root / "unfinished/capture")
+            device = self.model.network.device
+            capture_texts(CaptureParameters(), run.pretrained, run, run.root / "unfinished/capture", device=device)
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
+            options["device"] = device
             write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
             write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
@@ -334,7 +336,7 @@ def capture(
         given.write(run, measured=False)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, checkpoint, run, unfinished)
+        capture_texts(settings, checkpoint, run, unfinished, device=model.network.device)
     return run
 
 

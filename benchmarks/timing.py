@@ -36,10 +36,18 @@ MEASURED = "measured.json"
 
 
 def device() -> Any:
-    """Return torch's accelerator of this process, or its CPU."""
+    """Return the device of this process."""
+    from attnmix.core.device import chosen  # loads torch
+
+    return chosen()
+
+
+def synchronize() -> None:
+    """Wait for what the device has still to compute."""
     import torch
 
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if device().type != "cpu":
+        torch.accelerator.synchronize()
 
 
 class Timing(NamedTuple):
@@ -152,8 +160,9 @@ def table(found: Mapping[str, Mapping[str, Sequence[Timing]]], references: Seque
 def machine(threads: int) -> str:
     """Processor, cores, threads, GPU, load and versions, as lines for the head of a table."""
     asked = (
-        "import torch, joblib, numba; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); "
-        "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, joblib.cpu_count(), gpu or 'no GPU', sep='; ')"
+        "import torch, joblib, numba; from attnmix.core.device import chosen, device_name; device = chosen(); "
+        "gpu = 'no GPU' if device.type == 'cpu' else device_name(device); "
+        "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, joblib.cpu_count(), gpu, sep='; ')"
     )
     load = os.getloadavg()[0]
     torch, numba, joblib, gpu = fresh_process(["-c", asked], REPOSITORY, threads, REPOSITORY)[1].split("; ")

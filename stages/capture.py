@@ -9,6 +9,7 @@ Writes `features/capture/`; where `capture.store` names another place the arrays
 from pathlib import Path
 
 from attnmix.arithmetic.kernels import use
+from attnmix.core.device import chosen
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
@@ -24,7 +25,8 @@ def main(parameters: Parameters) -> None:
     check_store(capture)
     use(parameters.arithmetic)
     folder = unfinished_folder("capture", parameters, run.root)
-    capture_texts(capture, run.finetuned, run, folder, 1 if capture.elsewhere else disk_copies(folder))
+    copies = 1 if capture.elsewhere else disk_copies(folder)
+    capture_texts(capture, run.finetuned, run, folder, device=chosen(), copies=copies)
 
 
 def check_store(capture: CaptureParameters) -> None:

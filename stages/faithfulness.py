@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm import tqdm
 
 from attnmix.arithmetic.kernels import use
+from attnmix.core.device import chosen, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, IMPORTANCE_NAMES
 from attnmix.data.draw import stratified_draw
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
@@ -42,7 +42,7 @@ from stages.common.parameters import Parameters
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     run = Run(Path())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = measuring_device(chosen())
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)

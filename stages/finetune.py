@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_su
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 
 from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.core.device import check_precision, chosen
 from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError
-from attnmix.models.checkpoint import check_max_length, load_tokenizer
+from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
 from attnmix.models.encoding import encode
+from attnmix.models.families import family_of
 from attnmix.models.loading import load_classifier, load_trained
 from attnmix.models.segments import read_segments
 from attnmix.store.files import write_table
@@ -48,6 +51,9 @@ from stages.common.resume import unfinished_folder
 WEIGHT_DECAY = 0.01
 WARMUP_FRACTION = 0.2  # of all steps
 CURVES = "finetune/finetune"
+MAX_OVERFLOWS = 10
+"""Logged steps in a row whose gradients may be infinite in fp16: the scale of the loss grows until there is such a
+step, which is left out and halves it. More in a row are no search for a scale."""
 
 
 def main(parameters: Parameters) -> None:
@@ -70,7 +76,7 @@ def main(parameters: Parameters) -> None:
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
+        args=OneDeviceArguments(
             output_dir=str(folder),
             seed=parameters.seed,
             num_train_epochs=finetune.epochs,
@@ -81,7 +87,7 @@ def main(parameters: Parameters) -> None:
             weight_decay=WEIGHT_DECAY,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARMUP_FRACTION,
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=chosen().type == "cpu",
             bf16=finetune.precision == "bf16",
             fp16=finetune.precision == "fp16",
             train_sampling_strategy="group_by_length",
@@ -131,7 +137,7 @@ def main(parameters: Parameters) -> None:
     metrics = {
         "test": _test_metrics(prediction.metrics or {}, predictions["label"], splits["train"]["label"].mode()[0]),
         "best_epoch": round(best["epoch"]),
-        "computed_on": computed_on(parameters.arithmetic),
+        "computed_on": computed_on(parameters.arithmetic, chosen()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
     publish(folder / "best", run.finetuned)
@@ -146,19 +152,43 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
     if finetune.batch_size % processes:
         problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
-    if finetune.precision == "fp16" and not torch.cuda.is_available():
-        raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
+    check_precision("finetune.precision", finetune.precision, chosen())
+    family_of(load_config(checkpoint)).check_precision("finetune.precision", finetune.precision)
+
+
+class OneDeviceArguments(TrainingArguments):
+    """Train on the device of the process; the library would share each batch among all GPUs, and so enlarge it."""
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        device: torch.device = super()._setup_devices
+        if self.world_size == 1:
+            device = chosen()
+            if device.index:
+                torch.accelerator.set_device_index(device)  # accelerate takes the current one
+            self._n_gpu = min(self._n_gpu, 1)
+        return device
 
 
 class TrainingGuard(transformers.TrainerCallback):
     """Stop where the loss explodes, and keep the processes of one run in step."""
 
+    def __init__(self) -> None:
+        self.overflows = 0
+
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
         for name, value in options["logs"].items():
-            if name in ("loss", "grad_norm", "eval_loss") and not np.isfinite(value):
+            if name in ("loss", "grad_norm", "eval_loss") and not self._is_usual(name, value, args.fp16):
                 problem = f"makes the training fail, {name} is {value} after step {state.global_step}"
                 allowed = "allowed: a smaller one (2e-5 to 1e-4 are usual)"
                 raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {allowed}")
+
+    def _is_usual(self, name: str, value: float, fp16: bool) -> bool:
+        """Return True for a finite number, and in fp16 for gradients of few steps in a row that are not."""
+        if name == "grad_norm" and fp16:
+            self.overflows = 0 if np.isfinite(value) else self.overflows + 1
+            return self.overflows <= MAX_OVERFLOWS
+        return bool(np.isfinite(value))
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
         # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.

@@ -10,6 +10,7 @@ each number is.
 from pathlib import Path
 
 from attnmix.arithmetic.kernels import use
+from attnmix.core.device import chosen
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 from attnmix.runs.measure import measure
 from attnmix.store.runs import Run
@@ -31,5 +32,6 @@ def main(parameters: Parameters) -> None:
         seed=parameters.seed,
         batch_tokens=parameters.capture.batch_tokens,
         arithmetic=parameters.arithmetic,
+        device=chosen(),
         copies=disk_copies(folder),
     )

@@ -15,6 +15,7 @@ from conftest import REPOSITORY
 from threadpoolctl import threadpool_info
 
 from attnmix.arithmetic import kernels, settings
+from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
@@ -178,11 +179,10 @@ def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         monkeypatch.setattr(kernels, "can_be_portable", lambda portable=portable: portable)
-        assert kernels.computed_on(settings.PORTABLE) == words
-        assert kernels.computed_on(settings.FASTEST) == f"{machine} processor, arithmetic of this machine"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    assert kernels.computed_on(settings.PORTABLE) == "NVIDIA H200"
+        assert kernels.computed_on(settings.PORTABLE, CPU) == words
+        assert kernels.computed_on(settings.FASTEST, CPU) == f"{machine} processor, arithmetic of this machine"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H200 number {device.index}")
+    assert kernels.computed_on(settings.PORTABLE, torch.device("cuda", 1)) == "NVIDIA H200 number 1"
 
 
 def test_parts_in_threads_give_the_same_without_derivatives_one_in_another() -> None:

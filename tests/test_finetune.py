@@ -212,7 +212,6 @@ def test_what_cannot_work_is_one_error_before_the_training(
     parameters = {"finetune": RECIPE, **SHORT}
     prepared(workspace(**parameters | {section: parameters[section] | changes}), tiny_bert)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=expected):
         finetune.main(read_parameters())
     assert not Path(UNFINISHED).exists()

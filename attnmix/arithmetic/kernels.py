@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from attnmix.arithmetic.settings import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
+from attnmix.core.device import chosen, device_name, prepare
 
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
@@ -46,25 +47,25 @@ _thread = threading.local()
 
 
 def use(arithmetic: str) -> None:
-    """Choose the arithmetic of this process, `portable` or `fastest`; on a GPU, deterministic algorithms."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    """Choose the arithmetic of this process, `portable` or `fastest`, and prepare its device."""
+    device = chosen()
+    prepare(device)
     if arithmetic == PORTABLE and not _registered:
         torch.set_num_threads(TORCH_THREADS)
         _register()
     elif arithmetic != PORTABLE and _registered:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
-    if not torch.cuda.is_available():
+    if device.type == "cpu":
         portable_elsewhere = arithmetic != PORTABLE or can_be_portable()
         note = ARITHMETIC_NOTES[arithmetic] if portable_elsewhere else "other results than on x86-64 with AVX2"
         logging.info("arithmetic %s: %s", arithmetic, note)
 
 
-def computed_on(arithmetic: str) -> str:
+def computed_on(arithmetic: str, device: torch.device) -> str:
     """Return, in words, what decides the last digits of a result."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if device.type != "cpu":
+        return device_name(device)
     if arithmetic == PORTABLE and can_be_portable():
         return "x86-64 processor, portable arithmetic"
     return f"{platform.machine()} processor, arithmetic of this machine"
@@ -95,7 +96,7 @@ def in_threads(function: Callable[[Part], Result], parts: Sequence[Part]) -> lis
         with torch.inference_mode():
             return function(part)
 
-    if len(parts) < 2 or cores() < 2 or not _registered or torch.cuda.is_available() or hasattr(_thread, "has_part"):
+    if len(parts) < 2 or cores() < 2 or not _registered or chosen().type != "cpu" or hasattr(_thread, "has_part"):
         with torch.inference_mode():
             return [function(part) for part in parts]
     return list(_pool("parts").map(compute, parts))

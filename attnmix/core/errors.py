@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MAX_MESSAGE = 300  # characters of another library's message in one of ours
-
 from attnmix.core.terminal import printable
+
+MAX_MESSAGE = 300  # characters of another library's message in one of ours
 
 
 class InputError(Exception):
@@ -15,6 +15,23 @@ class InputError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message, kept=""))
+
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",  # torch on a CPU
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS starts with memory of its own
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Parts of the messages of torch's errors where memory is too small, on a CPU or on a GPU that others may use too."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error that says that the memory of the machine or of its GPU is too small."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

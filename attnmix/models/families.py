@@ -100,6 +100,14 @@ class Family:
     word_embedding: str
     stacks: tuple[Stack, ...]
     """One, or encoder and decoder."""
+    half_precision: bool = True
+    """True where its code runs in bf16 and fp16."""
+
+    def check_precision(self, key: str, precision: str) -> None:
+        """Raise `InputError`, which begins with `key`, where this family does not compute in `precision`."""
+        if precision != "fp32" and not self.half_precision:
+            problem = f"{precision} does not work with the model family {self.model_type}, whose code in transformers"
+            raise InputError(f"{key}: {problem} masks attention with a number that only float32 holds; allowed: fp32")
 
     def absent(self) -> dict[str, str]:
         """Return the points, ratios, matrices and `HEADS` that this family lacks, each with the reason."""
@@ -143,6 +151,7 @@ def family_of(config: Any) -> Family:
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
+    half_precision = entry.pop("half_precision", True)
     gated = getattr(config, entry.pop("gated_where", ""), True)
     parallel = bool(getattr(config, entry.pop("parallel", ""), False))
     entries = [entry, entry | decoder] if decoder else [entry]
@@ -151,7 +160,9 @@ def family_of(config: Any) -> Family:
             each["feed_forward"] = [each["gated"][0].rpartition(".")[0]]
         else:
             each.pop("gated", None)
-    return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries))
+    return Family(
+        model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries), half_precision
+    )
 
 
 def check_config(config: Any, name: str) -> None:

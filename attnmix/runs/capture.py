@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from accelerate import PartialState
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from attnmix.core.device import check_precision, exact_products, process_state
 from attnmix.core.disk import check_disk, clear, publish
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
@@ -47,19 +47,25 @@ Batch = tuple[dict[str, Tensor], list[Part]]
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
-def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, copies: int = 1) -> None:
+@exact_products()
+def capture_texts(
+    capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device, copies: int = 1
+) -> None:
     """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left.
 
     Unfinished work is in `folder`; `copies` of the stores will lie on its disk.
     """
     lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
-    state = PartialState(cpu=not torch.cuda.is_available())
+    check_precision("capture.precision", capture.precision, device)
+    state = process_state(device)
     tokenizer = load_tokenizer(checkpoint)
     padding = tokenizer.pad_token_id
     classifier: Any = load_classifier(checkpoint)
-    base: PreTrainedModel = classifier.base_model.to(state.device)
+    base: PreTrainedModel = classifier.base_model.to(device)
+    family = family_of(base.config)
+    family.check_precision("capture.precision", capture.precision)
     read_segments(base, tokenizer, run.pairs)
-    sites = widths(base, present_names("capture.points", capture.points, family_of(base.config), POINTS))
+    sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from accelerate import PartialState
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on
+from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import check_disk, clear, publish
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
@@ -64,6 +64,7 @@ MEASURES = "measures"  # the kind of batch that is no control
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
 
+@exact_products()
 def measure(
     parameters: MeasureParameters,
     checkpoints: Sequence[str],
@@ -73,15 +74,18 @@ def measure(
     seed: int,
     batch_tokens: int,
     arithmetic: str,
+    device: torch.device,
     copies: int = 1,
 ) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time.
 
-    Unfinished work is in `folder`; `copies` of the results will lie on its disk.
+    Unfinished work is in `folder`; `copies` of the results will lie on its disk. A `device` without float64 is replaced
+    by the CPU.
     """
     first = run.checkpoints[checkpoints[0]]
     tokenizer = load_tokenizer(first)
-    state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
+    device = measuring_device(device)
+    state = process_state(device)
     corpus = Corpus(run)
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
@@ -96,7 +100,8 @@ def measure(
     gains: dict[str, npt.NDArray[np.float64]] = {}
     for name in checkpoints:
         path = run.checkpoints[name]
-        base = load_base(path).to(state.device)
+        base: Any = load_base(path)
+        base.to(device)
         read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
@@ -111,7 +116,8 @@ def measure(
         work.captured_texts(documents)
         work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
         gains[name] = documents.gains()
-    random_model = random_base(first, seed).to(state.device)
+    random_model: Any = random_base(first, seed)
+    random_model.to(device)
     read_segments(random_model, tokenizer, run.pairs)
     random = CheckpointWork(folder, RANDOM, *share)
     random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
@@ -130,7 +136,7 @@ def measure(
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
     writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
-    machine = {"computed_on": computed_on(arithmetic)}
+    machine = {"computed_on": computed_on(arithmetic, device)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
     writers.write_layer_parts(folder / PUBLISHED, [stack.parts() for stack in batches.family.stacks])
     rows = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))

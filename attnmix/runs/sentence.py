@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.device import chosen, exact_products, measuring_device
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
@@ -78,8 +79,9 @@ class TextRun(Run):
     token_scores = pd.DataFrame(columns=[*KEYS, "method", "score"])
     predictions = map_quality = nearest = pd.DataFrame()
 
-    def __init__(self, documents: pd.DataFrame, tokens: pd.DataFrame) -> None:
+    def __init__(self, documents: pd.DataFrame, tokens: pd.DataFrame, device: torch.device) -> None:
         super().__init__(Path())
+        self.device = device
         self.documents, self.tokens = documents, tokens
         self.texts = dict(zip(documents["document"], documents["text"], strict=True))
         self.vectors: dict[Site, Array] = {}
@@ -96,7 +98,7 @@ class TextRun(Run):
         return np.asarray(self.vectors[site][rows])
 
     def metrics(self, stage: str) -> dict[str, Any]:
-        return {"computed_on": computed_on(FASTEST)}
+        return {"computed_on": computed_on(FASTEST, self.device)}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
         return self.tables_by_name[name]
@@ -132,6 +134,7 @@ class _Checkpoint(NamedTuple):
 class TextMeasurer:
     """The loaded checkpoints by name, one or `pretrained` and `finetuned`, and what is measured of each text."""
 
+    @exact_products()
     def __init__(self, checkpoints: Mapping[str, Path]) -> None:
         """Load the checkpoint folders; raise `InputError` for one that cannot be measured."""
         first = next(iter(checkpoints.values()))
@@ -141,7 +144,7 @@ class TextMeasurer:
         settings, family = MeasureParameters(), family_of(self.config)
         self.methods = present_names("measure.methods", settings.methods, family, RATIOS)
         matrices = present_names("measure.matrices", settings.matrices, family)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = device = measuring_device(chosen())
         self.checkpoints: dict[str, _Checkpoint] = {}
         for name, folder in checkpoints.items():
             base: Any = load_base(folder)
@@ -172,10 +175,10 @@ class TextMeasurer:
     def run(self, text: str) -> TextRun:
         """Return the results of `text`; raise `InputError` as `tokenized` does."""
         tokenized = self.tokenized(text)
-        run = TextRun(tokenized.texts.assign(measured=True), tokenized.tokens)
+        run = TextRun(tokenized.texts.assign(measured=True), tokenized.tokens, self.device)
         (document,) = documents_of(run.documents, run.tokens)
         # The products of a sentence are too small to share; threads would wait for each other, and for the browser.
-        with threadpool_limits(1):
+        with threadpool_limits(1), exact_products():
             self._measure(run, document)
             self._capture(run, document)
             _lay_out(run)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from attnmix.arithmetic import settings
-from attnmix.core.errors import InputError, first_line
+from attnmix.core.errors import InputError, first_line, is_out_of_memory
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 from stages.common.parameters import read_parameters
@@ -33,7 +33,6 @@ ENVIRONMENT = {
     # Their messages, of each retry and each missing head: the pipeline reports errors itself. A level that is set by
     # `logging` would be set anew by the import.
     **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms on a GPU
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Variables that libraries read when they are imported."""
@@ -85,8 +84,6 @@ def _explain(error: BaseException, stage: str) -> str | None:
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
         # The second name is the destination of a copy or move; a failed write has no name.
         return f"the system refuses {error.filename2 or error.filename or 'to write'}: {error.strerror}"
-    # torch has an error of its own for a GPU, and none for a CPU.
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if stage in MEMORY_PARAMETERS and (out_of_memory or "can't allocate memory" in str(error)):
+    if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None

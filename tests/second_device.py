@@ -1,0 +1,316 @@
+"""A second device of torch without hardware: the memory and the numbers are the CPU's, the rules are a GPU's.
+
+torch reserves a device type, PrivateUse1, for devices that are made outside it; here all of its operators are one
+Python function, `_compute`, which runs the CPU's. Tensors of both devices in one operator raise, as on CUDA; so do
+float64 tensors where `DEVICE_RULES.float64` is False, as on Apple's GPU. `counted` yields how many operators ran (each
+is at least one kernel launch on a GPU), and what made the CPU wait for the device.
+
+The device is there from the import on, but `torch.accelerator` sees it only while `DEVICE_RULES.available`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "second"
+# Device types of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html: `kDLCPU` and `kDLExtDev`.
+DLPACK_CPU, DLPACK_SECOND = 1, 12
+DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # of the device type, which follows the address of the data
+# On CUDA too, index tensors of these operators may be on the CPU, but not tensors that are indexed.
+INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
+# Operators for which the CPU waits on CUDA: the size of their result is in numbers, or a library of the host is called.
+WAITING = {
+    *("aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim"),
+    *("aten::unique_consecutive", "aten::repeat_interleave", "aten::linalg_qr", "aten::_linalg_eigh"),
+    *("aten::_linalg_svd", "aten::_linalg_solve_ex"),
+}
+
+
+@dataclass
+class DeviceRules:
+    """Switches of the device."""
+
+    available: bool = False
+    float64: bool = True
+
+
+@dataclass
+class Counts:
+    """Numbers since `counted` began."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    """Runs of each operator; views and allocations are none, as they launch no kernel."""
+    items: int = 0
+    """Numbers read by the CPU (`.item()`, `float(tensor)`), each of which waits for the device."""
+    to_device: int = 0
+    from_device: int = 0
+    """Copies from the CPU and to it."""
+    waits: Counter[str] = field(default_factory=Counter)
+    """Runs of operators that make the CPU wait, `WAITING` and masks as an index."""
+
+
+class _Module:
+    """What `torch.second` holds: the functions that torch asks of a device's module."""
+
+    def is_available(self) -> bool:
+        return DEVICE_RULES.available
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return int(DEVICE_RULES.available)
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_name(self, _device: object = None) -> str:
+        return "second device of the tests"
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, _device: object = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, _device: object = None) -> None:
+        torch.set_rng_state(state)
+
+    def manual_seed_all(self, _seed: int) -> None:
+        """Leave the seed to the CPU's generator, which draws for this device too."""
+
+    manual_seed = manual_seed_all
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def synchronize(self, _device: object = None) -> None:
+        """Do nothing: no operator runs behind the CPU's back."""
+
+    set_device = empty_cache = synchronize
+
+
+DEVICE_RULES = DeviceRules()
+_setup_privateuseone_for_python_backend(NAME, _Module())
+DEVICE = torch.device(NAME, 0)
+_counts = Counts()
+_libraries = [torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")]
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Yield counts that grow until the context ends."""
+    global _counts
+    before, _counts = _counts, Counts()
+    try:
+        yield _counts
+    finally:
+        _counts = before
+
+
+def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
+    """Return a tensor of the other device over the same memory."""
+    capsule = torch._C._to_dlpack(tensor)
+    ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
+    return torch._C._from_dlpack(capsule)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _relabelled(value, DLPACK_CPU) if value.device.type == NAME else value
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == NAME else value
+    if isinstance(value, list | tuple):
+        return [_on_host(each) for each in value]
+    return value
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        _check_dtype(value.dtype)
+        return _relabelled(value, DLPACK_SECOND)
+    if isinstance(value, list | tuple):
+        return type(value)(_on_device(each) for each in value)
+    return value
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if not DEVICE_RULES.float64 and dtype == torch.float64:
+        raise TypeError("Cannot convert a second Tensor to float64 dtype as this device does not support float64.")
+
+
+def _check_devices(operator: str, arguments: dict[str, Any]) -> None:
+    """Raise as CUDA does where tensors of both devices meet; single numbers on the CPU are let through, as there."""
+    indexing = operator in INDEXING
+    on_cpu, on_device = [], []
+    for name, value in arguments.items():
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(tensor, Tensor):
+                continue
+            if tensor.device.type == NAME:
+                on_device.append(name)
+            elif (tensor.ndim and not (indexing and name == "indices")) or (indexing and name == "self"):
+                on_cpu.append(name)
+    if on_cpu and on_device:
+        problem = f"found at least two devices, {DEVICE} and cpu!"
+        where = f"(when checking argument {on_cpu[0]} in method {operator})"
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {problem} {where}")
+
+
+class _Signature(NamedTuple):
+    """What the schema of an operator says, read once."""
+
+    name: str
+    arguments: list[str]
+    keyword_only: set[str]
+    returns: int
+    written: dict[int, str]
+    """The arguments that the operator writes to and returns, by the place of the result."""
+
+
+@cache
+def _signature(operator: Any) -> _Signature:
+    schema = operator._schema
+    written = {}
+    for place, result in enumerate(schema.returns):
+        if result.alias_info is not None and result.alias_info.is_write:
+            alias = result.alias_info.before_set
+            aliases = {each.name: each.alias_info.before_set for each in schema.arguments if each.alias_info}
+            written[place] = next(name for name, argument_alias in aliases.items() if argument_alias == alias)
+    keyword_only = {each.name for each in schema.arguments if each.kwarg_only}
+    names = [each.name for each in schema.arguments]
+    return _Signature(schema.name, names, keyword_only, len(schema.returns), written)
+
+
+def _compute(operator: Any, *values: Any, **options: Any) -> Any:
+    """Run any operator on the CPU, over the device's memory."""
+    signature = _signature(operator)
+    arguments = dict(zip(signature.arguments, values, strict=False)) | options
+    _count(signature.name, arguments)
+    _check_devices(signature.name, arguments)
+    host = {name: _on_host(value) for name, value in arguments.items()}
+    grown = {}
+    for name in signature.written.values():
+        if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may make it larger
+            host[name] = grown[name] = torch.empty(0, dtype=host[name].dtype)
+    positional = [value for name, value in host.items() if name not in signature.keyword_only]
+    keywords = {name: value for name, value in host.items() if name in signature.keyword_only}
+    results = operator(*positional, **keywords)
+    for name, tensor in grown.items():
+        if arguments[name].shape != tensor.shape:
+            arguments[name].resize_(tensor.shape).copy_(_on_device(tensor))
+    written = {place: arguments[name] for place, name in signature.written.items()}
+    if signature.returns == 1:
+        return written[0] if written else _on_device(results)
+    if not written:
+        return _on_device(results)
+    return tuple(written[place] if place in written else _on_device(each) for place, each in enumerate(results))
+
+
+def _count(name: str, arguments: dict[str, Any]) -> None:
+    _counts.operators[name] += 1
+    indices = arguments["indices"] if name in INDEXING else ()
+    has_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
+    if name in WAITING or (has_mask and name != "aten::index"):  # which calls `nonzero`
+        _counts.waits[name] += 1
+
+
+def _empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, **options: Any) -> Tensor:
+    _check_dtype(dtype or torch.get_default_dtype())
+    options.pop("pin_memory", None)
+    return _relabelled(torch.empty(size, dtype=dtype, device="cpu", **options), DLPACK_SECOND)
+
+
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    _check_dtype(dtype or torch.get_default_dtype())
+    return _relabelled(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), DLPACK_SECOND)
+
+
+def _zeros(size: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    """Return zeros that take memory, where torch's own, for derivatives that are zero, take none."""
+    return _empty(size, dtype=dtype).zero_()
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.device.type != NAME:
+        _counts.to_device += 1
+    elif target.device.type != NAME:
+        _counts.from_device += 1
+    else:
+        _counts.operators["aten::copy_"] += 1
+    _on_host(target).copy_(_on_host(source))
+    return target
+
+
+def _copy_from_and_resize(source: Tensor, target: Tensor) -> Tensor:
+    return _copy_from(source, target.resize_(source.shape))
+
+
+def _item(tensor: Tensor) -> Any:
+    _counts.items += 1
+    return _on_host(tensor).item()
+
+
+def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+    fresh = torch.empty(size, dtype=tensor.dtype, device=DEVICE)
+    if not fresh.numel() or not tensor.numel():
+        return tensor.set_(fresh.untyped_storage(), 0, fresh.shape, fresh.stride())
+    raise NotImplementedError("a tensor with numbers is resized")
+
+
+def _as_cpu_does(name: str) -> Any:
+    """Return the CPU's own function for an operator that only describes memory, whichever device it is on."""
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return lambda *arguments, **options: operator.redispatch(keys, *arguments, **options)
+
+
+def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy, which torch would make with an allocator in C++ that this device lacks; for deep copies."""
+    if storage.device.type != NAME:
+        return _torch_clone(storage)
+    return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()
+
+
+_torch_clone = torch.UntypedStorage.clone
+
+
+def _register() -> None:
+    torch.UntypedStorage.clone = _clone_storage
+    fallback, kernels = _libraries
+    fallback.fallback(_compute, "PrivateUse1")
+    own = {
+        "empty.memory_format": _empty,
+        "empty_strided": _empty_strided,
+        "_copy_from": _copy_from,
+        "_copy_from_and_resize": _copy_from_and_resize,
+        "_efficientzerotensor": _zeros,
+        "_local_scalar_dense": _item,
+        "resize_": _resize,
+    }
+    memory = (
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "unfold",
+    )
+    for name, kernel in (own | {each: _as_cpu_does(each) for each in memory}).items():
+        kernels.impl(name, kernel, "PrivateUse1")
+
+
+_register()

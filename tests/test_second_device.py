@@ -1,0 +1,308 @@
+"""All that torch computes gives the CPU's numbers on a second device, and no tensor stays behind on the CPU.
+
+The device is `second_device`, without hardware. What these tests cannot see is CUDA's own: memory, speed, rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import run_stages, tokenized_documents, toy_reviews, write_tiny_bert
+from families import each_family, write_family
+from second_device import DEVICE, DEVICE_RULES, counted
+from transformers import AutoModelForSequenceClassification
+
+import attnmix
+from attnmix import interventions
+from attnmix.arithmetic.kernels import computed_on
+from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.device import CPU
+from attnmix.core.names import POINTS
+from attnmix.faithfulness.attributions import Review, present_attributions
+from attnmix.faithfulness.class_use import interventions as class_interventions
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.probes import probes
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import random_base, shuffled_words
+from attnmix.measures.heads import record_heads
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.encoding import padded
+from attnmix.models.families import family_of
+from attnmix.models.loading import load_base
+from attnmix.runs.capture import fill_rows
+from attnmix.runs.sentence import TextMeasurer
+from attnmix.store.runs import Run
+
+TOLERANCE = 1e-5
+TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
+Arrays = dict[str, Any]
+# Those named by `torch.use_deterministic_algorithms` that models of text could call, except for `cumsum`: it is refused
+# for floating-point numbers alone, and models sum masks. On a GPU each would end the stage.
+NOT_DETERMINISTIC_ON_CUDA = {
+    *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median", "aten::nanmedian", "aten::bincount"),
+    *("aten::nll_loss2d_forward", "aten::index_reduce_", "aten::_embedding_bag", "aten::scatter_reduce"),
+    *("aten::_adaptive_avg_pool2d_backward", "aten::grid_sampler_2d_backward", "aten::_ctc_loss_backward"),
+}
+
+
+@pytest.fixture
+def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The device, as one that torch finds by itself."""
+    monkeypatch.setattr(DEVICE_RULES, "available", True)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(DEVICE))  # accelerate knows the makers' devices only
+    # Pinned memory is the host's own, which here is all that there is.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)
+    return DEVICE
+
+
+@pytest.fixture(params=[True, False], ids=["float64", "no_float64"])
+def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, second_device: torch.device) -> Any:
+    """The device with float64 and, as Apple's GPU, without."""
+    monkeypatch.setattr(DEVICE_RULES, "float64", request.param)
+    return second_device
+
+
+def assert_same(found: Any, expected: Any, name: str = "") -> None:
+    """Compare arrays, tables and tensors at any depth; missing numbers must be missing in both."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), name
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{name}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), name
+        for number, value in enumerate(expected):
+            assert_same(found[number], value, f"{name}/{number}")
+    elif isinstance(expected, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def measures(folder: Path, device: torch.device) -> Arrays:
+    """Return the ratios, controls, sums, matrices, heads and derivatives of texts, and the vectors at each point."""
+    tokenizer = load_tokenizer(folder)
+    documents, base = tokenized_documents(tokenizer, TEXTS, 20), load_base(folder).to(device)
+    batches = BatchMeasurer(base, list(RATIOS), tokenizer.pad_token_id)
+    batches.read_corpus([documents])
+    results = batches.measures(documents[:3], [True, False, True])
+    arrays: Arrays = {each.document.name: [each.ratios, each.to_first, dict(each.counted)] for each in results}
+    arrays["controls"] = batches.control_sums("shuffled_words", [shuffled_words(each, 1) for each in documents[:2]])
+    random = BatchMeasurer(random_base(folder, 1).to(device), list(RATIOS), tokenizer.pad_token_id)
+    arrays["random"] = random.control_sums("random_weights", documents[:2])
+    texts, ids = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES)), [each.ids[:7] for each in documents]
+    arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in texts.contributions(ids[0]).items()}
+    arrays["derivatives"] = texts.derivatives(ids[0], ids[1:2], 2, 0)
+    arrays["gains"] = texts.gains()
+    arrays["heads"] = record_heads(texts.base, ids[0], texts.layers)
+    arrays["points"] = vectors(base, documents[0].ids.tolist())
+    return arrays
+
+
+def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any]:
+    """Return the captured vectors of a text at every point."""
+    points = family_of(base.config).present(POINTS)
+    rows = {site: np.zeros((len(ids), width), np.float32) for site, width in widths(base, points).items()}
+    batch = padded([ids], 0), [(0, slice(None), slice(len(ids)))]
+    fill_rows(base, [batch], rows, precision)
+    return {str(site): array for site, array in rows.items()}
+
+
+def class_use(folder: Path, device: torch.device) -> Arrays:
+    """Return every token score, what probes and the head read off, and what becomes of the class without values."""
+    classifier = Classifier(folder, device, 60)
+    documents = tokenized_documents(classifier.tokenizer, TEXTS, 16)
+    review = Review(classifier, documents[1], np.random.default_rng(0))
+    arrays: Arrays = {name: each.scores(review) for name, each in present_attributions(classifier.family).items()}
+    arrays["interventions"] = class_interventions(classifier, documents, 1)
+    arrays["probes"] = probes(classifier, [("finetuned", classifier.base)], documents[:4], documents[4:], 1)
+    return arrays
+
+
+@pytest.mark.parametrize("name", each_family("bert"))
+def test_every_family_gives_the_cpus_measures(name: str, tmp_path: Path, second_device: torch.device) -> None:
+    folder = write_family(name, tmp_path)
+    with counted() as counts:
+        found = measures(folder, second_device)
+    assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
+    assert_same(found, measures(folder, CPU))
+
+
+@pytest.mark.parametrize("name", each_family("gpt2"))
+def test_every_family_gives_the_cpus_scores_and_class(name: str, tmp_path: Path, second_device: torch.device) -> None:
+    folder = write_family(name, tmp_path)
+    with counted() as counts:
+        found = class_use(folder, second_device)
+    assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
+    assert_same(found, class_use(folder, CPU))
+
+
+def user_model(folder: Path, device: torch.device) -> attnmix.model.Model:
+    """Return a classifier at hand, as a user has it on `device`."""
+    network = AutoModelForSequenceClassification.from_pretrained(folder).to(device)
+    return attnmix.load(network, load_tokenizer(folder))
+
+
+def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
+    """Return what the functions of the package and edits of attention give."""
+    result = attnmix.measure(model, list(TEXTS.values())[:2])
+    arrays: Arrays = {"ratios": list(result.arrays), "by_layer": result.by_layer()}
+    arrays["norm"] = result.matrix("norm", layer=1).to_numpy()
+    run = attnmix.capture(model, list(TEXTS.values())[:2], folder, points=["layer_output"], dtype="float32")
+    arrays["captured"] = run.features("layer_output").numpy()
+    inputs = model.tokenizer(TEXTS["a"], return_tensors="pt").to(model.network.device)
+    recorded: dict[int, torch.Tensor] = {}
+    edits = {
+        "heads": interventions.without_heads({1: [0]}),
+        "edges": interventions.without_edges(slice(1, 3), slice(0, 2)),
+        "mean": interventions.text_mean_values(torch.ones_like(inputs["input_ids"])),
+        "recorded": interventions.recorded(recorded),
+    }
+    for name, edit in edits.items():
+        with torch.no_grad(), model.intervene(edit) as network:
+            arrays[name] = network(**inputs).logits.cpu().numpy()
+    values = recorded[1].transpose(1, 2).flatten(-2)[0]
+    eraser = interventions.class_eraser(values.cpu(), torch.arange(len(values)) % 2)
+    chain = [interventions.mapped_values({1: eraser}), interventions.replaced_values({2: recorded[2].cpu()})]
+    with torch.no_grad(), model.intervene(interventions.chained(*chain)) as network:
+        arrays["erased"] = network(**inputs).logits.cpu().numpy()
+    return arrays
+
+
+@pytest.mark.parametrize("name", each_family("bert"))
+def test_every_family_is_called_from_python_where_its_model_is(
+    name: str, tmp_path: Path, any_device: torch.device
+) -> None:
+    folder = write_family(name, tmp_path / "model")
+    model = user_model(folder, any_device)
+    found = called_from_python(model, tmp_path / "found")
+    assert {parameter.device for parameter in model.network.parameters()} == {any_device}
+    assert_same(found, called_from_python(user_model(folder, CPU), tmp_path / "expected"))
+
+
+def test_a_named_model_goes_where_the_pipeline_computes(tiny_bert: Path, second_device: torch.device) -> None:
+    assert attnmix.load(tiny_bert).network.device == second_device
+    assert attnmix.load(tiny_bert, device="cpu").network.device == CPU
+
+
+@pytest.mark.long  # all that a page holds
+def test_a_page_is_made_where_its_model_is(tmp_path: Path, second_device: torch.device) -> None:
+    model = user_model(write_tiny_bert(tmp_path / "model", layers=2), second_device)
+    DEVICE_RULES.available = False
+    with counted() as counts:
+        page = attnmix.measure(model, "time flies like an arrow").save(tmp_path / "page.html")
+    assert "second device of the tests" in page.read_text("utf-8")
+    assert counts.operators["aten::addmm"]
+
+
+@pytest.mark.long  # maps, which are compiled
+def test_a_typed_text_is_measured_on_the_device(tmp_path: Path, any_device: torch.device) -> None:
+    folder = write_tiny_bert(tmp_path / "model", layers=2)
+    checkpoints = {"pretrained": folder, "finetuned": folder}
+    found = TextMeasurer(checkpoints).run("time flies like an arrow")
+    device = any_device if DEVICE_RULES.float64 else CPU
+    assert found.metrics("measure")["computed_on"] == computed_on(FASTEST, device)
+    DEVICE_RULES.available = False
+    expected = TextMeasurer(checkpoints).run("time flies like an arrow")
+    assert_same(found.ratio_table, expected.ratio_table)
+    assert_same(found.results["finetuned"].matrices, expected.results["finetuned"].matrices)
+
+
+STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness")
+
+
+@pytest.mark.long  # the pipeline three times
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "targets": ["query", "value"]}], ids=["full", "lora"])
+def test_every_stage_gives_the_cpus_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device, lora: dict[str, Any] | None
+) -> None:
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE")
+    runs = {}
+    for name, available in (("expected", False), ("found", True)):
+        monkeypatch.setattr(DEVICE_RULES, "available", available)
+        if available:
+            monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(any_device))
+        folder = tmp_path / name
+        write_tiny_bert(folder / "model", layers=2)
+        toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
+        capture = {"documents": [0, 1], "max_length": 40, "dtype": "float32"}
+        runs[name] = Run(run_stages(folder, *STAGES, finetune={"epochs": 1, "lora": lora}, capture=capture))
+    expected, found = runs["expected"], runs["found"]
+    for table in sorted(expected.tables.rglob("*.csv")):
+        other = found.tables / table.relative_to(expected.tables)
+        columns = [name for name in pd.read_csv(table) if name != "largest_error_ppm"]  # rounding is all that it holds
+        pd.testing.assert_frame_equal(pd.read_csv(other)[columns], pd.read_csv(table)[columns], rtol=1e-3, atol=1e-4)
+    for site in expected.sites:
+        rows = np.arange(9)
+        np.testing.assert_allclose(found.read(site, rows), expected.read(site, rows), atol=1e-4)
+    assert found.metrics("finetune")["computed_on"] == "second device of the tests"
+
+
+FAULTS = [
+    ("attnmix.measures.batches:head_factors", measures),
+    ("attnmix.models.attention:AttentionCall.diagonal", measures),
+    ("attnmix.faithfulness.class_use:padded", class_use),
+]
+"""A function of each of three packages whose result is left on the CPU, and what calls it."""
+
+
+@pytest.mark.parametrize(("function", "compute"), FAULTS)
+def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
+    function: str,
+    compute: Callable[[Path, torch.device], Arrays],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    second_device: torch.device,
+) -> None:
+    place, _, name = function.replace(":", ".").rpartition(".")
+    owner, original = resolve_name(place), resolve_name(function)
+
+    def left_behind(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        return {name: each.cpu() for name, each in result.items()} if isinstance(result, dict) else result.cpu()
+
+    monkeypatch.setattr(owner, name, left_behind)
+    with pytest.raises(RuntimeError, match="at least two devices, second:0 and cpu"):
+        compute(write_family("bert", tmp_path), second_device)
+
+
+def test_the_device_counts_launches_and_what_the_cpu_waits_for() -> None:
+    numbers = torch.arange(6.0).view(2, 3)
+    with counted() as counts:
+        moved = numbers.to(DEVICE)
+        product = moved @ moved.T
+        positive = product[product > 5]
+        largest = float(positive.max())
+        back = positive.cpu()
+    assert back.tolist() == [14, 14, 50]
+    assert largest == 50
+    assert counts.operators["aten::mm"] == 1
+    assert (counts.to_device, counts.from_device, counts.items) == (1, 1, 1)
+    assert sum(counts.waits.values()) == 1  # the mask, whose result has as many numbers as it is true for
+
+
+def test_the_device_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.ones(2, 3)
+    moved = numbers.to(DEVICE)
+    assert (moved * torch.tensor(2.0))[torch.tensor([1])].sum() == 6  # single numbers and indices may be on the CPU
+    for mixed in (
+        lambda: moved + numbers,
+        lambda: torch.cat([numbers, moved]),
+        lambda: torch.where(moved > 0, numbers, moved),
+        lambda: torch.einsum("ij,kj->ik", moved, numbers),
+    ):
+        with pytest.raises(RuntimeError, match="at least two devices"):
+            mixed()
+    monkeypatch.setattr(DEVICE_RULES, "float64", False)
+    with pytest.raises(TypeError, match="float64"):
+        moved.double()
