@@ -27,7 +27,7 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     """Raise `InputError` where the adapter `name`, with these values of its configuration, cannot be merged."""
     import peft
 
-    task, kind = values.get("task_type"), values.get("peft_type")
+    task, kind = str(values.get("task_type")), str(values.get("peft_type"))
     if task not in AUTO_CLASSES:
         raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
     configurations: dict[Any, Any] = dict(peft.PEFT_TYPE_TO_CONFIG_MAPPING)
