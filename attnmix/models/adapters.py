@@ -27,10 +27,10 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     """Raise `InputError` where the adapter `name`, with these values of its configuration, cannot be merged."""
     import peft
 
-    task, kind = values.get("task_type"), str(values.get("peft_type"))
+    task, kind = str(values.get("task_type")), str(values.get("peft_type"))
     if task not in AUTO_CLASSES:
         raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
-    configurations = {str(each.value): settings for each, settings in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    configurations: dict[Any, Any] = dict(peft.PEFT_TYPE_TO_CONFIG_MAPPING)
     configuration = configurations.get(kind)
     if configuration is None or issubclass(configuration, peft.PromptLearningConfig):
         problem = f"{name} is an adapter of the type {kind}, which changes no weights that it could be merged into"
