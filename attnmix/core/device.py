@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -94,7 +94,8 @@ def exact_products() -> Iterator[None]:
 
     TensorFloat-32 rounds them to 10 bits: the parts of a layer then miss the model's output by a thousandth.
     """
-    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
+    cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
     backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
     precisions = [backend.fp32_precision for backend in backends]
     try:
@@ -163,8 +164,9 @@ def _launched_index() -> int:
 
 def _set_full_precision() -> None:
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    for backend in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32 = False
+    for backend in (cudnn.conv, cudnn.rnn):
         backend.fp32_precision = "ieee"  # else they follow torch.backends.fp32_precision
 
 

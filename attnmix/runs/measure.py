@@ -100,7 +100,8 @@ def measure(
     gains: dict[str, npt.NDArray[np.float64]] = {}
     for name in checkpoints:
         path = run.checkpoints[name]
-        base = load_base(path).to(device)
+        base: Any = load_base(path)
+        base.to(device)
         read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
@@ -115,7 +116,8 @@ def measure(
         work.captured_texts(documents)
         work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
         gains[name] = documents.gains()
-    random_model = random_base(first, seed).to(device)
+    random_model: Any = random_base(first, seed)
+    random_model.to(device)
     read_segments(random_model, tokenizer, run.pairs)
     random = CheckpointWork(folder, RANDOM, *share)
     random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
