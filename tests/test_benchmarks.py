@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
@@ -27,3 +29,19 @@ def test_cases_run_on_little_input_and_print_their_tables() -> None:
     for each in tables:
         assert "| peak memory |" in each
         assert each.count("\n| ") > 3
+
+
+@pytest.mark.long  # three trainings in processes of their own, one of which is killed
+def test_the_benchmark_of_a_card_runs_on_a_cpu_and_documents_each_row(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.card", "--small", "--to", str(tmp_path / "card.csv")]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "ATTNMIX_DEVICE": "cpu"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    table = pd.read_csv(tmp_path / "card.csv")
+    results = dict(zip(table["row"], table["result"], strict=True))
+    assert results["training, repeated and resumed"] == "the same bytes, resumed after SIGKILL too"
+    missing = [row for row, result in results.items() if result.startswith("not here")]
+    on_a_gpu = {"fine-tuning, fp16", "out of memory in finetune", "out of memory in capture"}
+    assert set(missing) == {"numbers of --checkpoint", "capture, third size", *on_a_gpu}
+    documented = (REPOSITORY / "docs/scale.md").read_text("utf-8")
+    assert [row for row in results if f"| {row} |" not in documented] == []

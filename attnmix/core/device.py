@@ -94,9 +94,8 @@ def exact_products() -> Iterator[None]:
 
     TensorFloat-32 rounds them to 10 bits: the parts of a layer then miss the model's output by a thousandth.
     """
-    cudnn: Any = torch.backends.cudnn
-    cuda: Any = torch.backends.cuda.matmul
-    mkldnn: Any = torch.backends.mkldnn
+    torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
+    cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
     backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
     precisions = [backend.fp32_precision for backend in backends]
     try:

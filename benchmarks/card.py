@@ -1,0 +1,498 @@
+"""What one GPU computes and how fast: are the numbers the CPU's, is a training the same twice, what takes the time.
+
+    python -m benchmarks.card                                # under nine minutes on an H100; writes card.csv as it goes
+    python -m benchmarks.card --small                        # tiny, on a CPU too: does it all run?
+    python -m benchmarks.card --checkpoint models/mine       # compares a real model's numbers as well
+    python -m benchmarks.card --pack models/mine mine.int8   # first makes a real model small enough to carry
+
+Needs no network: the model is a random one of BERT-base's shape, and the texts are random words, some of which name the
+class. Each row of the table is a function below, and is written as soon as it is known. docs/scale.md says what each
+row should be. A failed row says why, the others still run, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import hashlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+import attnmix
+from attnmix.core.device import chosen, device_name, prepare
+from attnmix.measures.documents import read_documents
+from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.loading import load_base
+from attnmix.store.runs import Run
+from attnmix.store.texts import split_file
+from benchmarks.stages import write_parameters
+from benchmarks.timing import REPOSITORY, synchronize
+from stages.common.cli import as_command
+from stages.common.parameters import read_parameters
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [f"word{number}" for number in range(2000)]
+CLASS_WORDS = (["awful", "dull", "poor"], ["great", "lovely", "fine"])
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
+    "gpt2": {"n_embd": 96, "n_head": 4, "n_layer": 3},
+    "modernbert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
+    "llama": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
+}
+"""Random models whose numbers are compared: post-LN, pre-LN, gated, and with rotary positions."""
+SCALE = ".scale"  # ends the names of a packed model's scales
+MEMORY_LIMIT = 0.002  # of the GPU's memory: less than the model needs
+KILL_SECONDS = 300  # after which a training that left no checkpoint is given up
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of the model, and how much is trained, captured and measured."""
+
+    model: dict[str, int] = field(default_factory=dict)  # BERT-base's, but for these
+    train: int = 1024
+    test: int = 512
+    words: int = 250  # in the longest text
+    measured: int = 64
+    batch_texts: int = 32
+    batch_tokens: tuple[int, ...] = (4096, 16384, 65536)
+
+
+SMALL_MODEL = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
+SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8, batch_tokens=(256, 1024))
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the rows share: a folder in which the stages run, the device, and the user's choices."""
+
+    run: Run
+    size: Size
+    device: torch.device
+    checkpoint: Path | None
+
+    def write_parameters(self, **sections: dict[str, Any]) -> None:
+        """Write `params.yaml`: one checkpoint is measured, and what is not set here is the default."""
+        longest = self.size.words + 2
+        values: dict[str, dict[str, Any]] = {
+            "finetune": {"batch_size": self.size.batch_texts, "max_length": longest, "epochs": 2},
+            "capture": {"max_length": longest, "drawn": self.size.test},
+            "measure": {"documents": self.size.measured, "gradient_documents": 0, "matrices": []},
+            "faithfulness": {"max_length": longest},
+        }
+        for name, keys in sections.items():
+            values[name] |= keys
+        write_parameters(self.run.root, **values)
+
+    def stage(self, name: str) -> float:
+        """Run a stage in this process; return its seconds."""
+        with chdir(self.run.root):
+            parameters = read_parameters()
+            synchronize()
+            start = time.perf_counter()
+            import_module(f"stages.{name}").main(parameters)
+            synchronize()
+            return time.perf_counter() - start
+
+    def start_finetune(self, root: Path) -> subprocess.Popen[bytes]:
+        """Start the stage `finetune` of the folder `root` in a process of its own."""
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        output: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-m", "stages", "finetune"], cwd=root, env=environment, **output)
+
+
+class NotHereError(Exception):
+    """A row that this machine cannot have, with the reason."""
+
+
+def machine(card: Card) -> str:
+    """Return the device and the versions of what computes on it."""
+    name = device_name(card.device)
+    if card.device.type == "cuda":
+        name += (
+            f", {torch.cuda.get_device_properties(card.device).total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+        )
+    return f"{name}; torch {torch.__version__}, transformers {version('transformers')}"
+
+
+def same_numbers(name: str) -> Callable[[Card], str]:
+    """Return the row that compares a family's ratios and matrices with the CPU's."""
+
+    def row(card: Card) -> str:
+        folder = card.run.root / "families" / name
+        write_model(folder, name, FAMILIES[name])
+        return compared(folder, card.device)
+
+    return row
+
+
+def same_numbers_of_a_checkpoint(card: Card) -> str:
+    """Return how far a real model's numbers are from the CPU's."""
+    if card.checkpoint is None:
+        raise NotHereError("no --checkpoint")
+    if not card.checkpoint.is_file():
+        return compared(card.checkpoint, card.device)
+    folder = card.run.root / "unpacked"
+    unpack(card.checkpoint, folder)
+    return compared(folder, card.device)
+
+
+def compared(folder: Path, device: torch.device) -> str:
+    """Return the largest difference of ratios and matrices from those of the CPU, in their unit, which is 1."""
+    texts = random_texts(4, 20, seed=3)["text"].tolist()
+    differences = []
+    results = [attnmix.measure(attnmix.load(folder, device=place), texts) for place in (device, "cpu")]
+    for found, expected in zip(results[0].arrays, results[1].arrays, strict=True):
+        differences.append(np.abs(found - expected).max())
+    for name in ("norm", "value_zeroing"):
+        found, expected = (result.matrix(name).to_numpy() for result in results)
+        differences.append(np.nanmax(np.abs(found - expected), initial=0))
+    largest = max(differences)
+    if not largest <= 1e-4:
+        raise AssertionError(f"ratios or matrices differ by {largest:.2g}")
+    return f"differ by {largest:.1g} at most"
+
+
+def tensor_float(card: Card) -> str:
+    """Return how far ratios differ where the user has turned TensorFloat-32 on."""
+    folder = card.run.root / "families" / "bert"
+    texts = random_texts(4, 20, seed=3)["text"].tolist()
+    model = attnmix.load(folder, device=card.device)
+    expected = attnmix.measure(model, texts)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        found = attnmix.measure(model, texts)
+        kept = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    same = all(np.array_equal(*pair) for pair in zip(found.arrays, expected.arrays, strict=True))
+    if not same or kept != "high":
+        raise AssertionError(f"the same bytes: {same}; the setting afterwards: {kept}")
+    return "the same bytes, and the user's setting is put back"
+
+
+def training(**changes: Any) -> Callable[[Card], str]:
+    """Return the row of a training with these keys of `finetune`: its speed, accuracy and memory."""
+
+    def row(card: Card) -> str:
+        if changes.get("precision") == "fp16" and card.device.type == "cpu":
+            raise NotHereError("fp16 needs a GPU")
+        card.write_parameters(finetune=changes)
+        with watched(card.device) as use, training_speed() as speeds:
+            card.stage("finetune")
+        accuracy = card.run.metrics("finetune")["test"]["accuracy"]
+        return f"{speeds[0]:,.0f} samples/s, accuracy {accuracy:.2f}, {use}"
+
+    return row
+
+
+def training_twice(card: Card) -> str:
+    """Return whether two trainings, and one that is killed and resumed, give the same bytes."""
+    digests = {}
+    for way in ("once", "again", "killed"):
+        root = card.run.root / way
+        lay_out(root, card.size)
+        Card(Run(root), card.size, card.device, None).write_parameters()
+        process = card.start_finetune(root)
+        if way == "killed":
+            kill_after_a_checkpoint(process, root)
+            process = card.start_finetune(root)
+        _, error = process.communicate()
+        if process.returncode:
+            raise AssertionError(error.decode(errors="replace").strip().splitlines()[-1])
+        if way == "killed" and b"resumes from" not in error:
+            raise AssertionError("the killed training began from the start")
+        digests[way] = hashlib.sha256((Run(root).finetuned / "model.safetensors").read_bytes()).hexdigest()
+    if len(set(digests.values())) > 1:
+        raise AssertionError(f"other bytes: {digests}")
+    return "the same bytes, resumed after SIGKILL too"
+
+
+def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> None:
+    """Send SIGKILL once the training has saved an epoch; raise where it ends, or takes too long, before."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while not list(root.glob(".unfinished/finetune/*/checkpoint-*/trainer_state.json")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError("the training left no checkpoint to resume from")
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def out_of_memory(stage: str) -> Callable[[Card], str]:
+    """Return the row of a stage on a GPU with too little memory: one line that names the key to lower."""
+
+    def row(card: Card) -> str:
+        if card.device.type != "cuda":
+            raise NotHereError("no NVIDIA GPU")
+        card.write_parameters()
+        torch.cuda.set_per_process_memory_fraction(MEMORY_LIMIT)
+        try:
+            with as_command(stage):
+                card.stage(stage)
+        except SystemExit as error:
+            line = str(error.code)
+        else:
+            raise AssertionError("the limit of memory was not reached")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        if not line.startswith(f"error: {stage}: out of memory (") or "; reduce " not in line:
+            raise AssertionError(line)
+        return f"one line: ...{line[line.index('; reduce') :]}"
+
+    return row
+
+
+def capture_speed(place: int) -> Callable[[Card], str]:
+    """Return the row of `capture` beside bare forward passes, at one of the sizes of a batch."""
+
+    def row(card: Card) -> str:
+        if place >= len(card.size.batch_tokens):
+            raise NotHereError("--small has fewer sizes")
+        batch_tokens = card.size.batch_tokens[place]
+        card.write_parameters(capture={"batch_tokens": batch_tokens})
+        if place == 0:
+            card.stage("tokenize")
+        tokens, seconds = bare_passes(card, "captured", batch_tokens)
+        with watched(card.device) as use:
+            captured = card.stage("capture")
+        return f"{batch_tokens} a batch: {tokens / captured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+
+    return row
+
+
+def measure_speed(card: Card) -> str:
+    """Return the speed of `measure`, both controls of it included, beside bare forward passes."""
+    batch_tokens = card.size.batch_tokens[0]
+    card.write_parameters(finetune={"epochs": 0}, capture={"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]})
+    card.stage("tokenize")
+    tokens, seconds = bare_passes(card, "measured", batch_tokens)
+    with watched(card.device) as use:
+        measured = card.stage("measure")
+    return f"{tokens / measured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+
+
+def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
+    """Return the number of tokens in the texts of a kind, and the seconds of the library's own forward passes."""
+    base: Any = load_base(card.run.finetuned).to(card.device)
+    base.set_attn_implementation("sdpa")
+    run = Run(card.run.root)  # which reads the tables anew
+    texts = [document.ids.tolist() for document in read_documents(kind, run)]
+    numbers = batches_by_tokens([len(text) for text in texts], batch_tokens)
+    batches = [padded([texts[number] for number in batch], 0, card.device) for batch in numbers]
+    with torch.inference_mode():
+        base(**batches[0])
+        synchronize()
+        start = time.perf_counter()
+        for batch in batches:
+            base(**batch)
+        synchronize()
+    return sum(map(len, texts)), time.perf_counter() - start
+
+
+@dataclass
+class Use:
+    """What a stage took of the GPU."""
+
+    peak_bytes: int = 0
+    busy: list[float] = field(default_factory=list)
+    """Percent of the time in which a kernel ran, one number for each fifth of a second."""
+
+    def __str__(self) -> str:
+        parts = [f"peak {self.peak_bytes / 2**30:.1f} GiB"] if self.peak_bytes else ["no GPU memory"]
+        return ", ".join([*parts, *([f"GPU busy {statistics.mean(self.busy):.0f} %"] if self.busy else [])])
+
+
+@contextmanager
+def watched(device: torch.device) -> Iterator[Use]:
+    """Yield what is taken of the GPU; it is known when the context ends."""
+    use = Use()
+    if device.type != "cuda":
+        yield use
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    query = ["nvidia-smi", f"--id={device.index}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        sampler = subprocess.Popen([*query, "-lms=200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except FileNotFoundError:
+        sampler = None
+    try:
+        yield use
+    finally:
+        use.peak_bytes = torch.cuda.max_memory_allocated(device)
+        if sampler is not None:
+            sampler.terminate()
+            lines = sampler.communicate()[0].split()
+            use.busy = [float(line) for line in lines if line.isdigit()]
+
+
+@contextmanager
+def training_speed() -> Iterator[list[float]]:
+    """Yield a list that gets the samples a second of each training, as the library's trainer counts them."""
+    speeds: list[float] = []
+    train = transformers.Trainer.train
+
+    def counted(trainer: transformers.Trainer, **options: Any) -> Any:
+        output = train(trainer, **options)
+        speeds.append(output.metrics["train_samples_per_second"])
+        return output
+
+    transformers.Trainer.train = counted
+    try:
+        yield speeds
+    finally:
+        transformers.Trainer.train = train
+
+
+def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
+    """Return reviews of random words and lengths, classes in turn, in each of which some words name the class."""
+    generator, rows = np.random.default_rng(seed), []
+    for place in range(number):
+        label = place % 2
+        words = generator.choice(WORDS, generator.integers(longest // 3, longest - 3)).tolist()
+        words[1:1] = generator.choice(CLASS_WORDS[label], 3).tolist()
+        rows.append((" ".join(words), label, ("negative", "positive")[label]))
+    return pd.DataFrame(rows, columns=["text", "label", "label_name"])
+
+
+def write_model(folder: Path, family: str, shape: dict[str, Any]) -> None:
+    """Write a random classifier of a family, and a tokenizer of whole words."""
+    vocabulary = [*SPECIAL, *WORDS, *CLASS_WORDS[0], *CLASS_WORDS[1]]
+    model = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [(token, vocabulary.index(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512, **{f"{role}_token": token for role, token in roles.items()}
+    ).save_pretrained(folder)
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    rows = {} if family == "bert" and not shape else {"vocab_size": len(vocabulary)}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **rows, **ids, **shape)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
+def lay_out(root: Path, size: Size) -> None:
+    """Write what `finetune` reads: reviews and a model of BERT's family."""
+    run = Run(root)
+    run.reviews.mkdir(parents=True)
+    for seed, (split, number) in enumerate((("train", size.train), ("validation", size.test), ("test", size.test))):
+        random_texts(number, size.words, seed).to_parquet(split_file(split, run.reviews), index=False)
+    write_model(run.pretrained, "bert", size.model)
+
+
+def pack(folder: Path, file: Path) -> None:
+    """Write a checkpoint as one file of a quarter of its size: each row of a matrix in int8, with a scale."""
+    packed = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if tensor.ndim != 2 or not tensor.is_floating_point():
+            packed[name] = tensor
+            continue
+        scales = tensor.float().abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+        packed[name] = (tensor.float() / scales).round().to(torch.int8)
+        packed[name + SCALE] = scales
+    texts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
+    save_file(packed, file, metadata=texts)
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Write the checkpoint that `pack` made small; its weights are rounded, the same on every device."""
+    from safetensors import safe_open
+
+    folder.mkdir(parents=True)
+    with safe_open(file, "pt") as opened:
+        for name, text in opened.metadata().items():
+            (folder / name).write_text(text, encoding="utf-8")
+    packed, tensors = load_file(file), {}
+    for name, tensor in packed.items():
+        if not name.endswith(SCALE):
+            scales = packed.get(name + SCALE)
+            tensors[name] = tensor if scales is None else tensor.float() * scales
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+ROWS: dict[str, Callable[[Card], str]] = {
+    "machine": machine,
+    **{f"numbers of {name}": same_numbers(name) for name in FAMILIES},
+    "numbers of --checkpoint": same_numbers_of_a_checkpoint,
+    "TensorFloat-32 on": tensor_float,
+    "fine-tuning, bf16": training(precision="bf16"),
+    "fine-tuning, fp16": training(precision="fp16"),
+    "fine-tuning, LoRA": training(lora={"rank": 8, "alpha": 16, "targets": "all-linear"}),
+    "fine-tuning, fp32": training(),
+    "capture, first size": capture_speed(0),
+    "capture, second size": capture_speed(1),
+    "capture, third size": capture_speed(2),
+    "measure": measure_speed,
+    "out of memory in finetune": out_of_memory("finetune"),
+    "out of memory in capture": out_of_memory("capture"),
+    "training, repeated and resumed": training_twice,
+}
+"""The table, in order. The rows from `capture` on take the model of the fine-tuning in fp32, the last before them."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a tiny model and few texts, on a CPU too")
+    parser.add_argument("--checkpoint", type=Path, help="folder of a real model, or a file that --pack made")
+    parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "FILE"), help="make a model small, and end")
+    parser.add_argument("--to", type=Path, default=Path("card.csv"), help="file of the table")
+    arguments = parser.parse_args()
+    if arguments.pack:
+        pack(*arguments.pack)
+        return
+    failed = False
+    with tempfile.TemporaryDirectory() as name, arguments.to.open("w", encoding="utf-8", newline="") as file:
+        size = SMALL if arguments.small else Size()
+        checkpoint = arguments.checkpoint and arguments.checkpoint.absolute()
+        card = Card(Run(Path(name)), size, chosen(), checkpoint)
+        prepare(card.device)
+        lay_out(card.run.root, size)
+        table = csv.writer(file)
+        table.writerow(["row", "result", "seconds"])
+        print("| row | result | seconds |\n| --- | --- | ---: |", flush=True)
+        for title, row in ROWS.items():
+            start = time.perf_counter()
+            try:
+                result = row(card)
+            except NotHereError as reason:
+                result = f"not here: {reason}"
+            except Exception as error:  # one row's fault must not take the others
+                failed, result = True, f"FAILED: {type(error).__name__}: {error}".splitlines()[0]
+            seconds = f"{time.perf_counter() - start:.1f}"
+            table.writerow([title, result, seconds])
+            file.flush()
+            print(f"| {title} | {result} | {seconds} |", flush=True)
+            gc.collect()
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()
