@@ -1,4 +1,4 @@
-"""Measure how much of each token's vector comes from other tokens, by layer, with intervals over texts.
+"""Measure the mixing ratio of each layer, others / (others + own) by length, with intervals over texts.
 
     python examples/how_much_each_layer_mixes.py [MODEL]
 

@@ -59,9 +59,24 @@ class PlantedRun:
         (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class", "rises"),
         (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class", "rises"),
         (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class", "rises"),
-        (0.1, 0.0, "Fine-tuning makes tokens mix more, but what they give each other hardly tells the class", "rises"),
-        (-0.1, 0.0, "Fine-tuning makes tokens mix less, but what they give each other hardly tells the class", "falls"),
-        (0.0, 0.0, "Fine-tuning changes neither how much tokens mix nor what they give each other", "does not change"),
+        (
+            0.1,
+            0.0,
+            "Fine-tuning raises the mixing ratio, but what tokens give each other hardly tells the class",
+            "rises",
+        ),
+        (
+            -0.1,
+            0.0,
+            "Fine-tuning lowers the mixing ratio, but what tokens give each other hardly tells the class",
+            "falls",
+        ),
+        (
+            0.0,
+            0.0,
+            "Fine-tuning changes neither the mixing ratio nor what tokens give each other measurably",
+            "does not change",
+        ),
     ],
 )
 def test_each_outcome_has_its_headline(change: float, share: float, headline: str, verb: str) -> None:

@@ -135,12 +135,16 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     of_class += f" {percent(abs(at(share, 'before')), at(share, 'after', permuted))}"
     donor = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=4)
     erased = study("interventions", edit="class erased from words", measure="same_class", extent="from", layer=4)
+    donor_last = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=6)
+    of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
+    assert {f"{p:.2f}" for p in of_class_adjusted} == {"0.05"}
     sentences = [
-        f"1 {percent(*(each['mean'] for each in averages))} {change(over_layers(CHANGE, both))}",
-        f"2 {of_class}",
-        f"3 4 {percent(*donor[ENDS], better_constant(), *erased[ENDS])}",
+        f"1 150 {percent(*(each['mean'] for each in averages[:2]))} {change(over_layers(CHANGE))} "
+        f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))}",
+        f"2 {of_class} 4 0.05",
+        f"3 {percent(*donor[ENDS])} 4 {percent(*donor_last[ENDS])} 6 {percent(better_constant(), *erased[ENDS])}",
     ]
-    assert_numbers("docs/study/README.md", "1. Fine-tuning", "![The class", sentences)
+    assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
     default = {"method": RATIO, "weight": "token", "tokens_of": "all", "layer": "all"}
     before, after, added = (
         row(f"{PLOTS}measure/mixing_weighted.csv", checkpoint=each, **default) for each in CHECKPOINTS
@@ -148,30 +152,39 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     rollouts = rows(f"{PLOTS}measure/derivatives.csv", quantity="from_input", layer=6).pivot(
         index="method", columns="checkpoint", values="mean"
     )
-    alti, value_zeroing = (rollouts.loc[f"{name}_rollout"] for name in ("alti", "value_zeroing"))
-    assert percent(value_zeroing["pretrained"]) == percent(value_zeroing["finetuned"])
+    alti, derivative = rollouts.loc["alti_rollout"], rollouts.loc["derivative_norm_of_sum"]
+    alti_change = row(
+        f"{PLOTS}measure/derivatives.csv", quantity="from_input", layer=6, method="alti_rollout", checkpoint=CHANGE
+    )
+    shuffled = rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control="shuffled_words", checkpoint=CHANGE)
     read = [
-        f"1 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']}",
-        f"2 {percent(alti['pretrained'], alti['finetuned'], value_zeroing['finetuned'])} 4 24 5 95",
+        f"1 {percent(before['mean'], after['mean'])} {change(added)} 95 {after['documents']} "
+        f"{points(shuffled['mean'].mean())}",
+        f"2 4 24 {percent(alti['pretrained'], alti['finetuned'])} "
+        f"{' '.join(f'{100 * end:+.0f}' for end in alti_change[ENDS])} "
+        f"{percent(derivative['pretrained'], derivative['finetuned'])} 5 95",
         f"3 {change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))}",
-        f"4 {of_class}",
+        f"4 {percent(*by_layers(share, 'after', 6)[ENDS], abs(at(share, 'before')))} 0.05 "
+        f"{percent(at(share, 'after', permuted))}",
     ]
     assert_numbers("README.md", "1. The mixing ratio", "![Mixing ratio", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
-    in_the_middle = [by_layers(f"ratio {RATIO}", CHANGE, layer, both)["mean"] for layer in (4, 5)]
+    in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
+    longer = by_layers("others' length", CHANGE, 6, both)
     lengths = [at("others' length", *which) for which in (("before",), ("after",), ("after", permuted))]
     coherences = [at("coherence", *which) for which in (("before",), ("after",), ("after", permuted))]
-    assert lengths[2] / coherences[2] < lengths[0] / coherences[0]
+    changes = [by_layers(measure, CHANGE, 6, permuted) for measure in ("coherence", "others' length")]
+    assert all(each["ci_low"] < 0 < each["ci_high"] for each in changes)
     cancelled = np.log(coherences[1] / coherences[0]) / np.log(lengths[1] / lengths[0])
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
-        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {points(*in_the_middle)} "
+        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {' '.join(in_the_middle)} "
         f"{change(of_cls)}",
         f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))}",
-        f"6 {lengths[0]:.1f} {lengths[1]:.1f} {decimals(*coherences[:2])} 8 {percent(cancelled)} {lengths[2]:.1f} "
-        f"{decimals(coherences[2])}",
+        f"6 {lengths[0]:.1f} {lengths[1]:.1f} {decimals(*coherences[:2])} 8 {percent(cancelled)}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
-        percent(*(told("after", "lens: predicted", setting) for setting in ("true labels", permuted))),
+        f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))} 6 "
+        f"{lengths[1]:.1f} {lengths[2]:.1f} {longer['p_holm']:.2f}",
         f"4 6 {percent(*map(kept, edges))}",
         f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 20 4 6 "
         f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
@@ -209,13 +222,18 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         table = rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control=name)
         return percent(*table.groupby("checkpoint")["mean"].mean()[list(checkpoints)])
 
+    def rise_of(name: str) -> float:
+        where = {"method": RATIO, "control": name, "checkpoint": CHANGE}
+        return float(rows(f"{PLOTS}measure/mixing_controls.csv", **where)["mean"].mean())
+
+    right = row(f"{PLOTS}faithfulness/class_use.csv", quantity="accuracy", group="none")
     text_mean = {"method": RATIO, "control": "text_mean_value", "checkpoint": CHANGE}
     left = rows(f"{PLOTS}measure/mixing_controls.csv", **text_mean)["below"]
     correlations = committed(f"{PLOTS}faithfulness/class_use.csv").query("checkpoint == 'finetuned'")
 
-    def in_attention(checkpoint: str, measure: str) -> float:
+    def in_attention(checkpoint: str, measure: str) -> pd.Series:
         where = {"checkpoint": checkpoint, "layer": 6, "point": "attention", "measure": measure}
-        return float(row(f"{PLOTS}measure/geometry.csv", **where)["mean"])
+        return row(f"{PLOTS}measure/geometry.csv", **where)
 
     def kept(edit: str) -> float:
         return float(row(f"{PLOTS}faithfulness/class_use.csv", quantity="class_kept", group=edit, layer=4)["mean"])
@@ -234,9 +252,9 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     same_tokens = row(derivatives, quantity="ratio", checkpoint=CHANGE, layer=6, method=RATIO)
     trained, reviews = CHECKPOINTS[:2], margins["predicted"].value_counts()
     exchanged = [
-        row(derivatives, quantity="swap", layer=6, checkpoint=checkpoint, method=f"swap_{donor}")["mean"]
-        for donor in ("same_class", "other_class")
-        for checkpoint in trained
+        row(derivatives, quantity="swap", layer=6, checkpoint=checkpoint, method=f"swap_{donor}")
+        for donor in ("other_class", "derivative_other_class", "same_class")
+        for checkpoint in CHECKPOINTS
     ]
     cosines = [geometry(each, measure) for measure in MEAN_COSINES for each in trained]
     places = (("norm", "output_linear"), ("cosine_input", "attention_skip"))
@@ -248,16 +266,19 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"6 {shorter[0]} 33 64 {shorter[1]} 65 128 {long} 129 256 {len(short)} {len(less_sure)} 4.2 "
         f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())}",
         f"6 {' '.join(cosines)}",
-        f"{percent(in_attention('finetuned', 'share_class'))} 6 {percent(in_attention('pretrained', 'share_class'))} "
-        f"4 {percent(*map(kept, EDITS))}",
+        f"{percent(*in_attention('finetuned', 'share_class')[ENDS])} 6 "
+        f"{percent(in_attention('pretrained', 'share_class')['mean'])} 4 {percent(*map(kept, EDITS))} 40 "
+        f"{percent(right['mean'])}",
         f"{control('random_weights', 'random')} {control('shuffled_words', *trained)} "
         f"{control('text_mean_value', *trained)} {control('corpus_value', *trained)} "
+        f"{' '.join(points(rise_of(name)) for name in ('text_mean_value', 'corpus_value'))} "
         f"{100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
         f"{reviews['negative']} {correlation('negative')} {reviews['positive']} {correlation('positive')} "
         f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
         f"4 24 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
         f"{change(same_tokens)} 6 5 {points(*within.loc[5, ENDS[1:]])} 6 {points(*within.loc[6, ENDS[1:]])}",
-        f"6 {percent(*exchanged)}",
+        f"6 {percent(exchanged[0]['mean'], exchanged[1]['mean'])} {change(exchanged[2])} {change(exchanged[5])} "
+        f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])} 4",
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
     assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)

@@ -56,13 +56,6 @@ def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
         raise InputError(f"{key}: {reason}") from error
 
 
-def innermost(error: BaseException) -> BaseException:
-    """Return the error at the start of a chain of `raise ... from ...`."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def text_problem(text: str) -> str | None:
     """Return why no tokenizer reads `text` as it is, or None where one does.
 

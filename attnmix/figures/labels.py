@@ -19,7 +19,7 @@ class Mark(NamedTuple):
 
 POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
 
-_LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
+_LENGTH_RATIO = " of layer {layer}, the length ratio others / (others + own) is {share}"
 RATIO_MARKS = {
     "attn_w": Mark(
         "Attention weights",
@@ -31,14 +31,14 @@ RATIO_MARKS = {
         "Weights + skip",
         "#0072B2",
         "s",
-        "By attention weights, the skip connection counted as half, other tokens' part of a token's vector after "
-        "attention of layer {layer} is {share}",
+        "By attention weights, the skip connection counted as half, others / (others + own) after attention of layer "
+        "{layer} is {share}",
     ),
     "attn_n": Mark(
         "Norm-based",
         "#E69F00",
         "^",
-        "In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
+        "In what attention adds to a token's vector in layer {layer}, the length ratio others / (others + own) is {share}",
     ),
     "attnres_n": Mark("Norm-based + skip", "#D55E00", "X", "After attention and skip connection" + _LENGTH_RATIO),
     "attnresln_n": Mark(

@@ -1,1 +1,1 @@
-"""Measures of mixing: how much of a token's vector comes from other tokens, layer by layer."""
+"""Measures of mixing: what other tokens give a token and what is its own, layer by layer and from the input on."""

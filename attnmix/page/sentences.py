@@ -145,7 +145,7 @@ def answer(run: Run) -> dict[str, Any]:
         f"layers (95% interval of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage "
         "points). It is others / (others + own), the lengths of what other tokens give a token and of its own part."
     )
-    plain = {"rises": "makes tokens mix more", "falls": "makes tokens mix less"}.get(verb)
+    plain = {"rises": "raises the mixing ratio", "falls": "lowers the mixing ratio"}.get(verb)
     if shares.empty:
         title = f"Fine-tuning {plain}" if plain else "Fine-tuning changes mixing by no more than chance would"
         return {"headline": title, "sentences": [ratio], "chart": _ratio_chart(run)}
@@ -165,9 +165,9 @@ def answer(run: Run) -> dict[str, Any]:
         much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
         title = f"After fine-tuning, what tokens give each other in layer {top} is {much} the predicted class"
     elif plain:
-        title = f"Fine-tuning {plain}, but what they give each other hardly tells the class"
+        title = f"Fine-tuning {plain}, but what tokens give each other hardly tells the class"
     else:
-        title = "Fine-tuning changes neither how much tokens mix nor what they give each other"
+        title = "Fine-tuning changes neither the mixing ratio nor what tokens give each other measurably"
     part = (
         f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common to "
         f"the texts of a predicted class; it was {percent(max(before['mean'], 0))} before fine-tuning, and where "
@@ -266,7 +266,7 @@ def _ratio_chart(run: Run) -> dict[str, Any]:
             rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
             name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
             series.append({"name": name + suffix, **curve(rows, layers)})
-    return {"title": "Mixing ratio by layer", "series": series, "unit": "Share of length from other tokens"}
+    return {"title": "Mixing ratio by layer", "series": series, "unit": "others / (others + own), lengths"}
 
 
 def document_note(row: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ const BEGIN: Step[] = [
   },
   {
     title: "Vectors say: much less",
-    body: `Count lengths of vectors, and the skip connection that carries each token past attention. Then ${text(after)} of a token's vector comes from others after layer ${at}. This is the mixing ratio.`,
+    body: `Count lengths of vectors, and the skip connection that carries each token past attention. Then the ratio others / (others + own) is ${text(after)} after layer ${at}. This is the mixing ratio: it compares two lengths, and is no share of the vector.`,
     view: "answer",
     choose: { shade: "ratio" },
   },
