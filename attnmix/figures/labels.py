@@ -38,7 +38,7 @@ RATIO_MARKS = {
         "Norm-based",
         "#E69F00",
         "^",
-        "In what attention adds to a token's vector in layer {layer}, the length ratio others / (others + own) is {share}",
+        "In what attention adds to a token in layer {layer}, the length ratio others / (others + own) is {share}",
     ),
     "attnres_n": Mark("Norm-based + skip", "#D55E00", "X", "After attention and skip connection" + _LENGTH_RATIO),
     "attnresln_n": Mark(
