@@ -60,7 +60,7 @@ export const readingAt = (layer: number) => data.readings[Number(layer > (data.e
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
 /** `fine-tuned model`, or `the model as it is`. */
 export const modelText = (checkpoint: string) => modelName(checkpoint).replace(/^(?!.*model).*/, "$& model");
-/** The share of a token's vector that comes from others; null where it was not measured or cannot be trusted. */
+/** A token's mixing ratio; null where it was not measured or cannot be trusted. */
 export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
   const text = data.ratios.values[checkpoint]?.[method];
   return text && layer > 0 ? value(codes(text)[(layer - 1) * tokenCount + token], 0, 1) : null;
