@@ -272,7 +272,7 @@ class Measures:
 
         path = _path(path, "save(path)")
         check_new_file("path", path)
-        measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
+        measured = MeasureParameters(methods=list(self.methods), gradient_documents=0, parts_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
             run = Run(Path(folder))
             self.model.save(run.pretrained)

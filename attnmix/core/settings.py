@@ -253,6 +253,8 @@ class MeasureParameters(Section):
     ]
     gradient_documents: CountOrZero = 4
     gradient_max_length: Tokens = 24
+    parts_documents: CountOrZero = 8
+    parts_max_length: Tokens = 48
 
 
 class FaithfulnessParameters(Section):

@@ -31,7 +31,10 @@ from attnmix.models.capture_points import widths
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
-TOLERANCE = 1e-5  # of the sum of the parts, relative to the largest number of the vectors
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
+"""How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
+QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
+"""What `by_token` keeps of a document's parts."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
@@ -179,7 +182,7 @@ class _Level:
 
 
 class PartsReader:
-    """A model in float64 whose vectors are taken apart, document by document."""
+    """A model whose vectors are taken apart, document by document."""
 
     def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
         """Raise `InputError` for an unknown rule, or a family whose layers have another algebra."""
@@ -292,10 +295,11 @@ class PartsReader:
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:
         error = float((sum_TD - whole_TD).abs().max() / whole_TD.abs().max().clamp_min(1e-30))
-        if not error <= TOLERANCE:
+        tolerance = TOLERANCES[whole_TD.dtype]
+        if not error <= tolerance:
             raise InputError(
                 f"{checkpoint_name(self.base)}: the parts of the vectors of level {level} do not sum to them: relative "
-                f"error {error:.3g}, at most {TOLERANCE:g} is rounding; the entry of {self.base.config.model_type} in "
+                f"error {error:.3g}, at most {tolerance:g} is rounding; the entry of {self.base.config.model_type} in "
                 "attnmix/models/families.yaml does not hold for this model"
             )
 
@@ -311,6 +315,13 @@ def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
     if sources is not None:
         return embedding_parts(x_TD, sources)
     return torch.stack([x_TD, torch.zeros_like(x_TD)]).requires_grad_()
+
+
+def by_token(parts: dict[str, Tensor]) -> Tensor:
+    """Return the `QUANTITIES` `[Q, K, T]` of what `PartsReader.read` returns; NaN where a quantity is not defined."""
+    own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
+    quantities = parts | {"own_projection": own_projection_KT}
+    return torch.stack([quantities[name] for name in QUANTITIES])
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:

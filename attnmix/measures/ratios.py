@@ -57,7 +57,6 @@ RATIOS = {
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
-        headline=True,
     ),
     "attnres_n": Ratio(
         formula=lambda parts: parts.residual.share(),

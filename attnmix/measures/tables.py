@@ -23,6 +23,7 @@ from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.documents import CLASSES
 from attnmix.measures.geometry import GEOMETRY_MEASURES
 from attnmix.measures.identities import IDENTITIES
+from attnmix.measures.input_parts import QUANTITIES, RULES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
@@ -64,6 +65,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "geometry": ("checkpoint", "layer", "point", "measure", *_INTERVAL, "documents"),
     "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
     "derivatives_by_review": ("checkpoint", "document", "quantity", "reference", *_KEYS, "mean", "tokens"),
+    "parts": ("checkpoint", "rule", "quantity", "layer", *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
 """The columns of every csv file."""
@@ -310,13 +312,16 @@ def by_review(blocks: Mapping[str, Blocks], methods: Sequence[str]) -> Iterator[
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return `reports/metrics/measure.json`: the headline ratios of each checkpoint, and the change of one."""
+    """Return `reports/metrics/measure.json`: each checkpoint's headline ratios and own share after the last layer."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     written: dict[str, Any] = {}
     for name, table in tables["identities"].groupby("checkpoint", sort=False):
         written[str(name)] = {method: means[name, method] for method in methods if RATIOS[method].headline}
         written[str(name)]["identity_error"] = table["largest_error_ppm"].max() / 1e6
+        own = tables["parts"].query("checkpoint == @name and rule == 'chord' and quantity == 'own_share'")
+        if len(own):
+            written[str(name)]["own_share"] = float(own["mean"].iloc[-1])
     if len(written) == 2:
         method = preferred_ratio(methods)
         change = rows[(rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)]
@@ -328,6 +333,32 @@ def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:
     """Return the columns of correlations, which are no means over tokens."""
     unknown = dict.fromkeys(("tokens", *_SIMULTANEOUS), np.full(means.mean.shape, np.nan))
     return dict(zip(_INTERVAL, means.correlations(), strict=True)) | unknown
+
+
+def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int) -> pd.DataFrame:
+    """Return `parts` from each checkpoint's documents, whose arrays `by_token` `[quantities, levels, T]` go by rule.
+
+    Without documents it has no rows. The simultaneous intervals hold for all quantities and levels of a rule at once.
+    """
+    documents = next(iter(parts.values()))
+    if not documents:
+        return pd.DataFrame(columns=COLUMNS["parts"])
+    totals: dict[str, dict[str, Doubles]] = {}
+    for checkpoint, measured in parts.items():
+        totals[checkpoint] = {}
+        for rule in RULES:
+            arrays = [document[rule] for document in measured]  # of different numbers of tokens
+            totals[checkpoint][rule] = np.stack([np.nansum(array, -1) for array in arrays])
+            counts = np.stack([(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays])
+            totals[checkpoint][f"{rule}_counts"] = counts
+    levels = range(documents[0][next(iter(RULES))].shape[1])
+    means = [
+        Mean("parts", {"rule": [rule], "quantity": QUANTITIES, "layer": levels}, partial(_stored, rule), complete=False)
+        for rule in RULES
+    ]
+    with io.BytesIO() as file:
+        blocks = {name: [arrays] for name, arrays in totals.items()}
+        return mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))["parts"]
 
 
 def derivative_tables(

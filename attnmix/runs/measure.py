@@ -36,14 +36,15 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.heads import record_heads
+from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.measures.sources import SOURCES
-from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables
+from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
-from attnmix.models.encoding import batches_by_tokens
+from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
@@ -92,6 +93,7 @@ def measure(
     reviews = np.flatnonzero(corpus.measured)
     demand = f"measure: {corpus.captured.sum()} captured texts and {len(reviews)} drawn reviews need"
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], parameters.gradient_documents, seed)].tolist()
+    parts_reviews = reviews[stratified_draw(corpus.labels[reviews], parameters.parts_documents, seed)].tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
     sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
     share = (corpus, batch_tokens, state.process_index, state.num_processes)
@@ -115,6 +117,7 @@ def measure(
         documents = DocumentMeasurer(base, methods, matrices)
         work.captured_texts(documents)
         work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
+        work.parts(base, parts_reviews, parameters.parts_max_length)
         gains[name] = documents.gains()
     random_model: Any = random_base(first, seed)
     random_model.to(device)
@@ -127,12 +130,14 @@ def measure(
     blocks = {name: work.blocks() for name, work in works.items()}
     identities = {name: work.identities() for name, work in works.items()}
     derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
+    parts = {name: work.read_parts(parts_reviews) for name, work in works.items()}
     with TemporaryFile(dir=folder) as file:
         draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
         all_blocks = blocks | {RANDOM: random.blocks()}
         sources = SOURCES if run.pairs else ()
         tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed, sources)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
+    tables["parts"] = parts_table(parts, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
     writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
@@ -244,6 +249,27 @@ class CheckpointWork:
     def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return what `gradients` wrote, by the name of the review."""
         return {self.corpus.document(number).name: dict(np.load(self._gradient(number))) for number in numbers}
+
+    def parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
+        """Write what of each vector of some documents, truncated, is the token's own since the input, by rule."""
+        family = family_of(base.config)
+        if obstacle := parts_obstacle(family):
+            logging.info("parts: absent in the model family %s: %s", family.model_type, obstacle)
+            return
+        readers = {rule: PartsReader(base, rule) for rule in RULES}
+        for number, file in self._remaining("parts", [(number, self._parts_file(number)) for number in numbers]):
+            ids = self.corpus.document(number).cut(max_length).ids.tolist()
+            batch = padded([ids], 0, base.device)
+            quantities = {rule: by_token(reader.read(batch)) for rule, reader in readers.items()}
+            _write_arrays(file, {rule: array_QKT.double().cpu().numpy() for rule, array_QKT in quantities.items()})
+
+    def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
+        """Return what `parts` wrote, review by review; nothing of a family without parts."""
+        files = [self._parts_file(number) for number in numbers]
+        return [dict(np.load(file)) for file in files if file.exists()]
+
+    def _parts_file(self, number: int) -> Path:
+        return self.folder / self.checkpoint / f"parts-{number}.npz"
 
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""

@@ -22,7 +22,7 @@ SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
-    "measure": "capture.batch_tokens, capture.max_length or measure.gradient_max_length",
+    "measure": "capture.batch_tokens, capture.max_length, measure.gradient_max_length or measure.parts_max_length",
     "faithfulness": "capture.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }
