@@ -73,8 +73,12 @@ const root = document.documentElement;
 root.dataset.drawn = "";
 requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));
 addEventListener("beforeprint", () => {
+  root.classList.add("paper");
   printing.value = true;
   document.getElementById("printed")!.textContent = `Printed ${new Date().toISOString().slice(0, 10)}.`;
   for (const each of document.querySelectorAll<HTMLDetailsElement>("details.run")) each.open = true;
 });
-addEventListener("afterprint", () => (printing.value = false));
+addEventListener("afterprint", () => {
+  root.classList.remove("paper");
+  printing.value = false;
+});
