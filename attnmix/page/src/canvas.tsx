@@ -312,7 +312,11 @@ export function Canvas() {
       role="application"
       aria-roledescription="map"
       aria-label={`${state.layout.value} map, ${site.value.label}: ${shown.value.length} tokens. Arrow keys move it, plus and minus zoom.`}
-      style={printing.value ? `width: ${frame.value.width}px; height: ${frame.value.height}px` : undefined}
+      style={
+        printing.value
+          ? `width: ${frame.value.width}px; aspect-ratio: ${frame.value.width} / ${frame.value.height}`
+          : undefined
+      }
       onKeyDown={handleKey}
       onPointerMove={hover}
       onPointerLeave={() => (hovered.value = null)}

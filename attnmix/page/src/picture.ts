@@ -4,8 +4,8 @@
 // sheets. So every box, border and line of text becomes a shape of its own, whose colours and fonts are attributes.
 // The library for this, dom-to-svg 0.12.2, would add 96 kB to the page and take canvases in the screen's resolution.
 
-import { color } from "d3";
-import { saving } from "./state";
+import { rgb } from "d3";
+import { saving, showAtOnce } from "./state";
 
 /** A canvas whose drawing can be had as shapes too, in CSS pixels; any other is saved as an image. */
 export type DrawnCanvas = HTMLCanvasElement & { shapes?: () => SVGElement };
@@ -28,16 +28,15 @@ export function shape(name: string, attributes: Attributes = {}, ...content: (No
   return element;
 }
 
-/** Split a computed colour into one without transparency, and its opacity (null where it is 1). */
+/** Split a computed colour into one without transparency and its opacity. */
 function opaque(computed: string): { colour: string; opacity: number } {
-  // Browsers write mixed colours as `color(srgb 0.5 0 1 / 0.2)`.
-  const [red, green, blue, opacity = 1] = (computed.match(/[\d.]+(e-\d+)?/g) ?? []).map(Number);
-  const parsed = computed.startsWith("color(")
-    ? color(`rgb(${[red, green, blue].map((part) => Math.round(255 * part)).join()})`)
-    : color(computed);
-  if (parsed === null) return { colour: "none", opacity: 0 };
-  const alpha = computed.startsWith("color(") ? opacity : parsed.opacity;
-  return { colour: parsed.copy({ opacity: 1 }).formatHex(), opacity: alpha };
+  const mixed = /^color\(srgb (\S+) (\S+) (\S+?)(?: \/ (\S+))?\)$/.exec(computed); // as browsers write mixed colours
+  if (mixed) {
+    const [red, green, blue] = mixed.slice(1, 4).map((part) => 255 * Number(part));
+    return { colour: rgb(red, green, blue).formatHex(), opacity: Number(mixed[4] ?? 1) };
+  }
+  const { opacity, ...parts } = rgb(computed);
+  return { colour: rgb(parts.r, parts.g, parts.b).formatHex(), opacity };
 }
 
 const painted = (kind: "fill" | "stroke", computed: string): Attributes => {
@@ -361,31 +360,26 @@ function drawPicture(element: Element, title: string): SVGElement {
   const marks = shape("g");
   drawElement(element, marks, drawing);
   const { left, top, right, bottom } = drawing.extent;
-  const box = {
-    x: left - MARGIN,
-    y: top - MARGIN,
-    width: right - left + 2 * MARGIN,
-    height: bottom - top + 2 * MARGIN,
-  };
-  const paper = shape("rect", { ...box, fill: "#ffffff" });
+  // Whole pixels, as half ones at an edge would be half transparent.
+  const [x, y] = [Math.floor(left) - MARGIN, Math.floor(top) - MARGIN];
+  const size = { width: Math.ceil(right) + MARGIN - x, height: Math.ceil(bottom) + MARGIN - y };
+  const paper = shape("rect", { x, y, ...size, fill: "#ffffff" });
   const definitions = drawing.clips.length > 0 ? [shape("defs", {}, ...drawing.clips)] : [];
-  const { x, y, ...size } = box;
-  const view = [x, y, size.width, size.height].map((each) => Number(each.toFixed(2))).join(" ");
-  return shape("svg", { ...size, viewBox: view }, shape("title", {}, title), ...definitions, paper, marks);
+  const viewBox = `${x} ${y} ${size.width} ${size.height}`;
+  return shape("svg", { ...size, viewBox }, shape("title", {}, title), ...definitions, paper, marks);
 }
 
 /** Return a view as SVG: without its controls, and in the light colours of paper. */
-export async function pictureOf(view: HTMLElement, title: string): Promise<string> {
+export function pictureOf(view: HTMLElement, title: string): string {
   const scrolled = [...view.querySelectorAll("*")].filter(({ scrollTop, scrollLeft }) => scrollTop || scrollLeft);
   const places = scrolled.map(({ scrollTop, scrollLeft }) => ({ scrollTop, scrollLeft }));
   const { scrollX, scrollY } = window;
   view.classList.add("paper");
-  saving.value = true;
-  await null; // Preact draws the change before, and the browser shows nothing until the change back
+  showAtOnce(() => (saving.value = true)); // on the page's canvases; the browser shows nothing of it until this returns
   try {
     return new XMLSerializer().serializeToString(drawPicture(view, title));
   } finally {
-    saving.value = false;
+    showAtOnce(() => (saving.value = false));
     view.classList.remove("paper");
     for (const [n, element] of scrolled.entries()) Object.assign(element, places[n]);
     scrollTo({ left: scrollX, top: scrollY, behavior: "instant" });

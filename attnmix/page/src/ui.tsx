@@ -97,7 +97,7 @@ function saveCsv(name: string, { columns, rows, note, digits }: Rows): void {
 }
 
 async function savePicture(view: HTMLElement, name: string, kind: "SVG" | "PNG"): Promise<void> {
-  const picture = await pictureOf(view, name.replaceAll("_", " "));
+  const picture = pictureOf(view, name.replaceAll("_", " "));
   save(`${name}.${kind.toLowerCase()}`, kind === "SVG" ? picture : await pngOf(picture));
 }
 
@@ -209,12 +209,19 @@ const GLOSSARY = {
   softmax: "Turns scores into weights that add up to 1.",
 };
 
+/** Whether the pointer itself moved, and not the page under it. */
+const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
+
 /** A word of the glossary, explained under the pointer and to a keyboard; Escape hides what is said. */
 export function Term({ name, children }: { name: keyof typeof GLOSSARY; children?: ComponentChildren }) {
   const id = useId();
   const open = useSignal(false);
   return (
-    <span class="term" onMouseEnter={() => (open.value = true)} onMouseLeave={() => (open.value = false)}>
+    <span
+      class="term"
+      onMouseMove={(e) => (open.value = open.value || isMoved(e))}
+      onMouseLeave={() => (open.value = false)}
+    >
       <button
         aria-describedby={id}
         onFocus={() => (open.value = true)}
