@@ -93,8 +93,12 @@ def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.floa
 
 
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
-    """Return the part of two pictures' squares that look unlike each other."""
-    assert np.abs(np.subtract(one.shape, other.shape)).max() <= 4, (one.shape, other.shape)
+    """Return the part of two pictures' squares that look unlike each other; one may be up to a pixel further down."""
+    assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
     height, width = np.minimum(one.shape, other.shape)[:2]
-    apart = np.abs(blurred(one[:height, :width]) - blurred(other[:height, :width])).max(axis=-1)
-    return float((apart > 40).mean())
+    parts = []
+    for shift in range(-ZOOM, ZOOM + 1):
+        up, down = max(0, -shift), max(0, shift)
+        lower, upper = one[down : height - up, :width], other[up : height - down, :width]
+        parts.append((np.abs(blurred(lower) - blurred(upper)).max(axis=-1) > 40).mean())
+    return float(min(parts))
