@@ -179,7 +179,8 @@ def test_selected_layers_band_lies_around_its_label(saved: dict[str, Saved]) -> 
         grey = (np.abs(picture.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1).sum(axis=0)
         columns = np.flatnonzero(grey > 100) / ZOOM + picture.left
         assert (columns.min() + columns.max()) / 2 == pytest.approx(ticks[str(LAYER)].x, abs=2)
-        assert columns.max() - columns.min() == pytest.approx(ticks["3"].x - ticks["2"].x, abs=2)
+        # Pixels at the band's edges are mixed with what lies beside it.
+        assert columns.max() - columns.min() == pytest.approx(ticks["3"].x - ticks["2"].x, abs=3)
 
 
 def test_tokens_are_underlined_and_overlined_as_the_data_say(saved: dict[str, Saved]) -> None:
