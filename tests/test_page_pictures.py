@@ -239,7 +239,7 @@ def test_matrix_has_a_square_of_its_shade_for_each_weight(saved: dict[str, Saved
         assert picture.distance(*middle, (red, green, blue), 0.5) < 8
 
 
-def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved], opened: Opened) -> None:
+def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     picture, rows = saved["map-pane"].picture, saved["map-pane"].rows
     assert picture.elements("image") == []
     dots = [each for each in picture.elements("circle") if each.get("fill") != "none"]
