@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import base64
 import csv
 import os
 import shutil
@@ -22,6 +23,20 @@ NAMES = {
     "firefox": ("firefox-esr", "firefox"),
 }
 # Firefox as its makers build it is driven through WebDriver BiDi.
+# Playwright learns of no downloads from it, so its pages keep what they save.
+KEEP_SAVED_FILES = """() => {
+  window.savedFiles = [];
+  HTMLAnchorElement.prototype.click = function () { window.savedFiles.push([this.download, window.lastBlob]); };
+  const create = URL.createObjectURL;
+  URL.createObjectURL = (blob) => create(window.lastBlob = blob);
+}"""
+READ_SAVED_FILE = """async () => {
+  const [name, blob] = window.savedFiles.pop();
+  const reader = new FileReader();
+  const whole = new Promise((resolve) => (reader.onload = () => resolve(reader.result)));
+  reader.readAsDataURL(blob);
+  return [name, (await whole).split(",")[1] ?? ""];
+}"""
 OPTIONS: dict[str, dict[str, Any]] = {"chromium": {"args": ["--disable-gpu"]}, "firefox": {"channel": "moz-firefox"}}
 
 
@@ -74,8 +89,15 @@ class Opened:
 
     def file(self, pane: str, kind: str) -> tuple[str, bytes]:
         """Return name and content of a pane's csv, SVG or PNG."""
+        button = self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True)
+        if self.context.browser.browser_type.name == "firefox":
+            self.page.evaluate(f"window.savedFiles || ({KEEP_SAVED_FILES})()")
+            button.click()
+            self.page.wait_for_function("() => window.savedFiles.length > 0")
+            name, content = self.page.evaluate(READ_SAVED_FILE)
+            return str(name), base64.b64decode(content)
         with self.page.expect_download() as download:
-            self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True).click()
+            button.click()
         return download.value.suggested_filename, download.value.path().read_bytes()
 
     def close(self) -> None:

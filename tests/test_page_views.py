@@ -449,3 +449,53 @@ def test_curves_of_few_documents_have_no_interval_and_stay_within_the_plot(copie
             box = path_box.bounding_box()
             assert not box or (box["y"] >= chart["y"] - 1 and box["y"] + box["height"] <= chart["y"] + chart["height"])
         shown.close()
+
+
+@pytest.mark.parametrize("opener", ["#tour-button", "#answer button.strong"])
+def test_focus_returns_from_the_tour_to_the_button_that_opened_it(opened: Opened, opener: str) -> None:
+    page = opened.page
+    page.locator(opener).click()
+    page.locator("#tour").get_by_role("button", name="Next").click()
+    page.keyboard.press("Escape")
+    assert page.locator("#tour").count() == 0
+    assert page.evaluate("opener => document.activeElement === document.querySelector(opener)", opener)
+
+
+def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does(opened: Opened) -> None:
+    page = opened.page
+    term = page.locator("#layers .term").first
+    term.scroll_into_view_if_needed()
+    box = term.bounding_box()
+    place = {"x": box["x"] + 5, "y": box["y"] + 5}
+    page.evaluate("scrollBy(0, 300)")
+    page.mouse.move(place["x"], place["y"])
+    page.evaluate("scrollBy(0, -300)")
+    page.wait_for_timeout(300)
+    assert not term.locator("[role=tooltip]").is_visible()
+    page.mouse.move(place["x"] + 3, place["y"])
+    assert term.locator("[role=tooltip]").is_visible()
+
+
+@pytest.mark.parametrize("width", [400, 640])
+def test_button_that_clears_the_selection_holds_its_word(run: Path, chromium: Any, width: int) -> None:
+    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 800})
+    shown.page.locator("#token-3").click()
+    clear = shown.page.locator("#clear")
+    assert clear.evaluate("button => button.scrollWidth <= button.clientWidth")
+    button, bar = clear.bounding_box(), shown.page.locator("#bar").bounding_box()
+    assert button["x"] + button["width"] <= bar["x"] + bar["width"]
+    shown.close()
+
+
+def test_frame_of_the_chosen_head_is_whole_at_every_edge(opened: Opened) -> None:
+    page = opened.page
+    heads = page.locator("#heads-all button")
+    for n in (0, heads.count() - 1):
+        heads.nth(n).click()
+        frame = heads.nth(n).evaluate(
+            "button => { const reach = parseFloat(getComputedStyle(button).outlineWidth);"
+            " const [inner, outer] = [button, button.closest('.scroll')].map(each => each.getBoundingClientRect());"
+            " return [inner.left - outer.left, inner.top - outer.top, outer.right - inner.right,"
+            " outer.bottom - inner.bottom].map(room => room - reach) }"
+        )
+        assert min(frame) >= 0

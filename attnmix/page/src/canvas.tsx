@@ -6,11 +6,17 @@ import { useEffect, useRef } from "preact/hooks";
 import * as run from "./data";
 import { captured, data, documentOf, nearestTo, once, placesOf, positionOf, range, tokensOf } from "./data";
 import { dark, hovered, printing, ratio, set, state } from "./state";
-import { ARROWS } from "./ui";
+import { type DrawnCanvas, shape } from "./picture";
+import { ARROWS, PRINTED_WIDTH } from "./ui";
 
 const MOVE = 450; // milliseconds, of dots from one place in the model to the next
 const MARGIN = 26; // pixels
-const FONT = '13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const FONT_SIZE = 13; // pixels
+const FONT_FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const FONT = `${FONT_SIZE}px ${FONT_FAMILY}`;
+const HALO = 3; // pixels, of the paper around a name
+const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
+const PRINTED_HEIGHT = 700; // pixels, at most
 const STEPS = 24; // of a colour scale, so that dots are drawn by colour
 const MANY = 1500; // tokens, of which each is drawn smaller
 const CELL = [12, 15]; // pixels, of the grid in which a name takes its room
@@ -50,7 +56,14 @@ const groups = computed(() =>
   Map.groupBy(shown.value, (token) => `${colourOf(token)} ${documentOf[token] === state.document.value ? 1 : 0.35}`),
 );
 
-const frame = signal({ width: 600, height: 480 });
+const screen = signal({ width: 600, height: 480 });
+/** How much larger the printed map is than the one on the screen. */
+const scale = computed(() => {
+  const { width, height } = screen.value;
+  return printing.value ? Math.min(PRINTED_WIDTH / width, PRINTED_HEIGHT / height) : 1;
+});
+/** The map's size. Dots and names keep theirs in print, where only the distances between them change. */
+const frame = computed(() => ({ width: screen.value.width * scale.value, height: screen.value.height * scale.value }));
 const camera = signal<ZoomTransform>(zoomIdentity);
 export const playing = signal(false);
 
@@ -64,15 +77,15 @@ const seen = computed(() => {
     return { middle: (low + high) / 2, size: Math.max(high - low, 1e-6) };
   });
 });
-/** All tokens' pixels `[x, y]` before the camera's zoom. */
+/** All tokens' pixels `[x, y]` on the screen before the camera's zoom. */
 const target = computed(() => {
-  const [{ width, height }, [across, up]] = [frame.value, seen.value];
-  const scale = Math.min((width - 3 * MARGIN) / across.size, (height - 2 * MARGIN) / up.size);
+  const [{ width, height }, [across, up]] = [screen.value, seen.value];
+  const zoomed = Math.min((width - 3 * MARGIN) / across.size, (height - 2 * MARGIN) / up.size);
   const [x, y] = placesOf(state.layout.value, state.point.value);
   const middle = (width - MARGIN) / 2; // names stand to the right of their dots
   return [
-    x.map((each) => middle + (each - across.middle) * scale),
-    y.map((each) => height / 2 - (each - up.middle) * scale),
+    x.map((each) => middle + (each - across.middle) * zoomed),
+    y.map((each) => height / 2 - (each - up.middle) * zoomed),
   ];
 });
 let moving: { from: Float32Array[]; progress: number } | null = null;
@@ -80,17 +93,22 @@ let moving: { from: Float32Array[]; progress: number } | null = null;
 /** Where each token is now; on its way, between its pixels at two places in the model. */
 function placer(): (token: number) => [number, number] {
   const [view, to, way] = [camera.peek(), target.peek(), moving];
-  if (!way) return (token) => view.apply([to[0][token], to[1][token]]);
+  const onMap = (x: number, y: number): [number, number] => {
+    const [left, top] = view.apply([x, y]);
+    return [left * scale.peek(), top * scale.peek()];
+  };
+  if (!way) return (token) => onMap(to[0][token], to[1][token]);
   const between = (axis: number, token: number) => {
     const [start, end] = [way.from[axis][token], to[axis][token]];
     return Number.isNaN(start) ? end : start + way.progress * (end - start);
   };
-  return (token) => view.apply([between(0, token), between(1, token)]);
+  return (token) => onMap(between(0, token), between(1, token));
 }
 
-/** The style sheet's colours, asked for once, as that lays out the page. */
-const theme = once((_dark: boolean) => {
-  const style = getComputedStyle(document.documentElement);
+/** The style sheet's colours, asked for when they change, as that lays out the page. */
+const theme = computed(() => {
+  void dark.value;
+  const style = getComputedStyle(document.getElementById("map-canvas")!);
   return ["--ink", "--paper", "--mark", "--took"].map((name) => style.getPropertyValue(name).trim());
 });
 const ruler = document.createElement("canvas").getContext("2d")!;
@@ -114,50 +132,92 @@ function labels(place: (token: number) => [number, number]) {
   });
 }
 
+type Dots = { colour: string; opacity: number; places: [number, number][] };
+type Name = { text: string; x: number; y: number; colour: string; bold: boolean };
+type Ring = { x: number; y: number; radius: number; colour: string; width: number };
+
+/** What the map shows now, in the order in which it is drawn. */
+function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; rings: Ring[] } {
+  const { width } = frame.peek();
+  const [ink, paper, mark, took] = theme.peek();
+  const [place, token] = [placer(), state.token.peek()];
+  const radius = shown.peek().length > MANY ? 2.4 : 4;
+  const dots = [...groups.peek()].map(([key, group]) => {
+    const [colour, opacity] = key.split(" ");
+    return { colour, opacity: Number(opacity), places: group.map(place) };
+  });
+  const names = labels(place).map((each) => {
+    const [[x, y], text] = [place(each), nameHere(each)];
+    const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
+    return { text, x: Math.min(x + 6, width - widthOf(text)), y: y - 5, colour, bold: each === token };
+  });
+  const rings: Ring[] = [];
+  const addRing = (each: number, wider: number, colour: string, lineWidth: number) => {
+    const [x, y] = place(each);
+    if (!Number.isNaN(x)) rings.push({ x, y, radius: radius + wider, colour, width: lineWidth });
+  };
+  if (token !== null) {
+    for (const near of nearestTo(token, state.point.peek())) addRing(near, 3, took, 1.4);
+    addRing(token, 4.5, mark, 2.6);
+  }
+  if (hovered.peek() !== null) addRing(hovered.peek()!, 3, ink, 2);
+  return { radius, paper, dots, names, rings };
+}
+
 function paint(canvas: HTMLCanvasElement) {
-  const sharpness = printing.peek() ? 2 : Math.max(1, devicePixelRatio);
+  const sharpness = printing.peek() ? PRINT_SHARPNESS : Math.max(1, devicePixelRatio);
   const { width, height } = frame.peek();
+  const { radius, paper, dots, names, rings } = scene();
   Object.assign(canvas, { width: Math.round(width * sharpness), height: Math.round(height * sharpness) });
   const context = canvas.getContext("2d")!;
   context.setTransform(sharpness, 0, 0, sharpness, 0, 0);
   context.clearRect(0, 0, width, height);
-  const [ink, paper, mark, took] = theme(dark.peek());
-  const [place, token] = [placer(), state.token.peek()];
-  const radius = shown.peek().length > MANY ? 2.4 : 4;
-  for (const [key, group] of groups.peek()) {
-    const [fillStyle, globalAlpha] = key.split(" ");
-    Object.assign(context, { fillStyle, globalAlpha });
+  for (const { colour, opacity, places } of dots) {
+    Object.assign(context, { fillStyle: colour, globalAlpha: opacity });
     context.beginPath();
-    for (const each of group) {
-      const [x, y] = place(each);
+    for (const [x, y] of places) {
       context.moveTo(x + radius, y);
       context.arc(x, y, radius, 0, 2 * Math.PI);
     }
     context.fill();
   }
   Object.assign(context, { globalAlpha: 1, lineJoin: "round" });
-  for (const each of labels(place)) {
-    const [[x, y], name] = [place(each), nameHere(each)];
-    const fillStyle = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
-    const font = each === token ? `bold ${FONT}` : FONT;
-    Object.assign(context, { font, fillStyle, strokeStyle: paper, lineWidth: 3 });
-    const at = [Math.min(x + 6, width - widthOf(name)), y - 5] as const;
-    context.strokeText(name, ...at);
-    context.fillText(name, ...at);
+  for (const { text, x, y, colour, bold } of names) {
+    const font = bold ? `bold ${FONT}` : FONT;
+    Object.assign(context, { font, fillStyle: colour, strokeStyle: paper, lineWidth: HALO });
+    context.strokeText(text, x, y);
+    context.fillText(text, x, y);
   }
-  const ring = (each: number, size: number, strokeStyle: string, lineWidth: number) => {
-    const [x, y] = place(each);
-    if (Number.isNaN(x)) return;
-    Object.assign(context, { strokeStyle, lineWidth });
+  for (const { x, y, radius: size, colour, width: lineWidth } of rings) {
+    Object.assign(context, { strokeStyle: colour, lineWidth });
     context.beginPath();
     context.arc(x, y, size, 0, 2 * Math.PI);
     context.stroke();
-  };
-  if (token !== null) {
-    for (const near of nearestTo(token, state.point.peek())) ring(near, radius + 3, took, 1.4);
-    ring(token, radius + 4.5, mark, 2.6);
   }
-  if (hovered.peek() !== null) ring(hovered.peek()!, radius + 3, ink, 2);
+}
+
+/** The same as shapes, for a saved picture; what lies outside of the map is left out. */
+function shapes(): SVGElement {
+  const { width, height } = frame.peek();
+  const { radius, paper, dots, names, rings } = scene();
+  const isInside = ([x, y]: [number, number]) =>
+    x > -radius && y > -radius && x < width + radius && y < height + radius;
+  const circles = dots.map(({ colour, opacity, places }) =>
+    shape(
+      "g",
+      { fill: colour, "fill-opacity": opacity },
+      ...places.filter(isInside).map(([cx, cy]) => shape("circle", { cx, cy, r: radius })),
+    ),
+  );
+  const halo = { stroke: paper, "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" };
+  const texts = names.map(({ text, x, y, colour, bold }) =>
+    shape("text", { x, y, fill: colour, "font-weight": bold ? 700 : null }, text),
+  );
+  const ringed = rings.map(({ x, y, radius: r, colour, width: thickness }) =>
+    shape("circle", { cx: x, cy: y, r, fill: "none", stroke: colour, "stroke-width": thickness }),
+  );
+  const labelled = shape("g", { "font-family": FONT_FAMILY, "font-size": FONT_SIZE, ...halo }, ...texts);
+  return shape("g", {}, ...circles, labelled, ...ringed);
 }
 
 const behaviour = zoom<HTMLCanvasElement, unknown>()
@@ -206,7 +266,7 @@ function follow(canvas: HTMLCanvasElement): () => void {
       moving = null;
       untracked(() => zoomBy(0));
     } else if (point !== next.point && !calm.matches) move(pixels);
-    void [camera, groups, hovered, state.token, dark, printing].map((each) => each.value);
+    void [camera, groups, hovered, state.token, dark, frame].map((each) => each.value);
     if (printing.value || !moving) paint(canvas);
   });
 }
@@ -222,9 +282,11 @@ const drawn = () => ({
 export function Canvas() {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
-    const element = Object.assign(canvas.current!, { drawn });
+    const element: DrawnCanvas = Object.assign(canvas.current!, { drawn, shapes });
     held().call(behaviour);
-    const observer = new ResizeObserver(([{ contentRect }]) => contentRect.width && (frame.value = contentRect));
+    const observer = new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width > 0 && !printing.peek()) screen.value = contentRect;
+    });
     observer.observe(element);
     return follow(element);
   }, []);
@@ -250,6 +312,11 @@ export function Canvas() {
       role="application"
       aria-roledescription="map"
       aria-label={`${state.layout.value} map, ${site.value.label}: ${shown.value.length} tokens. Arrow keys move it, plus and minus zoom.`}
+      style={
+        printing.value
+          ? `width: ${frame.value.width}px; aspect-ratio: ${frame.value.width} / ${frame.value.height}`
+          : undefined
+      }
       onKeyDown={handleKey}
       onPointerMove={hover}
       onPointerLeave={() => (hovered.value = null)}

@@ -2,7 +2,7 @@
 
 import * as Plot from "@observablehq/plot";
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { layers, type Maybe } from "./data";
 import { wholePercent } from "./format";
 import type { Series } from "./payload";
@@ -17,6 +17,7 @@ export type Line = Partial<Series> & {
   dash?: "dashed" | "dotted";
 };
 const [LEFT, RIGHT] = [46, 8]; // pixels
+const DASHES = { dashed: "6 4", dotted: "1.5 3" }; // as in SVG
 
 const DEFAULTS = {
   format: wholePercent,
@@ -33,7 +34,8 @@ type Props = Partial<typeof DEFAULTS> & {
   children?: ComponentChildren;
 };
 
-function draw({ lines, format, x, axis, bounds, height, width }: typeof DEFAULTS & { lines: Line[]; width: number }) {
+function draw(props: typeof DEFAULTS & { lines: Line[]; width: number; hasBand: boolean }) {
+  const { lines, format, x, axis, bounds, height, width, hasBand } = props;
   const shown = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [values, low, high, ...dots].flat());
   const numbers = shown.filter((each) => each !== null);
   const [start, end] = [Math.min(0, ...numbers), Math.max(...numbers, 1e-3)];
@@ -46,28 +48,31 @@ function draw({ lines, format, x, axis, bounds, height, width }: typeof DEFAULTS
     dots.flatMap((all, i) => all.map((value, k) => ({ colour, i: i + side(k), value }))),
   );
   const at = { x: "i", y: "value", z: "name" };
-  const line = (dash: Line["dash"], strokeDasharray?: string) => {
+  const line = (dash: Line["dash"]) => {
     const drawn = points.filter((each) => each.dash === dash);
+    const strokeDasharray = dash && DASHES[dash];
     return Plot.lineY(drawn, { ...at, stroke: "colour", strokeWidth: dash ? 1.7 : 2.2, strokeDasharray });
   };
   const title = (d: (typeof points)[number]) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value!)}`;
   const known = points.filter(({ value }) => value !== null);
-  const band = { fill: "colour", fillOpacity: 0.16, className: "band" };
+  const nowBand = Plot.rect([0], { x1: [-0.5], x2: [0.5], fill: "var(--ink)", fillOpacity: 0.07, className: "now" });
+  const interval = { fill: "colour", fillOpacity: 0.16, className: "band" };
   return Plot.plot({
     ...{ width, height, className: "chart", marginLeft: LEFT, marginRight: RIGHT, marginBottom: 38, marginTop: 14 },
     x: { domain: [-0.5, x.length - 0.5] },
     y: { domain: [Math.max(start, bounds[0]), Math.min(end, bounds[1])], nice: 5, clamp: true },
     color: { type: "identity" },
     marks: [
+      ...(hasBand ? [nowBand] : []),
       Plot.gridY({ ticks: 5 }),
       Plot.axisX([...x.keys()], {
         ...{ tickFormat: (i: number) => x[i], tickSize: 0 },
         ...{ label: axis, labelAnchor: "center", labelArrow: "none" },
       }),
       Plot.axisY({ ticks: 5, tickFormat: format, tickSize: 0, label: null }),
-      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...band }),
+      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...interval }),
       Plot.dot(reviews, { x: "i", y: "value", r: 2, fill: "colour", fillOpacity: 0.3 }),
-      ...[line(undefined), line("dashed", "6 4"), line("dotted", "1.5 3")],
+      ...[line(undefined), line("dashed"), line("dotted")],
       Plot.dot(known, { ...at, r: 2.6, fill: "colour" }),
       Plot.tip(known, Plot.pointer({ x: "i", y: "value", title, maxRadius: 30 })),
     ],
@@ -80,16 +85,23 @@ export function Chart({ id, title, first, children, ...given }: Props) {
   const lines = given.lines.filter(({ values }) => values.some((each) => each !== null));
   const { box, width } = useWidth(560);
   const plot = useRef<HTMLDivElement>(null);
-  useEffect(() => plot.current!.replaceChildren(draw({ ...props, lines, width })), [JSON.stringify([lines, width])]);
+  const byLayer = axis === "layer";
+  const chosen = byLayer ? state.layer.value - 1 : x.length - 1;
+  const step = (width - LEFT - RIGHT) / x.length;
+  const drawn = JSON.stringify([lines, width]);
+  useLayoutEffect(() => {
+    plot.current!.replaceChildren(draw({ ...props, lines, width, hasBand: byLayer }));
+  }, [drawn]);
+  // The band around the chosen layer moves within the drawing, as another drawing would take longer.
+  useLayoutEffect(() => {
+    plot.current!.querySelector(".now")?.setAttribute("transform", `translate(${step * chosen} 0)`);
+  }, [drawn, chosen]);
   const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);
   const cells = ({ values, low, high }: Line, i: number) => (low ? [values[i], low[i], high![i]] : [values[i]]);
   const rows = () => ({
     columns: [axis, ...lines.flatMap(columns)],
     rows: x.map((place, i) => [place, ...lines.flatMap((each) => cells(each, i))]),
   });
-  const byLayer = axis === "layer";
-  const chosen = byLayer ? state.layer.value - 1 : x.length - 1;
-  const step = (width - LEFT - RIGHT) / x.length;
   const choose = (e: MouseEvent) => {
     const layer = 1 + Math.floor((e.clientX - box.current!.getBoundingClientRect().x - LEFT) / step);
     if (byLayer && layers.includes(layer)) set({ layer });
@@ -102,13 +114,21 @@ export function Chart({ id, title, first, children, ...given }: Props) {
       {children}
       <div class="curves">
         <div ref={box} class="plot" onClick={choose} role="img" aria-label={label}>
-          {byLayer && <i class="now" style={`left: ${LEFT + step * chosen}px; width: ${step}px`} />}
           <div ref={plot} aria-hidden="true" />
         </div>
         <ul class="names" aria-label={`${axis} ${x[chosen]}`}>
-          {order.map(({ name, colour, dash = "solid", values }) => (
+          {order.map(({ name, colour, dash, values }) => (
             <li style={`color: ${colour}`}>
-              <i style={`border-top-style: ${dash}`} />{" "}
+              <svg width="22" height="3" aria-hidden="true">
+                <line
+                  x2="22"
+                  y1="1.5"
+                  y2="1.5"
+                  stroke={colour}
+                  stroke-width="2.5"
+                  stroke-dasharray={dash && DASHES[dash]}
+                />
+              </svg>{" "}
               <span>
                 <b>{name}</b> {said(values[chosen]).replaceAll(" ", "\u00a0")}
               </span>

@@ -67,7 +67,7 @@ function Lines({ rows }: { rows: Weights }) {
           class={each === token ? "token now" : "token"}
           x={x}
           y={y(side, each)}
-          dominant-baseline="central"
+          dy="0.35em"
           onClick={() => set({ token: startOf() + each })}
         >
           {clipped(name(each), names)} <tspan class="value">{each}</tspan>

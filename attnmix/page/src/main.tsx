@@ -6,7 +6,7 @@ import { Answer, Layers, More } from "./curves";
 import { checkpoints, data, layerCount } from "./data";
 import { Heads } from "./heads";
 import { MapPane } from "./map";
-import { canChange, followAddress, position, printing, set, state } from "./state";
+import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
 import { Tour } from "./tour";
 import { Select, Slider } from "./ui";
@@ -73,8 +73,12 @@ const root = document.documentElement;
 root.dataset.drawn = "";
 requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));
 addEventListener("beforeprint", () => {
-  printing.value = true;
+  root.classList.add("paper");
+  showAtOnce(() => (printing.value = true));
   document.getElementById("printed")!.textContent = `Printed ${new Date().toISOString().slice(0, 10)}.`;
   for (const each of document.querySelectorAll<HTMLDetailsElement>("details.run")) each.open = true;
 });
-addEventListener("afterprint", () => (printing.value = false));
+addEventListener("afterprint", () => {
+  root.classList.remove("paper");
+  printing.value = false;
+});

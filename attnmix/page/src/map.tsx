@@ -50,10 +50,7 @@ function Badge() {
 
 function Legend() {
   const { colour, document, point } = state;
-  const ramp = run
-    .range(6)
-    .map((n) => viridis(n / 5))
-    .join();
+  const ramp = run.range(6).map((n) => ({ at: n / 5, colour: viridis(n / 5) }));
   if (colour.value === "position") return <Ramp low="first token" high="last token" colours={ramp} />;
   if (colour.value === "ratio") {
     if (data.sites[point.value].layer === 0) return <>Before the first layer nothing is mixed yet.</>;

@@ -1,6 +1,7 @@
 // What is chosen, one signal for each choice. `set` is the one way to change it; the address holds it.
 
 import { batch, computed, effect, signal, type Signal } from "@preact/signals";
+import { options } from "preact";
 import { headCount, tellingHead } from "./attention";
 import { checkpoints, data, documentOf, layers, layouts, type Maybe, positionOf, range, tokensOf } from "./data";
 
@@ -41,9 +42,20 @@ export const state = Object.fromEntries(keys.map((key) => [key, signal(initial[k
 export const ratio = computed(() => (methods.includes(state.measure.value) ? state.measure.value : data.method));
 export const hovered = signal<Maybe>(null); // the token under the pointer, in any view
 export const printing = signal(false);
+export const saving = signal(false); // a view as a picture
 const night = matchMedia("(prefers-color-scheme: dark)");
-export const dark = signal(night.matches);
-night.addEventListener("change", () => (dark.value = night.matches));
+const prefersDark = signal(night.matches);
+night.addEventListener("change", () => (prefersDark.value = night.matches));
+/** Whether colours are those of a dark screen; on paper, printed or saved, they never are. */
+export const dark = computed(() => prefersDark.value && !printing.value && !saving.value);
+
+/** Make a change that all views show before this returns: paper does not wait for Preact's next rendering. */
+export function showAtOnce(change: () => void): void {
+  const before = options.debounceRendering;
+  options.debounceRendering = (render) => render();
+  change();
+  options.debounceRendering = before;
+}
 
 /** The same place in a layer, or the layer's last; without any, where the map stands. */
 function pointIn(layer: number, now: number): number {

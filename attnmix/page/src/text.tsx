@@ -149,9 +149,17 @@ export function Text() {
   const { document, layer, token } = state;
   const { name, note } = data.documents[document.value];
   const [low, high] = limits.value.map(measures.shadeText);
-  const [less, more] = ["less", "more"].map((each) => `rgb(var(--${each}) / ${opacity()})`);
   const title = `${name}, ${measures.shownModel()}, layer ${layer.value}`;
-  const colours = `${measures.hasSign() ? `${less}, ` : ""}transparent, ${more}`;
+  const [less, more] = ["rgb(var(--less))", "rgb(var(--more))"];
+  const below = [
+    { at: 0, colour: less, opacity: opacity() },
+    { at: 0.5, colour: less, opacity: 0 },
+  ];
+  const above = (from: number) => [
+    { at: from, colour: more, opacity: 0 },
+    { at: 1, colour: more, opacity: opacity() },
+  ];
+  const colours = measures.hasSign() ? [...below, ...above(0.5)] : above(0);
   return (
     <Pane id="text" title={<bdi>{title}</bdi>} file={title} rows={rows}>
       <p class="small noprint" id="text-note">

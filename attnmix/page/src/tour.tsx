@@ -91,9 +91,15 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function Tour() {
   const card = useRef<HTMLDivElement>(null);
+  const opener = useRef<HTMLElement | null>(null);
   const drive = () => {
     const step = steps[state.tour.value - 1];
-    if (!step) return;
+    if (!step) {
+      // Before the card goes, and the keyboard's place with it.
+      if (card.current?.contains(document.activeElement)) opener.current?.focus({ preventScroll: true });
+      return;
+    }
+    if (card.current === null) opener.current = document.activeElement as HTMLElement;
     set({ ...OPENING, ...step.choose });
     queueMicrotask(() => {
       const behavior = calm.matches ? "instant" : "smooth";

@@ -1,17 +1,17 @@
 // Parts of every view: choices, panes with their data and pictures, legends, and words of the glossary.
 
 import { useSignal } from "@preact/signals";
-import { toBlob, toSvg } from "html-to-image";
 import type { ComponentChildren, TargetedMouseEvent } from "preact";
-import { useEffect, useId, useLayoutEffect, useRef } from "preact/hooks";
-import { type Choice, dark, printing, set, state } from "./state";
+import { useId, useLayoutEffect, useRef } from "preact/hooks";
+import { pictureOf, pngOf } from "./picture";
+import { type Choice, dark, printing, saving, set, state } from "./state";
 
 /** What an arrow key moves by, to the right and down. */
 export const ARROWS: Record<string, [x: number, y: number]> = {
   ...{ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] },
 };
 
-const PRINTED = 640; // pixels
+export const PRINTED_WIDTH = 640; // pixels, of which A4 has 688 between its margins
 
 /** A choice among values by their names; `options` where not all names, or other values, can be chosen. */
 export function Select<K extends keyof Choice>(props: {
@@ -75,7 +75,7 @@ export function useWidth(fallback: number) {
     observer.observe(box.current!);
     return () => observer.disconnect();
   }, []);
-  return { box, width: printing.value ? Math.min(PRINTED, width.value) : width.value };
+  return { box, width: printing.value ? PRINTED_WIDTH : width.value };
 }
 
 type Cell = string | number | null;
@@ -96,23 +96,9 @@ function saveCsv(name: string, { columns, rows, note, digits }: Rows): void {
   save(`${name}.csv`, `${note ? `# ${note}\n` : ""}${lines.join("\n")}\n`);
 }
 
-// Of the some 400 properties of each element, those that a picture needs.
-const COPIED =
-  "align-items background background-color border border-block border-radius border-spacing bottom box-sizing color " +
-  "display dominant-baseline fill fill-opacity flex flex-wrap font gap grid-column grid-template-columns height " +
-  "image-rendering justify-content left line-height list-style margin max-width min-width opacity outline " +
-  "outline-offset overflow padding paint-order position right stroke stroke-dasharray stroke-linecap stroke-opacity " +
-  "stroke-width text-align text-anchor text-decoration text-overflow top transform vertical-align white-space width";
-
-async function savePicture(pane: HTMLElement, name: string, kind: "SVG" | "PNG"): Promise<void> {
-  const options = {
-    skipFonts: true,
-    backgroundColor: getComputedStyle(document.body).backgroundColor,
-    includeStyleProperties: COPIED.split(" "),
-    filter: (node: HTMLElement) => !node.matches?.(".files, .controls, .noprint, [role=tooltip], title"),
-  };
-  if (kind === "PNG") return save(`${name}.png`, (await toBlob(pane, { ...options, pixelRatio: 2 }))!);
-  save(`${name}.svg`, decodeURIComponent((await toSvg(pane, options)).replace(/^[^,]*,/, "")));
+async function savePicture(view: HTMLElement, name: string, kind: "SVG" | "PNG"): Promise<void> {
+  const picture = pictureOf(view, name.replaceAll("_", " "));
+  save(`${name}.${kind.toLowerCase()}`, kind === "SVG" ? picture : await pngOf(picture));
 }
 
 /** A view with its name, its numbers as csv, and its picture. `file` names what the view shows, as its title does. */
@@ -168,19 +154,39 @@ export function Cells(props: {
     Object.assign(canvas.current!, { width: image.width, height: image.height });
     canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
   };
-  useEffect(() => {
-    if (!later) return paint();
+  const atOnce = !later || saving.value || printing.value;
+  useLayoutEffect(() => {
+    if (atOnce) return paint();
     const timer = setTimeout(paint, 100);
     return () => clearTimeout(timer);
-  }, [...by, night]);
+  }, [...by, night, atOnce]);
   return <canvas ref={canvas} role={label ? "img" : undefined} aria-label={label} {...others} />;
 }
 
-export const Ramp = ({ low, high, colours }: { low: string; high: string; colours: string }) => (
-  <span class="ramp">
-    {low} <i style={`background: linear-gradient(to right, ${colours})`} aria-hidden="true" /> {high}
-  </span>
-);
+/** A scale of colours, evenly spaced, with the words at its ends; a colour may have an opacity. */
+export function Ramp(props: {
+  low: string;
+  high: string;
+  colours: { at: number; colour: string; opacity?: number }[];
+}) {
+  const id = useId();
+  return (
+    <span class="ramp">
+      {props.low}{" "}
+      <svg width="112" height="13" aria-hidden="true">
+        <defs>
+          <linearGradient id={id}>
+            {props.colours.map(({ at, colour, opacity = 1 }) => (
+              <stop offset={at} stop-color={colour} stop-opacity={opacity} />
+            ))}
+          </linearGradient>
+        </defs>
+        <rect x="0.5" y="0.5" width="111" height="12" rx="3" fill={`url(#${id})`} stroke="var(--line)" />
+      </svg>{" "}
+      {props.high}
+    </span>
+  );
+}
 
 const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
@@ -203,12 +209,19 @@ const GLOSSARY = {
   softmax: "Turns scores into weights that add up to 1.",
 };
 
+/** Whether the pointer itself moved, and not the page under it. */
+const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
+
 /** A word of the glossary, explained under the pointer and to a keyboard; Escape hides what is said. */
 export function Term({ name, children }: { name: keyof typeof GLOSSARY; children?: ComponentChildren }) {
   const id = useId();
   const open = useSignal(false);
   return (
-    <span class="term" onMouseEnter={() => (open.value = true)} onMouseLeave={() => (open.value = false)}>
+    <span
+      class="term"
+      onMouseMove={(e) => (open.value = open.value || isMoved(e))}
+      onMouseLeave={() => (open.value = false)}
+    >
       <button
         aria-describedby={id}
         onFocus={() => (open.value = true)}

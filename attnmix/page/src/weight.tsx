@@ -161,9 +161,11 @@ function Numbers({ heads }: { heads: Heads }) {
       {after && (
         <Pane id="steps-of-weight" title="From the weights to the layer's vector" file={file} rows={numbers}>
           <ol id="flow">
-            {after.steps.map(([step, vector]) => (
+            {after.steps.map(([step, vector], n) => (
               <li>
-                <span>{STEPS[step]}</span>
+                <span>
+                  {n + 1}. {STEPS[step]}
+                </span>
                 <Strip values={vector} most={usual(vector)} label={STEPS[step]} />
                 <small>
                   {vector.length} numbers, length {figures(lengthOf(vector))}

@@ -1,0 +1,402 @@
+// A view as a picture for papers: what the browser laid out, drawn again in SVG's own marks and light colours.
+//
+// Programs that are no browser draw SVG's shapes and texts, but neither HTML within SVG (<foreignObject>) nor style
+// sheets. So every box, border and line of text becomes a shape of its own, whose colours and fonts are attributes.
+// The library for this, dom-to-svg 0.12.2, would add 96 kB to the page and take canvases in the screen's resolution.
+
+import { rgb } from "d3";
+import { saving, showAtOnce } from "./state";
+
+/** A canvas whose drawing can be had as shapes too, in CSS pixels; any other is saved as an image. */
+export type DrawnCanvas = HTMLCanvasElement & { shapes?: () => SVGElement };
+type Box = { x: number; y: number; width: number; height: number };
+type Attributes = Record<string, string | number | null>;
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const MARGIN = 12; // pixels around a picture
+const PNG_SCALE = 2; // pixels of a PNG by CSS pixel
+const MAX_PNG_SIDE = 16_000; // pixels; browsers draw nothing on a larger canvas
+
+/** Return an SVG element; attributes that are null are left out. */
+export function shape(name: string, attributes: Attributes = {}, ...content: (Node | string)[]): SVGElement {
+  const element = document.createElementNS(NAMESPACE, name);
+  for (const [key, value] of Object.entries(attributes)) {
+    const rounded = typeof value === "number" ? Number(value.toFixed(2)) : value;
+    if (rounded !== null) element.setAttribute(key, String(rounded));
+  }
+  element.append(...content);
+  return element;
+}
+
+/** Split a computed colour into one without transparency and its opacity. */
+function opaque(computed: string): { colour: string; opacity: number } {
+  const mixed = /^color\(srgb (\S+) (\S+) (\S+?)(?: \/ (\S+))?\)$/.exec(computed); // as browsers write mixed colours
+  if (mixed) {
+    const [red, green, blue] = mixed.slice(1, 4).map((part) => 255 * Number(part));
+    return { colour: rgb(red, green, blue).formatHex(), opacity: Number(mixed[4] ?? 1) };
+  }
+  const { opacity, ...parts } = rgb(computed);
+  return { colour: rgb(parts.r, parts.g, parts.b).formatHex(), opacity };
+}
+
+const painted = (kind: "fill" | "stroke", computed: string): Attributes => {
+  const { colour, opacity } = opaque(computed);
+  return { [kind]: colour, [`${kind}-opacity`]: opacity < 1 ? opacity : null };
+};
+
+const isVisible = (computed: string) => opaque(computed).opacity > 0;
+const pixels = (length: string) => Number.parseFloat(length) || 0;
+
+/** The extent of what was drawn, so that nothing is cut off. */
+class Extent {
+  left = 0;
+  top = 0;
+  right = 0;
+  bottom = 0;
+
+  include({ x, y, width, height }: Box): void {
+    if (width === 0 && height === 0) return;
+    this.left = Math.min(this.left, x);
+    this.top = Math.min(this.top, y);
+    this.right = Math.max(this.right, x + width);
+    this.bottom = Math.max(this.bottom, y + height);
+  }
+}
+
+/** One picture being drawn: where its element begins, how far the shapes reach, and its clipping paths. */
+type Drawing = { origin: DOMRect; extent: Extent; clips: SVGElement[]; clipped: boolean };
+
+function boxOf({ x, y, width, height }: DOMRect, { origin }: Drawing): Box {
+  return { x: x - origin.x, y: y - origin.y, width, height };
+}
+
+// Boxes: background, borders, outline.
+
+const SIDES = ["Top", "Right", "Bottom", "Left"] as const;
+type Side = (typeof SIDES)[number];
+
+const dashes = (style: string, width: number) =>
+  style === "dashed" ? `${2 * width} ${1.5 * width}` : style === "dotted" ? `${width} ${width}` : null;
+
+function line(side: Side, { x, y, width, height }: Box, thickness: number): Attributes {
+  const half = thickness / 2;
+  if (side === "Top") return { x1: x, x2: x + width, y1: y + half, y2: y + half };
+  if (side === "Bottom") return { x1: x, x2: x + width, y1: y + height - half, y2: y + height - half };
+  const middle = side === "Left" ? x + half : x + width - half;
+  return { x1: middle, x2: middle, y1: y, y2: y + height };
+}
+
+/** Draw the frame that lies `inset` pixels within a box, or outside of it where that is negative. */
+function frame(box: Box, inset: number, radius: number, stroke: Attributes): SVGElement {
+  const { x, y, width, height } = box;
+  const size = { width: Math.max(0, width - 2 * inset), height: Math.max(0, height - 2 * inset) };
+  return shape("rect", { x: x + inset, y: y + inset, ...size, rx: radius || null, fill: "none", ...stroke });
+}
+
+function drawBackground(style: CSSStyleDeclaration, box: Box, radius: number, into: Element): void {
+  if (!isVisible(style.backgroundColor)) return;
+  into.append(shape("rect", { ...box, rx: radius || null, ...painted("fill", style.backgroundColor) }));
+}
+
+function drawBorders(style: CSSStyleDeclaration, box: Box, radius: number, into: Element): void {
+  const borders = SIDES.map((side) => {
+    const [width, kind, colour] = [
+      style[`border${side}Width`],
+      style[`border${side}Style`],
+      style[`border${side}Color`],
+    ];
+    return { side, width: pixels(width), kind, colour };
+  });
+  const shown = borders.filter(({ width, kind, colour }) => width > 0 && kind !== "none" && isVisible(colour));
+  const looks = ({ width, kind, colour }: (typeof borders)[number]) => ({
+    ...painted("stroke", colour),
+    "stroke-width": width,
+    "stroke-dasharray": dashes(kind, width),
+  });
+  const [first] = shown;
+  const alike = shown.every(
+    ({ width, kind, colour }) => `${width} ${kind} ${colour}` === `${first.width} ${first.kind} ${first.colour}`,
+  );
+  if (shown.length === 4 && alike) into.append(frame(box, first.width / 2, radius, looks(first)));
+  else
+    for (const border of shown)
+      into.append(shape("line", { ...line(border.side, box, border.width), ...looks(border) }));
+}
+
+function drawOutline(style: CSSStyleDeclaration, box: Box, radius: number, into: Element, drawing: Drawing): void {
+  const width = pixels(style.outlineWidth);
+  if (style.outlineStyle === "none" || width === 0 || !isVisible(style.outlineColor)) return;
+  const outside = pixels(style.outlineOffset) + width / 2;
+  const dash = dashes(style.outlineStyle, width);
+  into.append(
+    frame(box, -outside, radius && radius + outside, {
+      ...painted("stroke", style.outlineColor),
+      "stroke-width": width,
+      "stroke-dasharray": dash,
+    }),
+  );
+  if (drawing.clipped) return;
+  const reach = outside + width / 2;
+  const { x, y, width: wide, height } = box;
+  drawing.extent.include({ x: x - reach, y: y - reach, width: wide + 2 * reach, height: height + 2 * reach });
+}
+
+/** The radius of a box's corners, or 0 where one of them has none. */
+function radiusOf(style: CSSStyleDeclaration, { width, height }: Box): number {
+  const corners = [style.borderTopLeftRadius, style.borderTopRightRadius, style.borderBottomLeftRadius];
+  const radii = [...corners, style.borderBottomRightRadius].map((radius) =>
+    radius.endsWith("%") ? (pixels(radius) / 100) * width : pixels(radius),
+  );
+  return Math.min(...radii, width / 2, height / 2);
+}
+
+/** Return a group whose content is cut off at a box. */
+function clippedGroup(box: Box, radius: number, drawing: Drawing): SVGElement {
+  const id = `clip-${drawing.clips.length + 1}`;
+  drawing.clips.push(shape("clipPath", { id }, shape("rect", { ...box, rx: radius || null })));
+  return shape("g", { "clip-path": `url(#${id})` });
+}
+
+// Texts.
+
+const ruler = document.createElement("canvas").getContext("2d")!;
+
+/** The part of a text's height that lies above its baseline. */
+function ascentOf({ fontStyle, fontWeight, fontSize, fontFamily }: CSSStyleDeclaration): number {
+  ruler.font = `${fontStyle} ${fontWeight} ${fontSize} ${fontFamily}`;
+  const { fontBoundingBoxAscent: above, fontBoundingBoxDescent: below } = ruler.measureText("x");
+  return above / (above + below);
+}
+
+type Run = { start: number; end: number; left: number; right: number; top: number; height: number };
+
+/** The lines into which the browser broke a text, without the spaces at their ends. */
+function linesOf(node: Text): Run[] {
+  const { data } = node;
+  const range = document.createRange();
+  const start = data.search(/\S/);
+  if (start < 0) return [];
+  range.setStart(node, start);
+  range.setEnd(node, data.trimEnd().length);
+  const whole = range.getClientRects();
+  if (whole.length === 1) {
+    const [{ left, right, top, height }] = whole;
+    return [{ start, end: data.trimEnd().length, left, right, top, height }];
+  }
+  const runs: Run[] = [];
+  let at = 0;
+  for (const letter of data) {
+    range.setStart(node, at);
+    range.setEnd(node, at + letter.length);
+    const [rectangle] = range.getClientRects();
+    const last = runs.at(-1);
+    at += letter.length;
+    if (!letter.trim()) continue;
+    const joins = rectangle?.width > 0; // a mark above another letter has no width of its own
+    if (last && (!joins || Math.abs(last.top - rectangle.top) < rectangle.height / 2)) {
+      last.end = at;
+      if (!joins) continue;
+      last.left = Math.min(last.left, rectangle.left);
+      last.right = Math.max(last.right, rectangle.right);
+    } else if (joins) {
+      const { left, right, top, height } = rectangle;
+      runs.push({ start: at - letter.length, end: at, left, right, top, height });
+    }
+  }
+  return runs;
+}
+
+const ANCHORS: Record<string, string> = { right: "end", end: "end", center: "middle" };
+
+function fontOf(style: CSSStyleDeclaration): Attributes {
+  const weight = Math.round(Number(style.fontWeight) / 100) * 100; // all that most programs know
+  return {
+    "font-family": style.fontFamily,
+    "font-size": pixels(style.fontSize),
+    "font-weight": weight === 400 ? null : weight,
+    "font-style": style.fontStyle === "normal" ? null : style.fontStyle,
+    "letter-spacing": pixels(style.letterSpacing) || null,
+  };
+}
+
+function drawText(node: Text, into: Element, drawing: Drawing): void {
+  const style = getComputedStyle(node.parentElement!);
+  const { origin, extent, clipped } = drawing;
+  const rightToLeft = style.direction === "rtl";
+  // In another font a line has another width; it keeps its place in its column.
+  const anchor = rightToLeft ? undefined : ANCHORS[style.textAlign];
+  for (const { start, end, left, right, top, height } of linesOf(node)) {
+    const x = rightToLeft || anchor === "end" ? right : anchor === "middle" ? (left + right) / 2 : left;
+    const attributes = {
+      x: x - origin.x,
+      y: top - origin.y + height * ascentOf(style),
+      "text-anchor": anchor ?? null,
+      direction: rightToLeft ? "rtl" : null,
+      ...fontOf(style),
+      ...painted("fill", style.color),
+    };
+    into.append(shape("text", attributes, node.data.slice(start, end).replaceAll(/\s+/g, " ")));
+    if (!clipped) extent.include({ x: left - origin.x, y: top - origin.y, width: right - left, height });
+  }
+}
+
+// Pictures that are SVG or canvases already.
+
+const INHERITED = [
+  ...["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap"],
+  ...["stroke-linejoin", "paint-order", "font-family", "font-size", "font-weight", "text-anchor", "visibility"],
+];
+const OWN: Record<string, string> = { opacity: "1", "stop-color": "rgb(0, 0, 0)", "stop-opacity": "1" };
+const COLOURS = new Set(["fill", "stroke", "stop-color"]);
+/** What makes sense on the page alone. */
+const ON_THE_PAGE = /^(class|style|role|tabindex|aria-.*|data-.*|on.*)$/;
+
+function setStyle(copy: Element, name: string, computed: string): void {
+  if (computed.startsWith("url(")) return; // as the attribute says
+  if (!COLOURS.has(name) || computed === "none") return copy.setAttribute(name, computed.replaceAll("px", ""));
+  const { colour, opacity } = opaque(computed);
+  const transparency = name === "stop-color" ? "stop-opacity" : `${name}-opacity`;
+  copy.setAttribute(name, colour);
+  if (opacity < 1) copy.setAttribute(transparency, String(opacity * Number(copy.getAttribute(transparency) ?? 1)));
+}
+
+/** Write what style sheets say of an element and its children into the attributes of their copies. */
+function resolveStyles(original: Element, copy: Element, outer: CSSStyleDeclaration | null): void {
+  const style = getComputedStyle(original);
+  for (const { name } of [...copy.attributes]) if (ON_THE_PAGE.test(name)) copy.removeAttribute(name);
+  // Opacities before colours, which may be transparent themselves.
+  const names = INHERITED.toSorted((a, b) => Number(COLOURS.has(a)) - Number(COLOURS.has(b)));
+  for (const name of names) {
+    const computed = style.getPropertyValue(name);
+    if (computed !== outer?.getPropertyValue(name)) setStyle(copy, name, computed);
+  }
+  for (const [name, initial] of Object.entries(OWN)) {
+    const computed = style.getPropertyValue(name);
+    if (computed !== initial) setStyle(copy, name, computed);
+  }
+  const copies = [...copy.children];
+  for (const [n, child] of [...original.children].entries()) {
+    const shown = getComputedStyle(child).display !== "none" || child instanceof SVGDefsElement;
+    if (!shown || ["style", "title"].includes(child.tagName)) copies[n].remove();
+    else resolveStyles(child, copies[n], style);
+  }
+}
+
+function drawSvg(original: SVGSVGElement, into: Element, drawing: Drawing): void {
+  const copy = original.cloneNode(true) as SVGSVGElement;
+  resolveStyles(original, copy, null);
+  const { x, y, width } = boxOf(original.getBoundingClientRect(), drawing);
+  const scale = width / (original.viewBox.baseVal?.width || original.width.baseVal.value);
+  const group = shape(
+    "g",
+    { transform: `translate(${x} ${y})${scale === 1 ? "" : ` scale(${scale})`}` },
+    ...copy.childNodes,
+  );
+  for (const name of INHERITED) {
+    const value = copy.getAttribute(name);
+    if (value !== null) group.setAttribute(name, value);
+  }
+  into.append(group);
+  if (drawing.clipped) return;
+  for (const part of original.querySelectorAll("path, line, rect, circle, text"))
+    drawing.extent.include(boxOf(part.getBoundingClientRect(), drawing));
+}
+
+/** An image of a canvas, whose pixels stay sharp squares however large it is drawn. */
+function imageOf(canvas: HTMLCanvasElement, box: Box): SVGElement {
+  const times = (size: number, cells: number) => cells * Math.max(1, Math.ceil((PNG_SCALE * size) / cells));
+  const large = document.createElement("canvas");
+  large.width = times(box.width, canvas.width);
+  large.height = times(box.height, canvas.height);
+  const context = large.getContext("2d")!;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(canvas, 0, 0, large.width, large.height);
+  return shape("image", { ...box, href: large.toDataURL(), preserveAspectRatio: "none" });
+}
+
+function drawCanvas(canvas: DrawnCanvas, box: Box, into: Element, drawing: Drawing): void {
+  if (canvas.width === 0 || canvas.height === 0) return;
+  const inner = { x: box.x + canvas.clientLeft, y: box.y + canvas.clientTop };
+  const content = { ...inner, width: canvas.clientWidth, height: canvas.clientHeight };
+  if (!canvas.shapes) return into.append(imageOf(canvas, content));
+  const drawn = canvas.shapes();
+  drawn.setAttribute("transform", `translate(${inner.x} ${inner.y})`);
+  const group = clippedGroup(content, 0, drawing);
+  group.append(drawn);
+  into.append(group);
+}
+
+function drawElement(element: Element, into: Element, drawing: Drawing): void {
+  const style = getComputedStyle(element);
+  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return;
+  if (element instanceof SVGSVGElement) return drawSvg(element, into, drawing);
+  const box = boxOf(element.getBoundingClientRect(), drawing);
+  const radius = radiusOf(style, box);
+  const fragments = style.display === "inline" ? [...element.getClientRects()] : [element.getBoundingClientRect()];
+  for (const fragment of fragments) {
+    const part = boxOf(fragment, drawing);
+    drawBackground(style, part, radius, into);
+    drawBorders(style, part, radius, into);
+    if (!drawing.clipped) drawing.extent.include(part);
+  }
+  const cuts = style.overflowX !== "visible" && style.display !== "inline";
+  const overflows =
+    element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight || radius > 0;
+  const clips = cuts && overflows && !(element instanceof HTMLCanvasElement);
+  const content = clips ? clippedGroup(box, radius, drawing) : into;
+  const inner = clips ? { ...drawing, clipped: true } : drawing;
+  if (element instanceof HTMLCanvasElement) drawCanvas(element, box, content, inner);
+  for (const child of element.childNodes) {
+    if (child instanceof Text) drawText(child, content, inner);
+    else if (child instanceof Element) drawElement(child, content, inner);
+  }
+  if (clips) into.append(content);
+  for (const fragment of fragments) drawOutline(style, boxOf(fragment, drawing), radius, into, drawing);
+}
+
+/** Draw an element as it stands on the page. */
+function drawPicture(element: Element, title: string): SVGElement {
+  const drawing: Drawing = { origin: element.getBoundingClientRect(), extent: new Extent(), clips: [], clipped: false };
+  const marks = shape("g");
+  drawElement(element, marks, drawing);
+  const { left, top, right, bottom } = drawing.extent;
+  // Whole pixels, as half ones at an edge would be half transparent.
+  const [x, y] = [Math.floor(left) - MARGIN, Math.floor(top) - MARGIN];
+  const size = { width: Math.ceil(right) + MARGIN - x, height: Math.ceil(bottom) + MARGIN - y };
+  const paper = shape("rect", { x, y, ...size, fill: "#ffffff" });
+  const definitions = drawing.clips.length > 0 ? [shape("defs", {}, ...drawing.clips)] : [];
+  const viewBox = `${x} ${y} ${size.width} ${size.height}`;
+  return shape("svg", { ...size, viewBox }, shape("title", {}, title), ...definitions, paper, marks);
+}
+
+/** Return a view as SVG: without its controls, and in the light colours of paper. */
+export function pictureOf(view: HTMLElement, title: string): string {
+  const scrolled = [...view.querySelectorAll("*")].filter(({ scrollTop, scrollLeft }) => scrollTop || scrollLeft);
+  const places = scrolled.map(({ scrollTop, scrollLeft }) => ({ scrollTop, scrollLeft }));
+  const { scrollX, scrollY } = window;
+  view.classList.add("paper");
+  showAtOnce(() => (saving.value = true)); // on the page's canvases; the browser shows nothing of it until this returns
+  try {
+    return new XMLSerializer().serializeToString(drawPicture(view, title));
+  } finally {
+    showAtOnce(() => (saving.value = false));
+    view.classList.remove("paper");
+    for (const [n, element] of scrolled.entries()) Object.assign(element, places[n]);
+    scrollTo({ left: scrollX, top: scrollY, behavior: "instant" });
+  }
+}
+
+/** Return the PNG of an SVG, with two pixels for each CSS pixel. */
+export async function pngOf(svg: string): Promise<Blob> {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const scale = Math.min(PNG_SCALE, MAX_PNG_SIDE / Math.max(image.width, image.height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(image.width * scale);
+  canvas.height = Math.round(image.height * scale);
+  canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve, reject) =>
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no PNG")))),
+  );
+}

@@ -1,0 +1,104 @@
+"""A saved picture as programs that are no browser draw it: its texts, their places, and the colours of its pixels."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+import resvg_py
+from PIL import Image
+
+SVG = "{http://www.w3.org/2000/svg}"
+ZOOM = 2  # pixels of a drawn picture by unit of its SVG
+Colour = tuple[int, int, int]
+
+
+class Label(NamedTuple):
+    """One text of a picture."""
+
+    text: str
+    x: float
+    y: float
+    colour: str
+    anchor: str
+    bold: bool
+
+
+def as_array(content: bytes) -> npt.NDArray[np.int16]:
+    """Return the pixels `[rows, columns, 3]` of a PNG."""
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert("RGB"), dtype=np.int16)
+
+
+def as_colour(text: str) -> Colour:
+    """Return the parts of a colour that is written as `#b34a00`."""
+    red, green, blue = bytes.fromhex(text.removeprefix("#"))
+    return red, green, blue
+
+
+def in_pixels(length: str) -> float:
+    """Return a length in pixels; those in letters' sizes only shift a text from its middle to its baseline."""
+    return 0 if length.endswith("em") else float(length)
+
+
+class Picture:
+    """A saved SVG, parsed, and drawn by resvg."""
+
+    def __init__(self, content: bytes) -> None:
+        self.text = content.decode("utf-8")
+        self.root = ElementTree.fromstring(self.text)
+        self.left, self.top, self.width, self.height = map(float, self.root.get("viewBox", "").split())
+        self.pixels = as_array(bytes(resvg_py.svg_to_bytes(svg_string=self.text, zoom=ZOOM)))
+        self.labels = list(self._labels(self.root, 0, 0, {}))
+
+    def _labels(self, element: Any, x: float, y: float, inherited: dict[str, str]) -> Any:
+        attributes = inherited | dict(element.attrib)
+        moved = re.search(r"translate\(([-\d.e]+)[ ,]*([-\d.e]*)", element.get("transform", ""))
+        if moved:
+            x, y = x + float(moved[1]), y + float(moved[2] or 0)
+        if element.tag == f"{SVG}text":
+            yield Label(
+                "".join(element.itertext()).replace("\u2212", "-"),
+                x + in_pixels(element.get("x", "0")),
+                y + in_pixels(element.get("y", "0")),
+                attributes.get("fill", ""),
+                attributes.get("text-anchor", "start"),
+                int(attributes.get("font-weight", 400)) >= 600,
+            )
+        for child in element:
+            yield from self._labels(child, x, y, attributes)
+
+    def elements(self, name: str) -> list[Any]:
+        """Return the picture's elements of one name."""
+        return list(self.root.iter(f"{SVG}{name}"))
+
+    def distance(self, x: float, y: float, colour: Colour, reach: float = 1.5) -> float:
+        """Return how far the likest pixel around a place is from a colour, in the largest of its three parts."""
+        row, column = ZOOM * (y - self.top), ZOOM * (x - self.left)
+        size = round(ZOOM * reach)
+        rows = slice(max(0, round(row) - size), round(row) + size + 1)
+        columns = slice(max(0, round(column) - size), round(column) + size + 1)
+        return float(np.abs(self.pixels[rows, columns] - np.array(colour)).max(axis=-1).min())
+
+
+def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.float64]:
+    """Return means over squares, as each program smooths the edges of letters its own way."""
+    height, width = (length - length % size for length in pixels.shape[:2])
+    squares = pixels[:height, :width].reshape(height // size, size, width // size, size, 3)
+    return np.asarray(squares.mean(axis=(1, 3)))
+
+
+def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
+    """Return the part of two pictures' squares that look unlike each other; one may be up to a pixel further down."""
+    assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
+    height, width = np.minimum(one.shape, other.shape)[:2]
+    parts = []
+    for shift in range(-ZOOM, ZOOM + 1):
+        up, down = max(0, -shift), max(0, shift)
+        lower, upper = one[down : height - up, :width], other[up : height - down, :width]
+        parts.append((np.abs(blurred(lower) - blurred(upper)).max(axis=-1) > 40).mean())
+    return float(min(parts))

@@ -1,0 +1,331 @@
+"""Saved and printed pictures: each view's SVG as other programs draw it, its PNG, and the page on paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pypdfium2
+import pytest
+from browser import Opened, browser
+from page_pictures import ZOOM, Label, Picture, as_array, as_colour, difference
+from page_run import choose, tokens
+from pypdfium2 import raw
+from scipy import ndimage
+
+from attnmix.store.runs import Run
+
+SCREEN = {"width": 1400, "height": 900}
+TOKEN = 14  # of the first text, with a short name
+LAYER = 2
+TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#00664a", "#b3135f"))
+# Parts of two pictures' squares that may differ: of the browser's own picture, and of another program's, which smooths
+# edges and small images in its own way.
+ALIKE, NEARLY_ALIKE = 0.01, 0.03
+WHITE = (255, 255, 255)
+POINTS_BY_PIXEL = 0.75  # of CSS, in print
+READABLE = 7  # points, of a text on paper
+SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementById('bar').style.display = 'none'; }"
+
+
+class Saved(NamedTuple):
+    """What a view's buttons save, and how the page shows the view itself."""
+
+    picture: Picture
+    png: npt.NDArray[np.int16]
+    shown: npt.NDArray[np.int16]
+    rows: list[dict[str, str]]
+
+
+def open_all(process: Any, path: Path, **context: Any) -> Opened:
+    """Open the page with everything unfolded, the text test/0 in one layer, and a token selected."""
+    shown = Opened(process, path, **{"viewport": SCREEN} | context)
+    page = shown.page
+    choose(page, "document", "0")
+    choose(page, "layer", str(LAYER))
+    page.locator(f"#token-{TOKEN}").click()
+    for summary in page.locator(".fold > summary").all():
+        summary.click()
+    page.wait_for_timeout(500)  # until the small pictures of heads are drawn, and shades have changed
+    return shown
+
+
+def panes(page: Any) -> list[str]:
+    names = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
+    return [str(name) for name in names]
+
+
+@pytest.fixture(scope="module", params=["chromium", pytest.param("firefox", marks=pytest.mark.long)])
+def saved(request: pytest.FixtureRequest, run: Path) -> dict[str, Saved]:
+    """Every view of the page that saves pictures, by the id of its pane."""
+    with browser(request.param) as process:
+        opened = open_all(process, Run(run).page)
+        page, views = opened.page, {}
+        for pane in panes(page):
+            picture, png = Picture(opened.file(pane, "SVG")[1]), as_array(opened.file(pane, "PNG")[1])
+            rows = opened.values(pane)
+            locator = page.locator(f"#{pane}")
+            locator.evaluate(SHOW_AS_SAVED)
+            views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
+            locator.evaluate("pane => pane.classList.remove('paper')")
+        # Every button that saves a picture was pressed.
+        for kind in ("SVG", "PNG"):
+            assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
+        opened.close()
+    return views
+
+
+CHARTS = ("answer-chart", "layers-chart", "steps", "geometry", "probes", "removal")
+
+
+def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -> None:
+    assert {*CHARTS, "text", "heads", "weights", "steps-of-weight", "map-pane"} <= set(saved)
+    for pane, (picture, png, _, _) in saved.items():
+        names = {element.tag.rpartition("}")[2] for element in picture.root.iter()}
+        assert names <= {
+            *{"svg", "title", "defs", "g", "clipPath", "linearGradient", "stop"},
+            *{"rect", "line", "path", "circle", "text", "tspan", "image"},
+        }, pane
+        assert not re.search(r"var\(|class=|style=|<style", picture.text), pane
+        assert all(label.colour.startswith("#") for label in picture.labels), pane
+        assert np.shape(png)[:2] == pytest.approx((2 * picture.height, 2 * picture.width), abs=2), pane
+        for pixels in (png, picture.pixels):
+            edges = [pixels[:8], pixels[-8:], pixels[:, :8], pixels[:, -8:]]
+            assert all((edge == WHITE).all() for edge in edges), f"{pane} is cut"
+
+
+def test_every_picture_shows_what_the_screen_shows(saved: dict[str, Saved]) -> None:
+    for pane, (picture, png, shown, _) in saved.items():
+        screen = shown.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
+        top, left = round(-ZOOM * picture.top), round(-ZOOM * picture.left)
+        height = min(screen.shape[0], png.shape[0] - top)
+        width = min(screen.shape[1], png.shape[1] - left)
+        part = png[top : top + height, left : left + width]
+        assert difference(part, screen[:height, :width]) < ALIKE, pane
+        assert difference(png, picture.pixels) < NEARLY_ALIKE, pane
+
+
+def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tuple[float, float]:
+    """Return slope and start of an axis, from the places of its labels."""
+    places = [(values[label.text], getattr(label, coordinate)) for label in labels if label.text in values]
+    slope, start = np.polyfit(*zip(*places, strict=True), 1)
+    return float(slope), float(start)
+
+
+def as_number(text: str) -> float | None:
+    plain = re.fullmatch(r"(-?[\d.]+)(%?)", text)
+    return None if plain is None else float(plain[1]) / (100 if plain[2] else 1)
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved: dict[str, Saved], chart: str) -> None:
+    picture, rows = saved[chart].picture, saved[chart].rows
+    place, *columns = rows[0]
+    names = [name for name in columns if not re.search(r", 95% (from|to)$", name)]
+    ticks = [label for label in picture.labels if not label.bold]
+    scale = [label for label in ticks if label.anchor == "end" and as_number(label.text) is not None]
+    slope, start = axis(scale, {label.text: as_number(label.text) or 0.0 for label in scale}, "y")
+    step, first = axis(
+        [label for label in ticks if label.anchor == "middle"], {row[place]: n for n, row in enumerate(rows)}, "x"
+    )
+    legend = legend_colours(picture, names)
+    x = np.linspace(0, len(rows) - 1, 40 * (len(rows) - 1))
+    low, high = sorted([min(label.y for label in scale), max(label.y for label in scale)])
+    values = {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    curves = {
+        name: np.clip(slope * np.interp(x, np.arange(len(rows)), each) + start, low, high)
+        for name, each in values.items()
+    }
+    seen = 0
+    for name, y in curves.items():
+        others = [other for each, other in curves.items() if each != name]
+        apart = np.all([np.abs(other - y) > 5 for other in others], axis=0) & np.isfinite(y)
+        if apart.sum() < 10:
+            continue  # another curve lies on it
+        places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(apart)]
+        hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
+        assert np.mean(hits) > 0.5, name  # of a dotted line, a third is drawn
+        # Beside the curve is none of its colour.
+        beside = [picture.distance(left, y - 4, as_colour(legend[name]), 0.5) < 60 for left, y in places]
+        assert np.mean(beside) < 0.2, name
+        seen += 1
+    assert seen >= 1
+
+
+def legend_colours(picture: Picture, names: list[str]) -> dict[str, str]:
+    """Return the colour in which each name stands in a chart's legend, on one line or more."""
+    bold = [label for label in picture.labels if label.bold]
+    colours = {}
+    for name in names:
+        for n, label in enumerate(bold):
+            text, end = label.text, n + 1
+            while end < len(bold) and text != name and bold[end].colour == label.colour:
+                text = " ".join((text, bold[end].text)) if name.startswith(f"{text} ") else text + bold[end].text
+                end += 1
+            if text == name:
+                colours[name] = label.colour
+                break
+    assert set(colours) == set(names)
+    return colours
+
+
+def test_selected_layers_band_lies_around_its_label(saved: dict[str, Saved]) -> None:
+    for chart in ("answer-chart", "layers-chart", "steps", "geometry", "probes"):
+        picture = saved[chart].picture
+        ticks = {label.text: label for label in picture.labels if label.anchor == "middle"}
+        grey = (np.abs(picture.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1).sum(axis=0)
+        columns = np.flatnonzero(grey > 100) / ZOOM + picture.left
+        assert (columns.min() + columns.max()) / 2 == pytest.approx(ticks[str(LAYER)].x, abs=2)
+        # Pixels at the band's edges are mixed with what lies beside it.
+        assert columns.max() - columns.min() == pytest.approx(ticks["3"].x - ticks["2"].x, abs=3)
+
+
+def test_tokens_are_underlined_and_overlined_as_the_data_say(saved: dict[str, Saved]) -> None:
+    picture, rows = saved["text"].picture, saved["text"].rows
+    for column, colour in (("contributed to the selected token", TOOK), ("received from it", GAVE)):
+        linked = [row for row in rows if row[column]]
+        assert len(linked) >= 5
+        lines = [each for each in picture.elements("line") if as_colour(each.get("stroke")) == colour]
+        assert len(lines) > len(linked)  # one more is in the legend
+        for line in lines:
+            x, y = (float(line.get("x1")) + float(line.get("x2"))) / 2, float(line.get("y1"))
+            assert picture.distance(x, y, colour, 0.5) < 60
+    words = "".join(label.text for label in picture.labels).replace(" ", "")
+    assert all(re.sub(r"\s", "", row["token"]).lstrip("#") in words for row in rows)
+    (chosen,) = (each for each in picture.elements("rect") if each.get("stroke") == "#b3135f")
+    assert picture.distance(float(chosen.get("x")), float(chosen.get("y")) + 10, MARK, 0.5) < 60
+
+
+def test_heads_are_lines_of_the_weights(saved: dict[str, Saved]) -> None:
+    picture, rows = saved["heads"].picture, saved["heads"].rows
+    paths = picture.elements("path")
+    assert len(paths) >= 10
+    largest = max(rows, key=lambda row: float(row["attention weight"]))
+    i, j = int(largest["position"]), int(largest["attends to position"])
+    ends = []
+    for anchor, position in (("end", i), ("start", j)):
+        title = next(
+            label for label in picture.labels if label.text == ("this token" if anchor == "end" else "attends to")
+        )
+        side = [label for label in picture.labels if label.anchor == anchor and label.x == title.x]
+        ends.append(next(label for label in side if label.text.endswith(f" {position}")))
+    x, y = (ends[0].x + ends[1].x) / 2, (ends[0].y + ends[1].y) / 2
+    colour = TOOK if i == TOKEN else as_colour("#0060a0")
+    assert picture.distance(x, y, colour, 2) < 60
+    left, right = (round(ZOOM * (end.x - picture.left)) for end in ends)
+    between = picture.pixels[round(ZOOM * (20 - picture.top)) :, left + 20 : right - 20]
+    assert (between.min(axis=-1) < 128).mean() < 0.3  # lines and no blobs
+    assert len(picture.elements("image")) == 1 + 3 * 4  # the matrix, and the small one of each head
+
+
+def test_matrix_has_a_square_of_its_shade_for_each_weight(saved: dict[str, Saved], run: Path) -> None:
+    picture, rows = saved["heads"].picture, saved["heads"].rows
+    matrix = picture.elements("image")[0]
+    x, y, width, height = (float(matrix.get(name)) for name in ("x", "y", "width", "height"))
+    length = len(tokens().query("document == 'test/0'"))
+    assert width == pytest.approx(height, rel=0.01)
+    largest = max(rows, key=lambda row: float(row["attention weight"]))
+    words = " ".join(label.text for label in picture.labels)
+    most = float(words.partition("darkest ")[2].partition("%")[0]) / 100
+    for row in (largest, rows[len(rows) // 2], rows[-1]):
+        i, j = int(row["position"]), int(row["attends to position"])
+        shade = np.sqrt(float(row["attention weight"]) / most)
+        expected = 255 + shade * (np.array((0, 0x60, 0xA0)) - 255)
+        middle = x + width * (j + 0.5) / length, y + height * (i + 0.5) / length
+        red, green, blue = expected.round().astype(int).tolist()
+        assert picture.distance(*middle, (red, green, blue), 0.5) < 8
+
+
+def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
+    picture, rows = saved["map-pane"].picture, saved["map-pane"].rows
+    assert picture.elements("image") == []
+    dots = [each for each in picture.elements("circle") if each.get("fill") != "none"]
+    assert 20 < len(dots) <= len(rows)
+    rings = [each for each in picture.elements("circle") if each.get("stroke") == "#b3135f"]
+    assert len(rings) == 1
+    assert sum(label.colour == "#b3135f" for label in picture.labels) == 1
+
+
+def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(run: Path, chromium: Any) -> None:
+    light, dark = (open_all(chromium, Run(run).page, color_scheme=scheme) for scheme in ("light", "dark"))
+    background = dark.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    for pane in panes(light.page):
+        words = dark.page.locator("#words")
+        words.evaluate("words => { words.style.maxHeight = '4rem'; words.scrollTop = 40 }")
+        place = dark.page.evaluate("[scrollY, document.getElementById('words').scrollTop]")
+        assert place[1] == 40
+        words.evaluate("words => { words.style.maxHeight = '' }")
+        assert dark.file(pane, "SVG") == light.file(pane, "SVG"), pane
+    assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == background
+    assert dark.page.locator(".paper").count() == 0
+    for shown in (light, dark):
+        shown.close()
+
+
+# Print.
+
+
+class Printed:
+    """A printed page of a PDF: its texts with their sizes, and its pixels."""
+
+    ZOOM = 200 / 72  # pixels by point
+
+    def __init__(self, page: Any) -> None:
+        self.height = page.get_height()
+        self.pixels = np.asarray(page.render(scale=self.ZOOM).to_pil().convert("RGB"), dtype=np.int16)
+        textpage = page.get_textpage()
+        texts = page.get_objects(filter=[raw.FPDF_PAGEOBJ_TEXT], textpage=textpage)
+        self.texts = [
+            (each.extract().strip(), each.get_bounds(), each.get_font_size() * abs(each.get_matrix().d))
+            for each in texts
+        ]
+        self.text = textpage.get_text_range()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+def test_printed_charts_and_map_are_those_of_the_screen(
+    run: Path, chromium: Any, tmp_path: Path, scheme: str, width: int
+) -> None:
+    shown = open_all(chromium, Run(run).page, color_scheme=scheme, viewport={"width": width, "height": 900})
+    screen = shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML")
+    places = shown.drawn()["pixels"]
+    content = shown.page.pdf(format="A4", prefer_css_page_size=True)
+    assert shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML") == screen
+    assert shown.drawn()["pixels"] == places
+    shown.close()
+    pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
+    assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
+    charts = [page for page in pages if "Mixing ratio by layer" in page.text]
+    band_lies_around_its_label(charts[0])
+    assert all((np.median(page.pixels, axis=(0, 1)) == 255).all() for page in pages)  # on white paper
+    ring_is_round(next(page for page in pages if "Nearest to" in page.text))
+
+
+def band_lies_around_its_label(page: Printed) -> None:
+    """Assert that the band of the first chart on a page has the chosen layer's label in its middle."""
+    grey = np.abs(page.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1
+    columns = np.flatnonzero(grey.sum(axis=0) > 100)
+    rows = np.flatnonzero(grey.sum(axis=1) > 100)
+    bottom = page.height - rows.max() / page.ZOOM
+    left, right = columns.min() / page.ZOOM, columns.max() / page.ZOOM
+    labels = {
+        text: (bounds[0] + bounds[2]) / 2
+        for text, bounds, _ in page.texts
+        if text in ("1", "2", "3") and 0 < bottom - bounds[1] < 30
+    }
+    assert (left + right) / 2 == pytest.approx(labels[str(LAYER)], abs=2)
+    assert right - left == pytest.approx(labels["3"] - labels["2"], abs=2)
+
+
+def ring_is_round(page: Printed) -> None:
+    """Assert that the ring around the selected token on the map is a circle."""
+    areas, _ = ndimage.label(np.abs(page.pixels - np.array(MARK)).max(axis=-1) < 40)
+    sizes = [tuple(part.stop - part.start for part in area) for area in ndimage.find_objects(areas)]
+    diameter = 2 * 8.5 * POINTS_BY_PIXEL * page.ZOOM
+    rings = [size for size in sizes if max(size) == pytest.approx(diameter, rel=0.25) and min(size) > 0.6 * diameter]
+    assert rings
+    height, width = max(rings)
+    assert height == pytest.approx(width, abs=2)
