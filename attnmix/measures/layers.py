@@ -92,6 +92,13 @@ class LayerPass:
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
 
+    def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
+        """Return some documents of a batch, up to `tokens` of each: no more than padding may be left out."""
+        first = slice(tokens)
+        features = {point: feature[places, first] for point, feature in self.features.items()}
+        attention = self.attention.documents(places, tokens)
+        return replace(self, attention=attention, x=self.x[places, first], features=features)
+
     @property
     def projected(self) -> Tensor:
         """The output of W_O `[..., T, D]`."""
