@@ -1,13 +1,13 @@
 """Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer.
 
-Each layer is read in blocks of documents (`document_blocks`). What is read stays on the model's device until the pass is
-over, and comes to the host then, of all layers together.
+Each layer is read in blocks of documents (`document_blocks`). What is read stays on the model's device until the pass
+is over, and comes to the host then, of all layers together.
 
 Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
 I identities, S groups of sources.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -233,7 +233,8 @@ class _BatchPass:
         shape = block.mask_BT.shape
         values = ControlValues(constants.value_bias_E, self._corpus_values(block, part), block.means(part.value))
         controls_CMBT = control_ratios(methods, part, parts, values)
-        others_BTD, own_BTD = (each.double().unflatten(0, shape) for each in (parts.attention.others, parts.residual.own))
+        others_BTD = parts.attention.others.double().unflatten(0, shape)
+        own_BTD = parts.residual.own.double().unflatten(0, shape)
         lengths = [others_BTD.square().sum(-1), others_BTD.norm(dim=-1), own_BTD.norm(dim=-1)]
         by_name = {
             "others": block.sums(others_BTD),
@@ -275,15 +276,14 @@ class _BatchPass:
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
         errors_BLI = self._errors(output)
-        tokens = self.mask_BT.shape[-1]
-        ratios = [[pad(block.ratios_BMT, (0, tokens - block.ratios_BMT.shape[-1])) for block in layer] for layer in self.layers]
-        to_first = [[pad(block.to_first_BT, (0, tokens - block.to_first_BT.shape[-1])) for block in layer] for layer in self.layers]
-        ratios_BMLT, to_first_BLT = _joined(ratios, 2), _joined(to_first, 1)
+        ratios_BMLT = self._joined(lambda block: self._padded(block.ratios_BMT), 2)
+        to_first_BLT = self._joined(lambda block: self._padded(block.to_first_BT), 1)
         counted = self._counted_arrays() | self._site_arrays() if self.in_statistics else {}
         measures = []
         for place, document in enumerate(self.documents):
-            arrays = (ratios_BMLT[place, ..., : len(document)], to_first_BLT[place, ..., : len(document)], errors_BLI[place])
+            tokens = np.s_[place, ..., : len(document)]
             own_counted = {name: array[place] for name, array in counted.items()} if document.measured else {}
+            arrays = (ratios_BMLT[tokens], to_first_BLT[tokens], errors_BLI[place])
             measures.append(DocumentMeasures(document, *arrays, own_counted))
         return measures
 
@@ -291,11 +291,8 @@ class _BatchPass:
         """Return what the statistics take of all layers, but for their sites: `[B, ...]` by name."""
         by_head = [torch.cat([block.counted["by_head"] for block in layer]).T for layer in self.layers]
         by_head_LHB = pad_sequence(by_head, batch_first=True, padding_value=torch.nan)  # some stacks have fewer heads
-        arrays = {
-            name: _joined([[block.counted[name] for block in layer] for layer in self.layers], 1)
-            for name in self.layers[0][0].counted
-            if name != "by_head"
-        }
+        names = [name for name in self.layers[0][0].counted if name != "by_head"]
+        arrays = {name: self._joined(lambda block, name=name: block.counted[name], 1) for name in names}  # type: ignore[misc]
         return arrays | {"by_head": by_head_LHB.permute(2, 1, 0).cpu().numpy()}
 
     def _site_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -312,17 +309,18 @@ class _BatchPass:
         return {"geometry": measures_BXm[:, order].numpy(), "unit_sums": sums_BXD[:, order].numpy()}
 
     def _errors(self, output: Any) -> npt.NDArray[np.float64]:
-        """Return the errors of all levels `[B, levels, identities]`; `InputError` where a number is not to be trusted."""
+        """Return the errors of all levels `[B, levels, I]`; `InputError` where a number is not to be trusted."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         levels = [self.embedding_errors_BI]
         for layer, error_B in zip(self.layers, self._state_errors(output), strict=True):
             levels.append(torch.cat([block.errors_BI for block in layer]))
             levels[-1][:, hidden_states] = error_B
         errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
-        broken_BL = _joined([[block.broken_B for block in layer] for layer in self.layers], 1)
+        broken_BL = self._joined(lambda block: block.broken_B, 1)
         self._check_errors(0, errors_BLI[:, 0])
         for number in range(1, len(levels)):
-            if (broken_B := broken_BL[:, number - 1]).any():
+            broken_B = broken_BL[:, number - 1]
+            if broken_B.any():
                 place = f"layer {number} of {self.documents[int(broken_B.argmax())].name}"
                 name = checkpoint_name(self.measurer.base)
                 raise InputError(f"{name}: {place} holds NaN or infinite values; the weights are broken")
@@ -356,7 +354,11 @@ class _BatchPass:
                     "attnmix/models/families.yaml does not hold for this model"
                 )
 
+    def _padded(self, values: Tensor) -> Tensor:
+        """Return values of a block's tokens, the last axis, with zeros up to the longest document of the batch."""
+        return pad(values, (0, self.mask_BT.shape[-1] - values.shape[-1]))
 
-def _joined(layers: Sequence[Sequence[Tensor]], axis: int) -> npt.NDArray[Any]:
-    """Return what the blocks of each layer hold, one block after the other, with the layers at an axis, on the host."""
-    return np.asarray(torch.stack([torch.cat(list(blocks)) for blocks in layers], axis).cpu().numpy())
+    def _joined(self, part: Callable[[BlockMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
+        """Return a part of what was read, on the host: the documents of all blocks, with the layers at an axis."""
+        by_layer = [torch.cat([part(block) for block in layer]) for layer in self.layers]
+        return np.asarray(torch.stack(by_layer, axis).cpu().numpy())

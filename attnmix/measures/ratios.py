@@ -145,7 +145,6 @@ class Parts:
         assert self.rest is not None
         return Split(self.rest.output(self.residual.own), self.rest.output(self.residual.others))
 
-
     def with_others(self, projected: Split, mixed_weight: Tensor) -> Parts:
         """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
         return replace(self, projected=projected, mixed_weight=mixed_weight)
