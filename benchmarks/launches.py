@@ -2,9 +2,9 @@
 
     python -m benchmarks.launches --device ../second_device    # a folder with pgpu.py; needs g++ and ninja
 
-Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one kernel
-each, and none depends on the width of the vectors, so a narrow model with random weights is counted. Bytes are those of
-BERT-base: 768 numbers a vector. docs/scale.md has the table.
+Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one
+kernel each. Their number does not depend on the width of the vectors, so a narrow model with random weights is counted.
+docs/scale.md has the table.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[
     torch.manual_seed(0)
     shape = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_size": HEADS * HEAD_WIDTH}
     config = BertConfig(**shape, intermediate_size=4 * HEADS * HEAD_WIDTH)
-    base: Any = BertModel._from_config(config, attn_implementation=OBSERVED).eval().to(device)
+    base: Any = BertModel._from_config(config, attn_implementation=OBSERVED).eval()
+    matrices = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
+    matrices.base.to(device)
+    base.to(device)
     documents = list(_documents(texts, tokens))
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents])
@@ -68,7 +71,6 @@ def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[
     parts = [(place, slice(0, tokens), slice(place * tokens, (place + 1) * tokens)) for place in range(texts)]
     stores = {site: np.empty((rows, width), np.float16) for site, width in widths(base, POINTS).items()}
     captured = padded([document.ids.tolist() for document in documents], 0)
-    matrices = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
 
     def forward() -> None:
         with torch.inference_mode():

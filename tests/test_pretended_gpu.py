@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import plain_document
 from families import KINDS as COMMON
 from families import write_family
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,11 +24,12 @@ from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.controls import ControlValues, attended, control_ratios
 from attnmix.measures.derivatives import document_chains
-from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
+from attnmix.measures.document_blocks import DocumentBlock
+from attnmix.measures.geometry import Cloud, Words, geometry_but_rank, step_measures
 from attnmix.measures.identities import identity_errors, vector_errors
 from attnmix.measures.layers import LayerPass, run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.measures.ratios import RATIOS, all_parts, mixing_ratios
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import widths
 from attnmix.models.families import PROJECTED, family_of
@@ -47,14 +49,14 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
     def visit(seen: LayerPass, features: Mapping[Site, torch.Tensor]) -> None:
         made = [*mixing_ratios(methods, seen), identity_errors(seen, mask.bool()), seen.attention.to_first()]
         made.append(vector_errors(seen.x, features[Site(seen.call.number, "layer_output")], mask.bool()))
-        document = seen.document(0, 5)
-        made.append(step_measures(document))
-        words = Words(document.x, np.arange(5, dtype=np.int32))
-        made.append(geometry(Cloud(document.features["layer_output"]), Cloud(document.x), words))
+        block = DocumentBlock([plain_document(range(9))], slice(0, 1), ids.device)
+        made.append(block.sums(step_measures(seen)))
+        words = Words(seen.x, np.arange(9)[None])
+        cloud = Cloud(seen.features["layer_output"][:, None], mask.bool()[:, None])
+        made.append(geometry_but_rank(cloud, Cloud(seen.x[:, None], mask.bool()[:, None]), words))
         bias = seen.value.new_zeros(seen.value.shape[-1])
-        unbiased, row_sums = attended(seen.attention, seen.value - bias)
-        rows = (row_sums[0, :5], bias, unbiased[0, :5], seen.value[0, :5], unbiased[0, :5])
-        made += [unbiased, control_ratios(methods, document, ControlValues(*rows))]
+        values = ControlValues(bias, seen.value, block.means(seen.value))
+        made += [*attended(seen.attention, seen.value)[0], control_ratios(methods, seen, all_parts(seen), values)]
         by_layer.append(layer_contributions(declared, seen.document(0)))
         assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
 

@@ -87,8 +87,7 @@ class CorpusValues:
 
         Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
         """
-        read_B = torch.tensor([name in self.names for name in block.names], device=value_BTE.device)
-        members_BGT = block.members_BTG.mT * read_B[:, None, None]
+        members_BGT = block.members_within(self.names).mT
         sums_BGE = self.values_LGE[layer - 1] - members_BGT @ value_BTE.double()
         counts_BG1 = (self.counts_G - members_BGT.sum(-1)).unsqueeze(-1)
         sums_BCE, counts_BC1 = (each.unflatten(1, (len(CLASSES), -1)).sum(2) for each in (sums_BGE, counts_BG1))

@@ -6,7 +6,7 @@ other device a block is the whole batch, as each operation costs the same for on
 Shapes: B documents of a block, T tokens of the longest of them, G groups of tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,13 @@ class DocumentBlock:
         """The group of each token as rows with a single 1, zeros for padding."""
         rows_BTG = torch.nn.functional.one_hot(self.groups_BT, TOKEN_GROUPS).double()
         return rows_BTG * self.mask_BT.unsqueeze(-1)
+
+    def members_within(self, names: Collection[str]) -> Tensor:
+        """Return `members_BTG` of the documents with these names, zeros of the others."""
+        if all(name in names for name in self.names):
+            return self.members_BTG
+        within_B = torch.tensor([name in names for name in self.names], device=self.device)
+        return self.members_BTG * within_B[:, None, None]
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:

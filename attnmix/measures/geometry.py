@@ -190,7 +190,8 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     differs too there are none.
     """
     start, before = layer_pass.x, layer_pass.x
-    length_T = start.norm(dim=-1)
+    start_length_T = start.norm(dim=-1)
+    before_length_T = start_length_T
     steps, features = [], layer_pass.features
     points = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
     # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
@@ -201,13 +202,20 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     for vectors in points.values():
         measures = {}
         if vectors is not None:
-            measures["norm"] = vectors.norm(dim=-1) / length_T
+            length_T = vectors.norm(dim=-1)
+            measures["norm"] = length_T / start_length_T
             if vectors.shape == start.shape:
-                measures["cosine_input"] = torch.cosine_similarity(vectors, start, dim=-1)
+                measures["cosine_input"] = _cosine(vectors, start, length_T * start_length_T)
             if vectors.shape == before.shape:
-                measures["cosine_previous"] = torch.cosine_similarity(vectors, before, dim=-1)
-                measures["distance_previous"] = (vectors - before).norm(dim=-1) / length_T
-            before = vectors
-        undefined_T = torch.full_like(length_T, torch.nan)
+                measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
+                measures["distance_previous"] = (vectors - before).norm(dim=-1) / start_length_T
+            before, before_length_T = vectors, length_T
+        undefined_T = torch.full_like(start_length_T, torch.nan)
         steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
     return torch.stack(steps, dim=-2)
+
+
+def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
+    """Return the cosines of vectors from the products of their lengths; 0 where one has no length."""
+    products_T: Tensor = (first * second).sum(-1)
+    return products_T / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny)

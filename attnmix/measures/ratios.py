@@ -143,7 +143,9 @@ class Parts:
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         assert self.rest is not None
-        return Split(self.rest.output(self.residual.own), self.rest.output(self.residual.others))
+        import torch
+
+        return Split(*self.rest.output(torch.stack(self.residual)))
 
     def with_others(self, projected: Split, mixed_weight: Tensor) -> Parts:
         """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
@@ -160,10 +162,9 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 def formulas(methods: Sequence[str], parts: Parts) -> Tensor:
     """Return the ratio of N tokens by each of `methods`, `[methods, N]`."""
-    ratios_MN = parts.x_ND.new_empty(len(methods), len(parts.x_ND))
-    for ratio_N, method in zip(ratios_MN, methods, strict=True):
-        ratio_N.copy_(RATIOS[method].formula(parts))
-    return ratios_MN
+    import torch  # not at the top, as the declarations are read without it
+
+    return torch.stack([RATIOS[method].formula(parts) for method in methods])
 
 
 def block_tokens(device: Any) -> int:
