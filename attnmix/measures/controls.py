@@ -95,7 +95,8 @@ class CorpusValues:
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
-        return torch.take_along_dim(mean_BGE, block.groups_BT.unsqueeze(-1), 1).to(value_BTE)
+        mean_BTE = torch.take_along_dim(mean_BGE, block.groups_BT.unsqueeze(-1), 1).to(value_BTE)
+        return mean_BTE.masked_fill(~block.mask_BT.unsqueeze(-1), 0)  # a NaN there would pass on with a weight of 0
 
 
 class ControlValues(NamedTuple):
