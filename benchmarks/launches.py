@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from attnmix.core.names import POINTS
+from attnmix.core.settings import CaptureParameters
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
@@ -69,7 +69,8 @@ def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[
     inputs = measurer.batch(documents)
     rows = texts * tokens
     parts = [(place, slice(0, tokens), slice(place * tokens, (place + 1) * tokens)) for place in range(texts)]
-    stores = {site: np.empty((rows, width), np.float16) for site, width in widths(base, POINTS).items()}
+    sites = widths(base, CaptureParameters().points)
+    stores = {site: np.empty((rows, width), np.float16) for site, width in sites.items()}
     captured = padded([document.ids.tolist() for document in documents], 0)
 
     def forward() -> None:

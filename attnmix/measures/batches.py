@@ -209,7 +209,9 @@ class _BatchPass:
             ratios_MBT = formulas(self.measurer.methods, parts).unflatten(-1, block.mask_BT.shape)
             broken_B = (~ratios_MBT.isfinite() & block.mask_BT).any(0).any(-1)
             to_first_BT = part.attention.to_first().mean(-1)
-            errors_BI = identity_errors(part, block.mask_BT, self.sampled[block.places])
+            # With padding, so that scores are rounded as in the forward pass.
+            whole = layer_pass.documents(block.places)
+            errors_BI = identity_errors(whole, self.mask_BT[block.places], self.sampled[block.places])
             counted, sites = dict[str, Tensor](), list[SiteMeasures]()
             if self.in_statistics:
                 counted = self._counted(block, part, parts)
