@@ -56,7 +56,11 @@ def main() -> None:
 def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is counted, by name; each is run twice, so that what is kept after the first time does not count."""
     torch.manual_seed(0)
-    shape = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_size": HEADS * HEAD_WIDTH}
+    shape: dict[str, Any] = {
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "hidden_size": HEADS * HEAD_WIDTH,
+    }
     config = BertConfig(**shape, intermediate_size=4 * HEADS * HEAD_WIDTH)
     base: Any = BertModel._from_config(config, attn_implementation=OBSERVED).eval()
     matrices = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))

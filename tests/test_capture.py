@@ -103,11 +103,17 @@ def test_shards_that_are_computed_together_hold_the_rows_of_shards_one_by_one(
     documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
     run_capture(workspace("one by one", capture=documents), tiny_bert)
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
-    rows, batches = [], module._batches
+    groups = []
+    original = module._batches
+
+    def batches(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
+        groups.append(rows)
+        return original(ids, lengths, rows, *options)
+
     monkeypatch.setattr(module, "group_tokens", lambda _device: 3 * 8)
-    monkeypatch.setattr(module, "_batches", lambda *options: (rows.append(options[2]), batches(*options))[1])
+    monkeypatch.setattr(module, "_batches", batches)
     run_capture(workspace("together", capture=documents), tiny_bert)
-    assert {each.stop - each.start for each in rows[:-1]} == {3 * 8}
+    assert {rows.stop - rows.start for rows in groups[:-1]} == {3 * 8}
     for site, features in alone.items():
         assert np.abs(features - store.open_store(ACTIVATIONS, site)[:]).max() <= 1e-5, site
 
@@ -125,10 +131,11 @@ def test_a_pass_asks_for_one_number_whatever_the_number_of_points(tiny_bert: Pat
     base, inputs = load_base(tiny_bert), padded([[5, 6, 7], [5, 6, 7, 8]], 0)
     parts = [(0, slice(0, 3), slice(0, 3)), (1, slice(0, 4), slice(3, 7))]
     rows = {site: np.empty((7, width), np.float16) for site, width in widths(base).items()}
-    with torch.inference_mode(), Numbers():
+    mode: Any = Numbers
+    with torch.inference_mode(), mode():
         base(**inputs)
     bare = len(numbers)
-    with Numbers():
+    with mode():
         module.fill_rows(base, [(inputs, parts)], [(slice(0, 7), rows)])
     assert len(numbers) - 2 * bare == 1
     assert all(np.isfinite(array).all() for array in rows.values())

@@ -190,6 +190,8 @@ class _BatchPass:
         self.blocks = document_blocks(documents, measurer.base.device)
         self.layers: list[list[BlockMeasures]] = []  # by layer and block
         self.outputs: list[Tensor] = []  # by layer
+        self.unread_sites = measurer.sites
+        self.words: list[Words] = []  # by block
         self.in_statistics = any(document.measured for document in documents)
         # Asked for here, as they take a forward pass of their own.
         self.constants = measurer.layer_constants if self.in_statistics else []
@@ -225,7 +227,7 @@ class _BatchPass:
         """Read what there is before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        self.first_stack, self.unread_sites = stack, self.measurer.sites
+        self.first_stack = stack
         if self.in_statistics:
             self.words = [Words(block.part(features[WORDS]), block.ids_BT) for block in self.blocks]
 

@@ -131,7 +131,8 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     for name in SAME_PASS:
         split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
         ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight)))
-    return torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
+    ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
+    return ratios_CMBT
 
 
 def shuffled_words(document: Document, seed: int) -> Document:

@@ -158,7 +158,8 @@ def _effective_rank(gram: Tensor) -> Tensor:
     # Eigenvalues that are 0 come out as rounding, whose roots would count: centring and repeated tokens make them.
     rounding = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
     singular = torch.where(values > rounding, values, 0).sqrt()
-    return torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1).exp()
+    ranks: Tensor = torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1).exp()
+    return ranks
 
 
 def _cka(cloud: Cloud, start: Cloud) -> Tensor:

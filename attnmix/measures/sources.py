@@ -49,4 +49,5 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, s
         formulas(methods, parts.with_others(Split(parts.projected.own, others_ND), weight_N))
         for others_ND, weight_N in zip(others, weights, strict=True)
     ]
-    return torch.stack(ratios).unflatten(-1, segments_BT.shape)
+    ratios_SMBT: Tensor = torch.stack(ratios).unflatten(-1, segments_BT.shape)
+    return ratios_SMBT
