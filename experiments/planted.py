@@ -23,12 +23,12 @@ from torch.func import jvp
 
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.controls import SAME_PASS, ControlValues, attended, control_ratios
+from attnmix.measures.controls import SAME_PASS, ControlValues, control_ratios
 from attnmix.measures.derivatives import FORMS, derivative_norms, document_chains, levels
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
-from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.measures.ratios import RATIOS, all_parts, mixing_ratios
 from attnmix.measures.swaps import swap_ratio
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
@@ -104,18 +104,13 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     """
 
     def measure(layer_pass: LayerPass) -> Tensor:
-        value_BTE, attention = layer_pass.value, layer_pass.attention
+        value_BTE = layer_pass.value
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
-        unbiased_BTE, row_sums_BTH = attended(attention, value_BTE - value_bias_E)
-        bias_BE = value_bias_E.expand(len(value_BTE), -1)
-        rows = (row_sums_BTH, bias_BE, unbiased_BTE, corpus_BTE, attended(attention, corpus_BTE)[0])
+        values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True))
+        controls_CMBT = control_ratios(list(RATIOS), layer_pass, all_parts(layer_pass), values)
         documents = [layer_pass.document(text) for text in range(len(ids_BT))]
-        controls = [
-            control_ratios(list(RATIOS), document, ControlValues(*values))
-            for document, *values in zip(documents, *rows, strict=True)
-        ]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
-        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], torch.stack(controls, -2)])
+        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
         ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(torch.stack(norms).sum(-1) < ROUNDING, 0)
         return ratios_CMBT
 

@@ -12,10 +12,14 @@ import pytest
 import torch
 from conftest import Workspace, digest, run_capture, toy_reviews, write_tiny_bert
 from family_reference import run_reference
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
+import attnmix.runs.capture as module
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, POINTS, Site
+from attnmix.models.capture_points import widths
+from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base, load_classifier
 from attnmix.store import features as store
 from attnmix.store.runs import Run
@@ -91,6 +95,50 @@ def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
         assert array.shards == (8, 24)
         assert len(features) > 5 * 8
         assert np.abs(features - array[:]).max() <= 1e-5, site
+
+
+def test_shards_that_are_computed_together_hold_the_rows_of_shards_one_by_one(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
+    run_capture(workspace("one by one", capture=documents), tiny_bert)
+    alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
+    groups = []
+    original = module._batches
+
+    def batches(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
+        groups.append(rows)
+        return original(ids, lengths, rows, *options)
+
+    monkeypatch.setattr(module, "group_tokens", lambda _device: 3 * 8)
+    monkeypatch.setattr(module, "_batches", batches)
+    run_capture(workspace("together", capture=documents), tiny_bert)
+    assert {rows.stop - rows.start for rows in groups[:-1]} == {3 * 8}
+    for site, features in alone.items():
+        assert np.abs(features - store.open_store(ACTIVATIONS, site)[:]).max() <= 1e-5, site
+
+
+def test_a_pass_asks_for_one_number_whatever_the_number_of_points(tiny_bert: Path) -> None:
+    """Each number that is asked for is a wait for a GPU."""
+    numbers = []
+
+    class Numbers(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten._local_scalar_dense.default:
+                numbers.append(function)
+            return function(*args, **kwargs or {})
+
+    base, inputs = load_base(tiny_bert), padded([[5, 6, 7], [5, 6, 7, 8]], 0)
+    parts = [(0, slice(0, 3), slice(0, 3)), (1, slice(0, 4), slice(3, 7))]
+    rows = {site: np.empty((7, width), np.float16) for site, width in widths(base).items()}
+    mode: Any = Numbers
+    with torch.inference_mode(), mode():
+        base(**inputs)
+    bare = len(numbers)
+    with mode():
+        module.fill_rows(base, [(inputs, parts)], [(slice(0, 7), rows)])
+    assert len(numbers) - 2 * bare == 1
+    assert all(np.isfinite(array).all() for array in rows.values())
 
 
 def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: Workspace, tiny_bert: Path) -> None:

@@ -1,33 +1,44 @@
-"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer."""
+"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer.
 
-from collections.abc import Iterable, Mapping, Sequence
+Each layer is read in blocks of documents (`document_blocks`). What is read stays on the model's device until the pass
+is over, and comes to the host then, of all layers together.
+
+Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
+I identities, S groups of sources.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import in_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
-from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, attended, control_ratios
+from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, control_ratios
+from attnmix.measures.document_blocks import DocumentBlock, document_blocks
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
-from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
+from attnmix.measures.geometry import RANK, Cloud, Words, effective_ranks, geometry_but_rank, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
-from attnmix.measures.ratios import all_parts, mixing_ratios, ratio_points
-from attnmix.measures.sources import SOURCES, source_sums
+from attnmix.measures.ratios import Parts, all_parts, formulas, mixing_ratios, ratio_points
+from attnmix.measures.sources import SOURCES, source_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, Family, family_of, optional_modules
+from attnmix.models.families import PROJECTED, Stack, family_of, optional_modules
 
+WORDS = Site(0, "word_embedding")
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
@@ -88,6 +99,13 @@ def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
+class LayerConstants(NamedTuple):
+    """What is the same for every text in one layer."""
+
+    value_bias_E: Tensor  # b_V
+    head_factors_HdR: Tensor  # of `head_factors`
+
+
 class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
@@ -110,17 +128,20 @@ class BatchMeasurer:
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
         """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
-        sums = []
-        for document, ratios_LMT in zip(documents, self.ratios(documents).unbind(2), strict=True):
-            sums_LM = ratios_LMT[..., : len(document)].double().sum(-1).cpu().numpy()
-            sums.append({name: sums_LM, f"{name}_counts": np.full((1, 1), float(len(document)))})
-        return sums
+        batch = DocumentBlock(documents, slice(None), self.base.device)
+        sums_BLM = batch.sums(self.ratios(documents).permute(2, 3, 0, 1)).cpu().numpy()
+        counts = [np.full((1, 1), float(length)) for length in batch.lengths]
+        return [{name: sums, f"{name}_counts": count} for sums, count in zip(sums_BLM, counts, strict=True)]
 
     @cached_property
-    def value_biases(self) -> list[Tensor]:
-        """b_V of each layer `[E]`."""
-        one_token = padded([[1]], self.pad_token_id, self.base.device)
-        return map_layers(lambda each: each.value_bias, self.base, one_token)
+    def layer_constants(self) -> list[LayerConstants]:
+        """The constants of each layer, from a forward pass of one token."""
+
+        def constants(layer_pass: LayerPass) -> LayerConstants:
+            factors = head_factors(layer_pass.block, layer_pass.attention.value.shape[-3])
+            return LayerConstants(layer_pass.value_bias, factors)
+
+        return map_layers(constants, self.base, padded([[1]], self.pad_token_id, self.base.device))
 
     def measures(self, documents: Sequence[Document], sampled: Sequence[bool] | None = None) -> list[DocumentMeasures]:
         """Return everything for each document of one padded batch; of those `sampled`, all identities are checked.
@@ -130,7 +151,7 @@ class BatchMeasurer:
         with torch.inference_mode():
             work = _BatchPass(self, documents, sampled)
             points = (*POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, work.batch, work.visit, points, output_hidden_states=True)
+            output = run_layers(self.base, work.inputs, work.visit, points, output_hidden_states=True)
             return work.results(output)
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
@@ -138,93 +159,179 @@ class BatchMeasurer:
         return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
 
 
+class SiteMeasures(NamedTuple):
+    """The geometry of a block of documents at some sites."""
+
+    sites: list[Site]
+    measures_BXm: Tensor  # `GEOMETRY_MEASURES`, NaN for effective ranks
+    ranks_BX: Future[Tensor]
+    unit_sums_BXD: Tensor  # sums of vectors of norm 1
+
+
+class BlockMeasures(NamedTuple):
+    """What a block of documents shows in one layer."""
+
+    ratios_BMT: Tensor
+    to_first_BT: Tensor
+    errors_BI: Tensor
+    broken_B: Tensor  # True where a ratio is no number
+    counted: dict[str, Tensor]  # a layer's part of `DocumentMeasures.counted` by name, [B, ...]
+    sites: list[SiteMeasures]
+
+
 class _BatchPass:
-    """One forward pass of a batch, read layer by layer; each list has an entry for a layer."""
+    """One forward pass of a batch, read layer by layer."""
 
     def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
-        self.measurer, self.documents, self.sampled = measurer, documents, sampled
-        self.batch = measurer.batch(documents)
-        self.mask_BT = self.batch["attention_mask"].bool()
-        self.ratios: list[Tensor] = []
-        self.to_first: list[Tensor] = []
-        self.errors: list[Tensor] = []  # from the embedding on
-        self.outputs: list[Tensor] = []
-        self.counted = {place: _Counted(each) for place, each in enumerate(documents) if each.measured}
-        # Asked for here, as it takes a forward pass of its own.
-        self.value_biases = measurer.value_biases if self.counted else []
+        self.measurer, self.documents = measurer, documents
+        self.sampled = [True] * len(documents) if sampled is None else list(sampled)
+        self.inputs = measurer.batch(documents)
+        self.mask_BT = self.inputs["attention_mask"].bool()
+        self.blocks = document_blocks(documents, measurer.base.device)
+        self.layers: list[list[BlockMeasures]] = []  # by layer and block
+        self.outputs: list[Tensor] = []  # by layer
+        self.unread_sites = measurer.sites
+        self.words: list[Words] = []  # by block
+        self.in_statistics = any(document.measured for document in documents)
+        # Asked for here, as they take a forward pass of their own.
+        self.constants = measurer.layer_constants if self.in_statistics else []
 
     def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Read one layer."""
-        number = layer_pass.call.number
-        if number == 1:
-            base, ids = self.measurer.base, self.batch["input_ids"]
-            self.errors.append(self._checked(0, embedding_errors(base, ids, features, self.mask_BT)))
-        self.ratios.append(mixing_ratios(self.measurer.methods, layer_pass))
-        self.to_first.append(layer_pass.attention.to_first().mean(-1))
+        if not self.layers:
+            self._begin(layer_pass.call.stack, features)
         self.outputs.append(layer_pass.features["layer_output"])
-        broken_B = (~self.ratios[-1].isfinite() & self.mask_BT).any(0).any(-1)
-        if broken_B.any():
-            place = f"layer {number} of {self.documents[int(broken_B.nonzero()[0])].name}"
-            raise InputError(
-                f"{checkpoint_name(self.measurer.base)}: {place} holds NaN or infinite values; the weights are broken"
-            )
-        self.errors.append(self._checked(number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
-        if not self.counted:
-            return
-        factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
-        bias_E = self.value_biases[number - 1]
-        unbiased_BTE, row_sums_BTH = attended(layer_pass.attention, layer_pass.value - bias_E)
-        corpus_BTE = self._corpus_values(layer_pass)
-        attended_BTE, _ = attended(layer_pass.attention, corpus_BTE)
+        new_sites = [site for site in self.unread_sites if site in features]
+        self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        def add(place: int) -> None:
-            counted, tokens = self.counted[place], np.s_[place, : len(self.documents[place])]
-            part = layer_pass.document(place, len(self.documents[place]))
-            counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
-            rows = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens], corpus_BTE[tokens], attended_BTE[tokens])
-            controls_CMT = control_ratios(self.measurer.methods, part, ControlValues(*rows)).double()
+        def read(number: int) -> BlockMeasures:
+            block = self.blocks[number]
+            part = layer_pass.documents(block.places, block.tokens)
             parts = all_parts(part)
-            others_TD = parts.attention.others.double()
-            lengths_T = [others_TD.square().sum(-1), others_TD.norm(dim=-1), parts.residual.own.double().norm(dim=-1)]
-            segments_T = counted.segments(part, self.measurer.family)
-            by_source = {} if segments_T is None else source_sums(self.measurer.methods, part, segments_T)
-            counted.layers.append(
-                dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True))
-                | {"others": others_TD.sum(0), "lengths": torch.stack(lengths_T).sum(-1)}
-                | by_source
-                | {"steps": step_measures(part).double().sum(0)}
-                | {"by_head": head_ratios(part, factors_HdR).double().sum(0)}
-            )
+            ratios_MBT = formulas(self.measurer.methods, parts).unflatten(-1, block.mask_BT.shape)
+            broken_B = (~ratios_MBT.isfinite() & block.mask_BT).any(0).any(-1)
+            to_first_BT = part.attention.to_first().mean(-1)
+            # With padding, so that scores are rounded as in the forward pass.
+            whole = layer_pass.documents(block.places)
+            errors_BI = identity_errors(whole, self.mask_BT[block.places], self.sampled[block.places])
+            counted, sites = dict[str, Tensor](), list[SiteMeasures]()
+            if self.in_statistics:
+                counted = self._counted(block, part, parts)
+                vectors = {site: block.part(features[site]) for site in new_sites}
+                sites = self._sites(block, part, vectors, block.part(features[WORDS]), self.words[number])
+            return BlockMeasures(ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_B, counted, sites)
 
-        in_threads(add, list(self.counted))
+        self.layers.append(in_threads(read, range(len(self.blocks))))
 
-    def _corpus_values(self, layer_pass: LayerPass) -> Tensor:
+    def _begin(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
+        """Read what there is before the first layer."""
+        base, ids_BT = self.measurer.base, self.inputs["input_ids"]
+        self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
+        self.first_stack = stack
+        if self.in_statistics:
+            self.words = [Words(block.part(features[WORDS]), block.ids_BT) for block in self.blocks]
+
+    def _counted(self, block: DocumentBlock, part: LayerPass, parts: Parts) -> dict[str, Tensor]:
+        """Return what the statistics take of a block of documents in one layer: sums over its tokens, by name."""
+        methods, constants = self.measurer.methods, self.constants[part.call.number - 1]
+        shape = block.mask_BT.shape
+        values = ControlValues(constants.value_bias_E, self._corpus_values(block, part), block.means(part.value))
+        controls_CMBT = control_ratios(methods, part, parts, values)
+        others_BTD = parts.attention.others.double().unflatten(0, shape)
+        own_BTD = parts.residual.own.double().unflatten(0, shape)
+        lengths = [others_BTD.square().sum(-1), others_BTD.norm(dim=-1), own_BTD.norm(dim=-1)]
+        by_name = {
+            "others": block.sums(others_BTD),
+            "lengths": block.sums(torch.stack(lengths, -1)),
+            "steps": block.sums(step_measures(part)),
+            "by_head": block.sums(head_ratios(part, constants.head_factors_HdR)),
+        }
+        by_name |= zip(SAME_PASS, block.sums(controls_CMBT.permute(2, 3, 0, 1)).unbind(1), strict=True)
+        segments_BT = block.segments(shifted=part.call.stack != self.measurer.family.stacks[0])
+        if segments_BT is not None:
+            sources_SMBT = source_ratios(methods, part, parts, segments_BT)
+            in_text_BT = (segments_BT == 0) | (segments_BT == 1)
+            sums_BSM = block.sums(sources_SMBT.masked_fill(~in_text_BT, 0).permute(2, 3, 0, 1))
+            by_name |= zip(SOURCES, sums_BSM.unbind(1), strict=True)
+        return by_name
+
+    def _corpus_values(self, block: DocumentBlock, part: LayerPass) -> Tensor:
         """Return the values of the control `corpus_value`, as the layer's own `[B, T, E]`; NaN without a corpus."""
-        value_BTE, corpus = layer_pass.value, self.measurer.corpus
-        if corpus is None:
-            return torch.full_like(value_BTE, torch.nan)
-        corpus_BTE = torch.zeros_like(value_BTE)
-        for place in self.counted:
-            document = self.documents[place]
-            values_TE = value_BTE[place, : len(document)]
-            corpus_BTE[place, : len(document)] = corpus.mean_over_others(layer_pass.call.number, document, values_TE)
-        return corpus_BTE
+        if self.measurer.corpus is None:
+            return torch.full_like(part.value, torch.nan)
+        return self.measurer.corpus.mean_over_others(part.call.number, block, part.value)
+
+    def _sites(
+        self, block: DocumentBlock, part: LayerPass, vectors: Mapping[Site, Tensor], words_BTD: Tensor, words: Words
+    ) -> list[SiteMeasures]:
+        """Return the geometry of some sites' `vectors`, of those alike in one computation."""
+        alike: dict[tuple[bool, torch.Size], list[Site]] = {}
+        for site, vectors_BTD in vectors.items():
+            alike.setdefault((site.layer == part.call.number, vectors_BTD.shape), []).append(site)
+        mask_B1T, read = block.mask_BT.unsqueeze(1), []
+        for (in_layer, shape), sites in alike.items():
+            comparable = part.call.stack == self.first_stack and shape == words_BTD.shape
+            cloud = Cloud(torch.stack([vectors[site] for site in sites], 1), mask_B1T)
+            start = Cloud((part.x if in_layer else words_BTD).unsqueeze(1), mask_B1T)
+            measures = geometry_but_rank(cloud, start, words if comparable else None)
+            read.append(SiteMeasures(sites, measures, effective_ranks(cloud, block.lengths), cloud.unit_sum_D))
+        return read
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
-        self._compare(output)
-        ratios_BMLT = torch.stack(self.ratios, dim=2).transpose(0, 1).cpu().numpy()
-        to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
-        errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
+        errors_BLI = self._errors(output)
+        ratios_BMLT = self._joined(lambda block: self._padded(block.ratios_BMT), 2)
+        to_first_BLT = self._joined(lambda block: self._padded(block.to_first_BT), 1)
+        counted = self._counted_arrays() | self._site_arrays() if self.in_statistics else {}
         measures = []
         for place, document in enumerate(self.documents):
             tokens = np.s_[place, ..., : len(document)]
-            counted = self.counted[place].arrays(self.measurer.sites) if place in self.counted else {}
+            own_counted = {name: array[place] for name, array in counted.items()} if document.measured else {}
             arrays = (ratios_BMLT[tokens], to_first_BLT[tokens], errors_BLI[place])
-            measures.append(DocumentMeasures(document, *arrays, counted))
+            measures.append(DocumentMeasures(document, *arrays, own_counted))
         return measures
 
-    def _compare(self, output: Any) -> None:
+    def _counted_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what the statistics take of all layers, but for their sites: `[B, ...]` by name."""
+        by_head = [torch.cat([block.counted["by_head"] for block in layer]).T for layer in self.layers]
+        by_head_LHB = pad_sequence(by_head, batch_first=True, padding_value=torch.nan)  # some stacks have fewer heads
+        names = [name for name in self.layers[0][0].counted if name != "by_head"]
+        arrays = {name: self._joined(lambda block, name=name: block.counted[name], 1) for name in names}  # type: ignore[misc]
+        return arrays | {"by_head": by_head_LHB.permute(2, 1, 0).cpu().numpy()}
+
+    def _site_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the geometry of all sites, and sums of unit vectors, to whose width zeros are added."""
+        groups = [group for layer in self.layers for group in zip(*(block.sites for block in layer), strict=True)]
+        sites = [site for blocks in groups for site in blocks[0].sites]
+        order = [sites.index(site) for site in self.measurer.sites]
+        measures_BXm = torch.cat([torch.cat([each.measures_BXm for each in blocks]) for blocks in groups], 1).cpu()
+        ranks_BX = torch.cat([torch.cat([each.ranks_BX.result() for each in blocks]) for blocks in groups], 1)
+        measures_BXm[..., RANK] = ranks_BX
+        sums = [torch.cat([each.unit_sums_BXD for each in blocks]) for blocks in groups]
+        width = max(each.shape[-1] for each in sums)
+        sums_BXD = torch.cat([pad(each, (0, width - each.shape[-1])) for each in sums], 1).float().cpu()
+        return {"geometry": measures_BXm[:, order].numpy(), "unit_sums": sums_BXD[:, order].numpy()}
+
+    def _errors(self, output: Any) -> npt.NDArray[np.float64]:
+        """Return the errors of all levels `[B, levels, I]`; `InputError` where a number is not to be trusted."""
+        hidden_states = list(IDENTITIES).index("hidden_states")
+        levels = [self.embedding_errors_BI]
+        for layer, error_B in zip(self.layers, self._state_errors(output), strict=True):
+            levels.append(torch.cat([block.errors_BI for block in layer]))
+            levels[-1][:, hidden_states] = error_B
+        errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
+        broken_BL = self._joined(lambda block: block.broken_B, 1)
+        self._check_errors(0, errors_BLI[:, 0])
+        for number in range(1, len(levels)):
+            broken_B = broken_BL[:, number - 1]
+            if broken_B.any():
+                place = f"layer {number} of {self.documents[int(broken_B.argmax())].name}"
+                name = checkpoint_name(self.measurer.base)
+                raise InputError(f"{name}: {place} holds NaN or infinite values; the weights are broken")
+            self._check_errors(number, errors_BLI[:, number])
+        return errors_BLI
+
+    def _state_errors(self, output: Any) -> list[Tensor]:
         """Compare each layer's output with the library's record, in which the last one is after the final norm."""
         if len(self.measurer.family.stacks) > 1:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
@@ -235,64 +342,27 @@ class _BatchPass:
             last += len(states)
             for norm in optional_modules(self.measurer.base, filter(None, [stack.final_norm])):
                 self.outputs[last] = norm(self.outputs[last])
-        column = list(IDENTITIES).index("hidden_states")
-        for layer, (computed, true) in enumerate(zip(self.outputs, chain(*recorded), strict=True), start=1):
-            self.errors[layer][:, column] = vector_errors(computed, true, self.mask_BT)
-            self._checked(layer, self.errors[layer])
+        compared = zip(self.outputs, chain(*recorded), strict=True)
+        return [vector_errors(computed, true, self.mask_BT) for computed, true in compared]
 
-    def _checked(self, layer: int, errors_BI: Tensor) -> Tensor:
-        """Return the errors; `InputError` where one is above the tolerance."""
+    def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
+        """Raise `InputError` where an error is above the tolerance."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
-            worst = int(errors_B.nan_to_num(nan=-1).argmax())
-            if (error := float(errors_B[worst])) > IDENTITY_TOLERANCE:
+            worst = int(np.nan_to_num(errors_B, nan=-1, posinf=np.inf).argmax())
+            error = errors_B[worst]
+            if error > IDENTITY_TOLERANCE:
                 raise InputError(
                     f"{checkpoint_name(self.measurer.base)}: the identity {identity} fails in layer {layer} of "
                     f"{self.documents[worst].name} ({meaning}): relative error {error:.3g}, "
                     f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
                     "attnmix/models/families.yaml does not hold for this model"
                 )
-        return errors_BI
 
+    def _padded(self, values: Tensor) -> Tensor:
+        """Return values of a block's tokens, the last axis, with zeros up to the longest document of the batch."""
+        return pad(values, (0, self.mask_BT.shape[-1] - values.shape[-1]))
 
-class _Counted:
-    """One document in the statistics, layer by layer."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.layers: list[dict[str, Tensor]] = []
-        self.sites: dict[Site, tuple[Tensor, Tensor]] = {}  # `GEOMETRY_MEASURES`, and the sum of the unit vectors
-
-    def segments(self, layer_pass: LayerPass, family: Family) -> npt.NDArray[np.int8] | None:
-        """Return the segments of a pair's tokens, as the layer reads them: a decoder one later, behind its first."""
-        segments_T = self.document.segments
-        if segments_T is None or layer_pass.call.stack == family.stacks[0]:
-            return segments_T
-        return np.insert(segments_T[:-1], 0, -1)
-
-    def add_sites(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Add this layer's sites, and those before it that no layer has: the embedding's."""
-        words_TD = features[Site(0, "word_embedding")]
-        if not self.sites:
-            self.words = Words(words_TD, self.document.ids)
-            self.embedded = self.entering = Cloud(words_TD)
-            self.stack = layer_pass.call.stack
-        if not torch.equal(self.entering.x_TD, layer_pass.x.double()):  # otherwise its products are known
-            self.entering = Cloud(layer_pass.x)
-        entering = self.entering
-        for site in [site for site in features if site not in self.sites]:
-            comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
-            cloud, start = Cloud(features[site]), entering if site.layer == layer_pass.call.number else self.embedded
-            self.sites[site] = (geometry(cloud, start, self.words if comparable else None), cloud.unit_sum_D)
-            if site == Site(layer_pass.call.number, "layer_output"):
-                self.entering = cloud
-
-    def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:
-        """Return `DocumentMeasures.counted`."""
-        tensors: dict[str, Any] = {name: [layer[name] for layer in self.layers] for name in self.layers[0]}
-        tensors["geometry"], tensors["unit_sums"] = zip(*(self.sites[site] for site in sites), strict=True)
-        missing_heads = {"by_head": torch.nan}  # some stacks have fewer; narrower vectors end in zeros
-        arrays = {
-            name: pad_sequence(each, batch_first=True, padding_value=missing_heads.get(name, 0)).cpu().numpy()
-            for name, each in tensors.items()
-        }
-        return arrays | {"unit_sums": arrays["unit_sums"].astype(np.float32), "by_head": arrays["by_head"].T}
+    def _joined(self, part: Callable[[BlockMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
+        """Return a part of what was read, on the host: the documents of all blocks, with the layers at an axis."""
+        by_layer = [torch.cat([part(block) for block in layer]) for layer in self.layers]
+        return np.asarray(torch.stack(by_layer, axis).cpu().numpy())

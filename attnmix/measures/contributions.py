@@ -28,7 +28,8 @@ from attnmix.models.families import PROJECTED, family_of
 
 Doubles = npt.NDArray[np.float64]
 
-BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a block of sources
+BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a block of sources, which a processor's cache holds
+DEVICE_BLOCK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
 
 
 def contributions(
@@ -78,7 +79,9 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
     output_TD = block.rest(layer_pass.call, layer_pass.x, layer_pass.features["attention_output"])
     raw = {each.name: layer_pass.x.new_empty(tokens, tokens) for each in declared}
-    for sources in torch.arange(tokens, device=f_THD.device).split(max(1, BLOCK_NUMBERS // layer_pass.x.numel())):
+    numbers = BLOCK_NUMBERS if f_THD.is_cpu else DEVICE_BLOCK_NUMBERS
+    size = max(1, numbers // layer_pass.x.numel())
+    for sources in (slice(start, start + size) for start in range(0, tokens, size)):
         source_block = SourceBlock(layer_pass, output_TD, sources, weights_JTH[sources], f_THD[sources])
         for each in declared:
             raw[each.name][:, sources] = each.formula(source_block).T
@@ -99,7 +102,7 @@ class SourceBlock:
 
     layer_pass: LayerPass
     output_TD: Tensor  # the layer's output with every source in place
-    sources_J: Tensor  # their positions
+    sources: slice  # their positions
     attention_JTH: Tensor
     f_JHD: Tensor  # f_h(x_j)
 
@@ -124,7 +127,8 @@ class SourceBlock:
     def T_JTD(self) -> Tensor:
         """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
         R_JTD = self.F_JTD.clone()
-        R_JTD[torch.arange(len(R_JTD)), self.sources_J] += self.layer_pass.x[self.sources_J]
+        own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # R_jj of each source
+        own_DJ += self.layer_pass.x[self.sources].T
         return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
     def through_output_norm(self) -> Tensor:

@@ -4,7 +4,8 @@ A ratio that a control reproduces says nothing of what the control took away. Th
 measured anyway, with other values v_j in place of x_j W_V + b_V: attention weights, skip connection and norms (with
 their deviations) stay as they are. `shuffled_words` and `random_weights` are forward passes of their own.
 
-Shapes: L layers, H heads, T tokens of a document, G groups of tokens, E = heads * head width, D hidden.
+Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes,
+E = heads * head width, D hidden.
 """
 
 import hashlib
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
+from attnmix.measures.document_blocks import DocumentBlock
+from attnmix.measures.documents import CLASSES, POSITIONS, Document
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.ratios import RATIOS, Parts, Split, rest_of_layer, scaled_heads
-from attnmix.models.attention import AttentionCall, attend, implementation_of
+from attnmix.measures.ratios import Parts, Split, formulas, scaled_heads
+from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
 from attnmix.models.loading import for_reading
@@ -66,75 +68,71 @@ class CorpusValues:
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Return them from the forward passes of `batches` of documents; None without any."""
-        sums: list[Tensor] = []
-        counts_G, names = torch.zeros(len(CLASSES) * len(POSITIONS), dtype=torch.float64), set()
+        sums_LGE, counts_G, names = torch.zeros(()), torch.zeros(()), set[str]()
         for documents in batches:
-            memberships = [_membership(document).to(base.device) for document in documents]
-            inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
-            for layer, value_BTE in enumerate(map_layers(lambda layer_pass: layer_pass.value, base, inputs)):
-                tokens = zip(memberships, value_BTE, strict=True)
-                sum_GE = torch.stack([each.T @ value_TE[: len(each)].double() for each, value_TE in tokens]).sum(0)
-                sums[layer:] = [sums[layer] + sum_GE if layer < len(sums) else sum_GE, *sums[layer + 1 :]]
-            counts_G += torch.stack([each.sum(0) for each in memberships]).sum(0).cpu()
-            names |= {document.name for document in documents}
-        return cls(torch.stack(sums), counts_G.to(base.device), names) if sums else None
+            batch = DocumentBlock(documents, slice(None), base.device)
+            members_NG = batch.members_BTG.flatten(0, 1)
 
-    def mean_over_others(self, layer: int, document: Document, value_TE: Tensor) -> Tensor:
-        """Return the mean over the other texts for each token of a document, whose own values are given `[T, E]`.
+            def summed(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
+                return members_NG.T @ layer_pass.value.flatten(0, 1).double()
+
+            inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
+            sums_LGE = torch.stack(map_layers(summed, base, inputs)) + sums_LGE
+            counts_G = members_NG.sum(0) + counts_G
+            names.update(batch.names)
+        return cls(sums_LGE, counts_G, names) if names else None
+
+    def mean_over_others(self, layer: int, block: DocumentBlock, value_BTE: Tensor) -> Tensor:
+        """Return the mean over the other texts for each token of some documents, whose own values are given.
 
         Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
         """
-        membership_TG = _membership(document).to(value_TE.device)
-        sums_GE, counts_G = self.values_LGE[layer - 1], self.counts_G
-        if document.name in self.names:
-            sums_GE = sums_GE - membership_TG.T @ value_TE.double()
-            counts_G = counts_G - membership_TG.sum(0)
-        sums_CE, counts_C = (each.unflatten(0, (len(CLASSES), -1)).sum(1) for each in (sums_GE, counts_G))
+        members_BGT = block.members_within(self.names).mT
+        sums_BGE = self.values_LGE[layer - 1] - members_BGT @ value_BTE.double()
+        counts_BG1 = (self.counts_G - members_BGT.sum(-1)).unsqueeze(-1)
+        sums_BCE, counts_BC1 = (each.unflatten(1, (len(CLASSES), -1)).sum(2) for each in (sums_BGE, counts_BG1))
         # Without any token a sum is what rounding left of the difference, so it is not divided by 0.
-        class_mean_CE = torch.where(counts_C[:, None] > 0, sums_CE / counts_C[:, None], torch.nan)
-        class_mean_GE = class_mean_CE.repeat_interleave(len(POSITIONS), 0)
-        mean_GE = torch.where(counts_G[:, None] > 0, sums_GE / counts_G[:, None], class_mean_GE)
-        return mean_GE[membership_TG.argmax(-1)].to(value_TE)
-
-
-def _membership(document: Document) -> Tensor:
-    """Return the group of each token as rows with a single 1 `[T, G]`."""
-    groups_T = document.classes.astype(np.int64) * len(POSITIONS) + position_groups(len(document))
-    return torch.nn.functional.one_hot(torch.as_tensor(groups_T), len(CLASSES) * len(POSITIONS)).double()
+        class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
+        class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
+        mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
+        mean_BTE = torch.take_along_dim(mean_BGE, block.groups_BT.unsqueeze(-1), 1).to(value_BTE)
+        return mean_BTE.masked_fill(~block.mask_BT.unsqueeze(-1), 0)  # a NaN there would pass on with a weight of 0
 
 
 class ControlValues(NamedTuple):
-    """The tensors of one document in one layer from which the values of `SAME_PASS` are computed."""
+    """The tensors of documents in one layer from which the values of `SAME_PASS` are computed."""
 
-    row_sums_TH: Tensor  # sum_j a^h_ij: 1, but for a softmax with a sink
     bias_E: Tensor  # b_V
-    unbiased_TE: Tensor  # sum_j a^h_ij (v_j - b_V)
-    corpus_TE: Tensor  # the corpus values v_j
-    corpus_attended_TE: Tensor  # sum_j a^h_ij v_j of them
+    corpus_BTE: Tensor  # the corpus values v_j
+    mean_B1E: Tensor  # mean_k v_k over the document's tokens
 
 
-def control_ratios(methods: Sequence[str], layer_pass: LayerPass, values: ControlValues) -> Tensor:
-    """Return the ratios of one document's T tokens by each control of `SAME_PASS`, `[controls, methods, T]`."""
-    tokens, block, x_TD, projected_TD = len(layer_pass.x), layer_pass.block, layer_pass.x, layer_pass.projected
-    diagonal_TH, value_TE = layer_pass.attention.diagonal()[:tokens], layer_pass.value[:tokens]
-    W_HdD = block.output.W.unflatten(0, (diagonal_TH.shape[-1], -1))
-    mean_Hd = value_TE.mean(0).view(W_HdD.shape[:2])
-    f_HD = (mean_Hd.unsqueeze(-2) @ W_HdD).squeeze(-2)
+def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, values: ControlValues) -> Tensor:
+    """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[controls, methods, B, T]`.
+
+    `parts` are those of all their tokens, as they are.
+    """
+    W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.attention.diagonal()
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
-    own_TD = scaled_heads(diagonal_TH, value_TE - values.bias_E) @ block.output.W
-    own_corpus_TD = scaled_heads(diagonal_TH, values.corpus_TE) @ block.output.W
+    unbiased_BTE = layer_pass.value - values.bias_E
+    (all_unbiased_BTE, all_corpus_BTE), row_sums_BTH = attended(layer_pass.attention, unbiased_BTE, values.corpus_BTE)
+    others_BTH = row_sums_BTH - diagonal_BTH
+    mean_B1HdD = values.mean_B1E.unflatten(-1, (diagonal_BTH.shape[-1], -1)).unsqueeze(-2)
+    f_BHD = (mean_B1HdD @ W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))).squeeze((1, -2))
+    own_corpus_BTD = scaled_heads(diagonal_BTH, values.corpus_BTE) @ W_ED
+    own_unbiased_BTD = scaled_heads(diagonal_BTH, unbiased_BTE) @ W_ED
     projected = {
-        "text_mean_value": Split(diagonal_TH @ f_HD, (values.row_sums_TH - diagonal_TH) @ f_HD),
-        "corpus_value": Split(own_corpus_TD, values.corpus_attended_TE @ block.output.W - own_corpus_TD),
-        "without_value_bias": Split(own_TD, values.unbiased_TE @ block.output.W - own_TD),
+        "text_mean_value": Split(diagonal_BTH @ f_BHD, others_BTH @ f_BHD),
+        "corpus_value": Split(own_corpus_BTD, all_corpus_BTE @ W_ED - own_corpus_BTD),
+        "without_value_bias": Split(own_unbiased_BTD, all_unbiased_BTE @ W_ED - own_unbiased_BTD),
     }
-    weight_T, ratios = 1 - diagonal_TH.mean(-1), []
-    rest = rest_of_layer(block, x_TD, projected_TD, layer_pass.features)
+    ratios = []
     for name in SAME_PASS:
-        parts = Parts(block, weight_T, x_TD, projected_TD, projected[name], rest)
-        ratios.append(torch.stack([RATIOS[method].formula(parts) for method in methods]))
-    return torch.stack(ratios)
+        split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
+        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight)))
+    ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
+    return ratios_CMBT
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
@@ -168,11 +166,18 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
     return model
 
 
-def attended(call: AttentionCall, value_BTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_j a^h_ij v_j `[B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`."""
-    value_BHTd = value_BTE.unflatten(-1, (call.value.shape[-3], -1)).transpose(-3, -2)
-    options = {"scaling": call.scaling, "is_causal": call.causal, "softcap": call.softcap}
-    context_BHTd, without_sink = attend(None, call.query, call.key, value_BHTd, call.mask, **options)
-    row_sums_BHT = (without_sink.log_sums - call.log_sums).exp()
-    context_BHTd = context_BHTd * row_sums_BHT.unsqueeze(-1)
-    return context_BHTd.transpose(-3, -2).flatten(-2), row_sums_BHT.transpose(-1, -2)
+def attended(call: AttentionCall, *values: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return sum_j a^h_ij v_j `[B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
+
+    The latter is 1, but for a softmax with a sink.
+    """
+    heads = call.value.shape[-3]
+    value_BHTx = torch.cat([value_BTE.unflatten(-1, (heads, -1)).transpose(-3, -2) for value_BTE in values], -1)
+    contexts, row_sums = [], []
+    for rows in call.blocks():
+        weights_BHRT = call.weights(rows)
+        contexts.append(weights_BHRT @ value_BHTx)
+        row_sums.append(weights_BHRT.sum(-1))
+    context_BTHx = torch.cat(contexts, -2).transpose(-3, -2)
+    by_value = [context_BTHd.flatten(-2) for context_BTHd in context_BTHx.chunk(len(values), -1)]
+    return by_value, torch.cat(row_sums, -1).transpose(-1, -2)

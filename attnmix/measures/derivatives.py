@@ -41,7 +41,8 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-PASS_TOKENS = 2048  # tokens of all tangents that pass a layer together
+PASS_TOKENS = 8192  # tokens of all tangents that pass a layer together
+DEVICE_PASS_TOKENS = 2**17  # the same on any device but a CPU, where an operation costs the same for one as for many
 
 
 class JacobianNorms(NamedTuple):
@@ -117,9 +118,10 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
     block_LKT, together_LKT = basis_KW.new_zeros(2, layers, directions, tokens, dtype=torch.float64)
     sources = torch.arange(tokens, device=basis_KW.device)
-    for ks in torch.arange(directions).split(max(1, PASS_TOKENS // tokens)):
+    pass_tokens = PASS_TOKENS if chain.start_TW.is_cpu else DEVICE_PASS_TOKENS
+    for ks in torch.arange(directions).split(max(1, pass_tokens // tokens)):
         together = [call.whole.hidden.new_zeros(len(ks), *call.whole.hidden[0].shape) for call in chain.layers]
-        for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
+        for sources_S in sources.split(max(1, pass_tokens // (tokens * len(ks)))):
             same_ST = (sources_S[:, None] == sources).to(basis_KW)
             start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
             moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)

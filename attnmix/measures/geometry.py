@@ -1,14 +1,24 @@
-"""The shape of a document's cloud of token vectors at a capture point, and where a layer's steps move each vector."""
+"""The shape of a text's cloud of token vectors at a capture point, and where a layer's steps move each vector.
+
+Everything is computed for many texts and points at once. Shapes: `...` texts and points, T tokens, D width,
+N the less of both, W different words.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from attnmix.arithmetic.kernels import cores
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
-BLOCK_ROWS = 1024  # tokens whose products with all words are in memory
+NEAREST_NUMBERS = 2**24  # products of tokens with words that are in memory
 ROUNDING = 1e-12  # relative, of float64: a number below that share of its scale is rounding error
 GEOMETRY_MEASURES = (
     "mean_cosine",
@@ -18,36 +28,67 @@ GEOMETRY_MEASURES = (
     "own_nearest",
     "cka_input",
 )
+RANK = GEOMETRY_MEASURES.index("effective_rank")
 
 
 class Cloud:
-    """One document's vectors `[tokens, width]` at one point in float64, and the products that several measures need."""
+    """Vectors of texts at points `[..., T, D]` in float64, and the products that several measures need."""
 
-    def __init__(self, x_TD: Tensor) -> None:
-        self.x_TD, (self.tokens, self.width) = x_TD.double(), x_TD.shape
-        self.unit_sum_D = torch.nn.functional.normalize(self.x_TD, dim=-1).sum(0)
-        centred = self.centred_TD = self.x_TD - self.x_TD.mean(0)
-        # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long document needs no T x T.
-        self.gram = centred @ centred.T if self.tokens <= self.width else centred.T @ centred
+    def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
+        """Take vectors, and which of their rows are tokens `[..., T]`; without a mask all are."""
+        self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool) if mask is None else mask
+        padding_T1 = ~self.mask.unsqueeze(-1)
+        self.vectors, self.width = vectors, vectors.shape[-1]
+        self.tokens = self.mask.sum(-1).double()
+        self.x_TD = vectors.double().masked_fill(padding_T1, 0)
+        self.unit_sum_D = normalize(self.x_TD, dim=-1).sum(-2)
+        mean_1D = (self.x_TD.sum(-2) / self.tokens.unsqueeze(-1)).unsqueeze(-2)
+        centred = self.centred_TD = (self.x_TD - mean_1D).masked_fill_(padding_T1, 0)
+        # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long text needs no T x T.
+        self.by_tokens = vectors.shape[-2] <= self.width
+        self.gram_NN = centred @ centred.mT if self.by_tokens else centred.mT @ centred
         self.squares_T = centred.square().sum(-1)
+        self.norm = self.x_TD.square().sum((-2, -1)).sqrt()
+        self.centred_norm = self.squares_T.sum(-1).sqrt()
         # Tokens that differ by rounding only, and an HSIC that is nothing but rounding, define no measure.
-        self.varies = self.squares_T.sum().sqrt() > ROUNDING * self.x_TD.norm()
-        square = self.gram.square().sum()
-        hsic = _hsic(square, self.squares_T, self.squares_T)
-        self.own_hsic = torch.where(self.varies & (hsic > ROUNDING * square), hsic, torch.nan)
+        self.varies = self.centred_norm > ROUNDING * self.norm
+        square = self.gram_NN.square().sum((-2, -1))
+        hsic = _hsic(square, self, self)
+        self.own_hsic = hsic.where(self.varies & (hsic > ROUNDING * square), torch.nan)
+
+    @property
+    def varying_gram_NN(self) -> Tensor:
+        """The products, zeros where tokens differ by rounding only or hold NaN."""
+        return self.gram_NN.masked_fill(~self.varies[..., None, None], 0)
 
 
 class Words:
-    """The different word embeddings of a document, from those of its tokens `[tokens, width]`."""
+    """The different word embeddings of each text, from those of its tokens `[..., T, D]`."""
 
-    def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.int32]) -> None:
-        _, first, number_of_token = np.unique(ids, return_index=True, return_inverse=True)
-        first_W, self.numbers_T = (torch.as_tensor(each, device=words_TD.device) for each in (first, number_of_token))
-        self.unit_WD = torch.nn.functional.normalize(words_TD[first_W].double(), dim=-1)
+    def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
+        """Take the token ids `[..., T]`; padding repeats an id of the text."""
+        rows = ids.reshape(-1, ids.shape[-1])
+        first = [np.unique(row, return_index=True)[1] for row in rows]
+        most = max(map(len, first))
+        padded = np.stack([np.append(each, np.full(most - len(each), each[0])) for each in first])
+        first_W = torch.as_tensor(padded.reshape(*ids.shape[:-1], most), device=words_TD.device)
+        self.ids_T = torch.as_tensor(ids, device=words_TD.device)
+        self.ids_W = self.ids_T.gather(-1, first_W)
+        self.unit_WD = normalize(torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2), dim=-1)
+
+    def own_nearest(self, vectors: Tensor) -> Tensor:
+        """Return whether the word with the largest cosine is the token's own, of vectors `[..., points, T, D]`."""
+        texts = self.unit_WD.shape[:-2]
+        rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
+        together = max(1, NEAREST_NUMBERS // self.unit_WD[..., 0].numel())
+        nearest = [(part @ self.unit_WD.mT).argmax(-1) for part in rows.split(together, -2)]
+        nearest_ids = self.ids_W.gather(-1, torch.cat(nearest, -1))
+        own = nearest_ids.view(*texts, -1, self.ids_T.shape[-1]) == self.ids_T.unsqueeze(-2)
+        return own.view(vectors.shape[:-1])
 
 
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return `GEOMETRY_MEASURES` of one document's vectors at one point, in float64.
+    """Return `GEOMETRY_MEASURES` of clouds `[..., measures]`, in float64.
 
     `start` enters the layer, `words` are None where they are of another width or of other tokens. What is not defined
     is NaN: `docs/measures.md` says when, and what each measure is.
@@ -56,52 +97,93 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
       estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
     """
-    x, tokens = cloud.x_TD, cloud.tokens
+    measures = geometry_but_rank(cloud, start, words)
+    measures[..., RANK] = _effective_rank(cloud.varying_gram_NN.cpu()).to(measures)
+    return measures
+
+
+def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
+    """Return the same with NaN for `effective_rank`, which `effective_ranks` computes."""
+    tokens = cloud.tokens.expand_as(cloud.norm)
+    cosines = cloud.unit_sum_D.square().sum(-1) - tokens
     measures = {
-        "effective_rank": _effective_rank(cloud),
-        "effective_rank_bound": x.new_full((), min(tokens - 1, cloud.width)),
-        "residual_share": cloud.centred_TD.norm() / x.norm(),
+        "mean_cosine": (cosines / (tokens * (tokens - 1))).where(tokens > 1, torch.nan),
+        "effective_rank_bound": (tokens - 1).clamp_max(cloud.width),
+        "residual_share": cloud.centred_norm / cloud.norm,
+        "cka_input": _cka(cloud, start).where(tokens >= 4, torch.nan),
     }
-    if tokens > 1:
-        measures["mean_cosine"] = (cloud.unit_sum_D.square().sum() - tokens) / (tokens * (tokens - 1))
     if words is not None:
-        nearest_T = torch.cat([(rows @ words.unit_WD.T).argmax(-1) for rows in x.split(BLOCK_ROWS)])
-        measures["own_nearest"] = (nearest_T == words.numbers_T).double().mean()
-    if tokens >= 4:
-        measures["cka_input"] = _cka(cloud, start)
-    return torch.stack([measures.get(name, x.new_full((), torch.nan)) for name in GEOMETRY_MEASURES])
+        measures["own_nearest"] = (words.own_nearest(cloud.vectors) & cloud.mask).sum(-1) / tokens
+    undefined = torch.full_like(tokens, torch.nan)
+    return torch.stack([measures.get(name, undefined) for name in GEOMETRY_MEASURES], dim=-1)
 
 
-def _effective_rank(cloud: Cloud) -> Tensor:
-    values = torch.linalg.eigvalsh(cloud.gram)
+def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
+    """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`, from texts of these lengths.
+
+    Eigenvalues are computed on the host. From another device the products are fetched in a thread, and that device
+    goes on: its own solver would take the matrices one by one.
+    """
+    sizes = lengths if cloud.by_tokens else [cloud.width] * len(lengths)
+    if cloud.gram_NN.is_cpu:
+        ranks: Future[Tensor] = Future()
+        ranks.set_result(torch.stack(_ranks_by_text(cloud.varying_gram_NN, sizes, map)))
+        return ranks
+    return _fetching_thread().submit(_fetched_ranks, cloud.varying_gram_NN, sizes)
+
+
+def _fetched_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch.stack(_ranks_by_text(gram.cpu(), sizes, _solving_threads().map))
+
+
+def _ranks_by_text(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> list[Tensor]:
+    """Return the effective ranks of each text's points, from the part of the products that is not padding."""
+    return list(apply(_effective_rank, [gram[:, :size, :size] for gram, size in zip(gram_BPNN, sizes, strict=True)]))
+
+
+@cache
+def _fetching_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
+
+
+@cache
+def _solving_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores())
+
+
+@torch.inference_mode()
+def _effective_rank(gram: Tensor) -> Tensor:
+    """Return the effective rank from products `[..., N, N]`; NaN where all are 0."""
+    values = torch.linalg.eigvalsh(gram)
     # Eigenvalues that are 0 come out as rounding, whose roots would count: centring and repeated tokens make them.
-    rounding = torch.finfo(values.dtype).eps * len(values) * values[-1]
+    rounding = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
     singular = torch.where(values > rounding, values, 0).sqrt()
-    entropy = torch.special.entr(singular / singular.sum()).sum()
-    return torch.where(cloud.varies, entropy.exp(), torch.nan)
+    ranks: Tensor = torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1).exp()
+    return ranks
 
 
 def _cka(cloud: Cloud, start: Cloud) -> Tensor:
-    if cloud.gram.shape == start.gram.shape and cloud.tokens <= cloud.width:
-        product = (cloud.gram * start.gram).sum()
+    if cloud.by_tokens and start.by_tokens:
+        product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        product = (cloud.centred_TD.T @ start.centred_TD).square().sum()
-    return _hsic(product, cloud.squares_T, start.squares_T) / (cloud.own_hsic * start.own_hsic).sqrt()
+        product = (cloud.centred_TD.mT @ start.centred_TD).square().sum((-2, -1))
+    return _hsic(product, cloud, start) / (cloud.own_hsic * start.own_hsic).sqrt()
 
 
-def _hsic(product: Tensor, first_T: Tensor, second_T: Tensor) -> Tensor:
+def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
 
     tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), K and L with zeros on their diagonals. The rows of
     X X^T sum to 0 for a centred X, so those of K sum to minus the squared norms, and T x T matrices are not needed.
     """
-    tokens = len(first_T)
-    both = first_T @ second_T
-    return product - both + first_T.sum() * second_T.sum() / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
+    tokens = first.tokens
+    both = (first.squares_T * second.squares_T).sum(-1)
+    sums = first.squares_T.sum(-1) * second.squares_T.sum(-1)
+    return product - both + sums / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
 
 
 def step_measures(layer_pass: LayerPass) -> Tensor:
-    """Return `[tokens, steps, measures]` of one document in one layer; NaN for the steps that the family does not have.
+    """Return `[..., T, steps, measures]` of texts in one layer; NaN for the steps that the family does not have.
 
     `cosine_previous` compares a step's vector with the one before it, `cosine_input` with the token's
     own layer input; `distance_previous` and `norm` are lengths relative to that input's. The basis
@@ -109,7 +191,8 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     differs too there are none.
     """
     start, before = layer_pass.x, layer_pass.x
-    length_T = start.norm(dim=-1)
+    start_length_T = start.norm(dim=-1)
+    before_length_T = start_length_T
     steps, features = [], layer_pass.features
     points = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
     # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
@@ -120,13 +203,20 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     for vectors in points.values():
         measures = {}
         if vectors is not None:
-            measures["norm"] = vectors.norm(dim=-1) / length_T
+            length_T = vectors.norm(dim=-1)
+            measures["norm"] = length_T / start_length_T
             if vectors.shape == start.shape:
-                measures["cosine_input"] = torch.cosine_similarity(vectors, start, dim=-1)
+                measures["cosine_input"] = _cosine(vectors, start, length_T * start_length_T)
             if vectors.shape == before.shape:
-                measures["cosine_previous"] = torch.cosine_similarity(vectors, before, dim=-1)
-                measures["distance_previous"] = (vectors - before).norm(dim=-1) / length_T
-            before = vectors
-        undefined_T = torch.full_like(length_T, torch.nan)
+                measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
+                measures["distance_previous"] = (vectors - before).norm(dim=-1) / start_length_T
+            before, before_length_T = vectors, length_T
+        undefined_T = torch.full_like(start_length_T, torch.nan)
         steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
-    return torch.stack(steps, dim=1)
+    return torch.stack(steps, dim=-2)
+
+
+def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
+    """Return the cosines of vectors from the products of their lengths; 0 where one has no length."""
+    products_T: Tensor = (first * second).sum(-1)
+    return products_T / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny)

@@ -43,11 +43,10 @@ def head_factors(block: Block, heads: int) -> Tensor:
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """Return the ratio `[T, H]` of one document's tokens in one layer; 0 where nothing contributes to a token."""
+    """Return the ratio `[..., T, H]` of texts' tokens in one layer; 0 where nothing contributes to a token."""
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
-    call, tokens = layer_pass.attention, len(heads_THd)
-    own_THd = call.diagonal()[:tokens].unsqueeze(-1) * call.value.transpose(0, 1)[:tokens]
-    through = (torch.einsum("thd,hdr->thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
+    own_THd = layer_pass.attention.diagonal().unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
+    through = (torch.einsum("...thd,hdr->...thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
     return Split(*through).share()
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnmix.arithmetic.kernels import in_threads
 from attnmix.core.names import PREACTIVATION, Site
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
@@ -32,19 +31,21 @@ SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
-    F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
-    not from attention_output. Tokens outside `mask_BT` do not count. NaN for an identity that the layer does not have,
-    for `hidden_states`, which `vector_errors` compares, and for `SAMPLED_IDENTITIES` of a document that is not
-    `sampled`; without that argument all are.
+    Tokens outside `mask_BT` do not count. NaN for an identity that the layer does not have, for `hidden_states`, which
+    `vector_errors` compares, and for `SAMPLED_IDENTITIES` of a document that is not `sampled`; without that argument
+    all are.
     """
-
-    def document_errors(place: int) -> Tensor:
-        full = sampled is None or sampled[place]
-        errors = _document_errors(layer_pass.document(place), mask_BT[place].unsqueeze(-1), full)
-        return _by_identity(errors, layer_pass.x.new_full((), torch.nan))
-
-    # One document at a time, so that its vectors stay in the cache.
-    return torch.stack(in_threads(document_errors, range(len(mask_BT))))
+    undefined_B = layer_pass.x.new_full((len(mask_BT),), torch.nan)
+    places = [place for place in range(len(mask_BT)) if sampled is None or sampled[place]]
+    if len(places) == len(mask_BT):
+        return _by_identity(_step_errors(layer_pass, mask_BT) | _source_errors(layer_pass, mask_BT), undefined_B)
+    errors_BI = _by_identity(_step_errors(layer_pass, mask_BT), undefined_B)
+    if places:
+        places_P = torch.tensor(places, device=mask_BT.device)
+        sampled_errors = _source_errors(layer_pass.documents(places_P), mask_BT[places_P])
+        sampled_PI = _by_identity(sampled_errors, undefined_B[places_P])
+        errors_BI[places_P] = torch.where(sampled_PI.isnan(), errors_BI[places_P], sampled_PI)
+    return errors_BI
 
 
 def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Site, Tensor], mask_BT: Tensor) -> Tensor:
@@ -64,56 +65,69 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     """Return the same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
-    return torch.stack(list(map(_relative_error, computed_BTD, true_BTD, mask_BT.unsqueeze(-1))))
+    mask_BT1 = mask_BT.unsqueeze(-1)
+    error_B = ((computed_BTD - true_BTD) * mask_BT1).abs().amax((-2, -1))
+    largest_B = (true_BTD * mask_BT1).abs().amax((-2, -1))
+    return error_B / largest_B.clamp_min(torch.finfo(true_BTD.dtype).tiny)
 
 
 def _by_identity(errors: Mapping[str, Tensor], undefined: Tensor) -> Tensor:
     return torch.stack([errors.get(name, undefined) for name in IDENTITIES], dim=-1)
 
 
-def _document_errors(layer_pass: LayerPass, mask_T1: Tensor, full: bool) -> dict[str, Tensor]:
-    features, block, x_TD = layer_pass.features, layer_pass.block, layer_pass.x
-    residual_TD, summed_TD = layer_pass.residual, features["attention_output"]
-    expected, errors = {"attention_residual": residual_TD}, {}
-    if full:
-        own_TD, others_TD, row_errors_T = _summed_sources(layer_pass)
-        norm = block.attention_output_norm
-        summed_TD = norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + norm.beta
-        bias_TD = norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + norm.beta
-        expected["attention_output"] = summed_TD
-        errors["attention_rows"] = (row_errors_T * mask_T1.squeeze(-1)).amax()
+def _step_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
+    """Return the errors `[B]` of identities between the layer's steps as the model took them."""
+    features, block = layer_pass.features, layer_pass.block
+    expected = {"attention_residual": layer_pass.residual}
+    if "attention_norm" in features:
+        norm, whole_BTD = block.attention_norm, layer_pass.residual
+        expected["attention_norm"] = norm.part(whole_BTD, whole_BTD) + norm.beta
+    if "cross_attention_norm" in features:
+        crossed_BTD = layer_pass.attended + features["cross_attention_output"]
+        expected["cross_attention_norm"] = block.cross_attention_norm(crossed_BTD)
+    expected["layer_output"] = block.output_norm(layer_pass.stream + features["ffn_output"])
+    return _errors(expected, features, mask_BT)
+
+
+def _source_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
+    """Return the errors `[B]` of sums over sources.
+
+    F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
+    not from attention_output.
+    """
+    features, block, x_BTD = layer_pass.features, layer_pass.block, layer_pass.x
+    own_BTD, others_BTD, row_errors_BT = _summed_sources(layer_pass)
+    norm = block.attention_output_norm
+    summed_BTD = norm.part(others_BTD + own_BTD + block.output.b, layer_pass.projected) + norm.beta
+    bias_BTD = norm.part(block.output.b.expand_as(own_BTD), layer_pass.projected) + norm.beta
+    expected = {"attention_output": summed_BTD}
     if "attention_norm" in features:
         norm = block.attention_norm
-        expected["attention_norm"] = norm.part(x_TD + summed_TD, residual_TD) + norm.beta
-    if "cross_attention_norm" in features:
-        crossed_TD = layer_pass.attended + features["cross_attention_output"]
-        expected["cross_attention_norm"] = block.cross_attention_norm(crossed_TD)
-    if full and PREACTIVATION in features:
-        cross_TD = features.get("cross_attention_output")
-        rest = block.after_attention(residual_TD, cross_TD, features[PREACTIVATION])
-        added_TD = rest.added(rest.stream(x_TD + (summed_TD - bias_TD)))
-        expected["ffn_output"] = added_TD + rest.added_with_biases(rest.stream_with_biases(bias_TD))
-    expected["layer_output"] = block.output_norm(layer_pass.stream + features["ffn_output"])
-    return errors | {
-        "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
-        for name, vectors in expected.items()
-        if name in features
+        expected["attention_norm"] = norm.part(x_BTD + summed_BTD, layer_pass.residual) + norm.beta
+    if PREACTIVATION in features:
+        cross_BTD = features.get("cross_attention_output")
+        rest = block.after_attention(layer_pass.residual, cross_BTD, features[PREACTIVATION])
+        added_BTD = rest.added(rest.stream(x_BTD + (summed_BTD - bias_BTD)))
+        expected["ffn_output"] = added_BTD + rest.added_with_biases(rest.stream_with_biases(bias_BTD))
+    errors = _errors(expected, features, mask_BT)
+    if "ffn_output" in errors:
+        errors["feed_forward"] = errors.pop("ffn_output")
+    return errors | {"attention_rows": (row_errors_BT * mask_BT).amax(-1)}
+
+
+def _errors(expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor) -> dict[str, Tensor]:
+    return {
+        name: vector_errors(vectors, features[name], mask_BT) for name, vectors in expected.items() if name in features
     }
 
 
 def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and how far from 1 a head's weights of each row sum."""
-    own_TE = scaled_heads(layer_pass.attention.diagonal(), layer_pass.value)
+    """Return F_ii and sum_{j!=i} F_ij before any norm `[B, T, D]`, and how far a head's weights of a row are from 1."""
+    own_BTE = scaled_heads(layer_pass.attention.diagonal(), layer_pass.value)
     heads, row_errors = [], []
     for rows in layer_pass.attention.blocks():
-        weights_HRT = layer_pass.attention.weights(rows)
-        heads.append((weights_HRT @ layer_pass.attention.value).transpose(0, 1).flatten(-2))
-        row_errors.append((weights_HRT.sum(-1) - 1).abs().amax(0))
+        weights_BHRT = layer_pass.attention.weights(rows)
+        heads.append((weights_BHRT @ layer_pass.attention.value).transpose(-3, -2).flatten(-2))
+        row_errors.append((weights_BHRT.sum(-1) - 1).abs().amax(-2))
     W_ED = layer_pass.block.output.W
-    return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_errors)
-
-
-def _relative_error(computed_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
-    error = ((computed_TD - true_TD) * mask_T1).abs().amax()
-    relative: Tensor = error / (true_TD * mask_T1).abs().amax().clamp_min(torch.finfo(true_TD.dtype).tiny)
-    return relative
+    return own_BTE @ W_ED, (torch.cat(heads, -2) - own_BTE) @ W_ED, torch.cat(row_errors, -1)

@@ -92,6 +92,13 @@ class LayerPass:
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
 
+    def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
+        """Return some documents of a batch, up to `tokens` of each: no more than padding may be left out."""
+        first = slice(tokens)
+        features = {point: feature[places, first] for point, feature in self.features.items()}
+        attention = self.attention.documents(places, tokens)
+        return replace(self, attention=attention, x=self.x[places, first], features=features)
+
     @property
     def projected(self) -> Tensor:
         """The output of W_O `[..., T, D]`."""
@@ -188,7 +195,7 @@ class AfterAttention:
 
     def stream(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` as the part of what the second skip connection carries."""
-        part_ND = self.block.attention_norm.part(part_ND, self.residual_ND)
+        part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
         return self.block.cross_attention_norm.part(part_ND, self._attended_ND + self.cross_ND)
@@ -196,11 +203,11 @@ class AfterAttention:
     def added(self, stream_ND: Tensor) -> Tensor:
         """Return what the feed-forward network adds by a part of the stream, biases left out."""
         ups, _, down = self.block.feed_forward
-        entering_ND = self.block.feed_forward_norm.part(stream_ND, self._stream_ND)
+        entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         return self._leaving(self._inner([entering_ND @ up.W for up in ups]) @ down.W)
 
     def output(self, part_ND: Tensor) -> Tensor:
-        """Return a part of `residual_ND` in the layer's output, not divided by the last norm's deviation.
+        """Return parts `[..., N, D]` of `residual_ND` in the layer's output, not divided by the last norm's deviation.
 
         A ratio cancels that deviation.
         """
@@ -230,6 +237,14 @@ class AfterAttention:
         p_NW, *gates = self.inputs
         inner_NW = activation(p_NW)
         return norm.part(projected_ND, (inner_NW * gates[0] if gates else inner_NW) @ down.W + down.b)
+
+    @cached_property
+    def _attention_deviation_N1(self) -> Tensor:
+        return self.block.attention_norm.deviation(self.residual_ND)
+
+    @cached_property
+    def _stream_deviation_N1(self) -> Tensor:
+        return self.block.feed_forward_norm.deviation(self._stream_ND)
 
     @cached_property
     def _attended_ND(self) -> Tensor:

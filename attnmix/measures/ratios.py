@@ -14,7 +14,7 @@ In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnmix.core.lazy import cached_property
@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # figures and the page read the declarations, and need no tor
     from attnmix.measures.layers import AfterAttention, Block, LayerPass
     from attnmix.measures.weights import Norm
 
-BLOCK_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+CACHE_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+DEVICE_TOKENS = 2**16  # tokens at once on any other device, where an operation costs the same for one as for many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,16 +142,33 @@ class Parts:
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         assert self.rest is not None
-        return Split(self.rest.output(self.residual.own), self.rest.output(self.residual.others))
+        import torch
+
+        return Split(*self.rest.output(torch.stack(self.residual)))
+
+    def with_others(self, projected: Split, mixed_weight: Tensor) -> Parts:
+        """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
+        return replace(self, projected=projected, mixed_weight=mixed_weight)
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     """Return the ratio by each of `methods`, `[methods, ..., T]`."""
     ratios_MN = layer_pass.x.new_empty(len(methods), layer_pass.x[..., 0].numel())
-    for rows, parts in _parts_by_block(layer_pass, ratio_points(methods), BLOCK_TOKENS):
-        for ratio_N, method in zip(ratios_MN, methods, strict=True):
-            ratio_N[rows] = RATIOS[method].formula(parts)
+    for rows, parts in _parts_by_block(layer_pass, ratio_points(methods), block_tokens(layer_pass.x.device)):
+        ratios_MN[:, rows] = formulas(methods, parts)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
+
+
+def formulas(methods: Sequence[str], parts: Parts) -> Tensor:
+    """Return the ratio of N tokens by each of `methods`, `[methods, N]`."""
+    import torch  # not at the top, as the declarations are read without it
+
+    return torch.stack([RATIOS[method].formula(parts) for method in methods])
+
+
+def block_tokens(device: Any) -> int:
+    """Return how many tokens are computed at once on this device."""
+    return CACHE_TOKENS if device.type == "cpu" else DEVICE_TOKENS
 
 
 def all_parts(layer_pass: LayerPass) -> Parts:

@@ -5,59 +5,49 @@ Each is the mixing ratio with only these sources among the others, so that it co
     |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        and likewise through the steps of the other ratios
 
 Tokens x tokens weights are computed a block of rows at a time.
-Shapes: H heads, T tokens of a document, N tokens of its texts, d head width, E = H * d, D hidden.
+Shapes: B documents, H heads, T tokens, R rows of T, d head width, E = H * d, D hidden, S = 3 groups of sources.
 """
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import RATIOS, Parts, Split, rest_of_layer, scaled_heads
+from attnmix.measures.ratios import Parts, Split, formulas, scaled_heads
 
 SOURCES = ("own text", "other text", "special tokens")
+SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
 
 
-def source_ratios(methods: Sequence[str], layer_pass: LayerPass, segments_T: npt.NDArray[np.int8]) -> Tensor:
-    """Return the ratios of one document's text tokens by each group of sources, `[sources, methods, N]`.
+def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, segments_BT: Tensor) -> Tensor:
+    """Return the ratios of all tokens by each group of sources, `[sources, methods, B, T]`; those of texts count.
 
-    `segments_T` is 0 for tokens of the first text, 1 for those of the second, -1 for special ones.
+    `segments_BT` has one of `SEGMENTS` for each token, and another number for padding.
     """
-    call, block, tokens = layer_pass.attention, layer_pass.block, len(segments_T)
-    segments = torch.from_numpy(np.asarray(segments_T, np.int64)).to(layer_pass.x.device)
-    places_N = (segments >= 0).nonzero().squeeze(-1)
-    members_T = torch.nn.functional.pad(segments, (0, call.key.shape[-2] - tokens), value=2)  # padding is no source
-    values = [call.value * (members_T == member).to(call.value).unsqueeze(-1) for member in (0, 1, -1)]
+    call, W_ED = layer_pass.attention, layer_pass.block.output.W
+    members_BTS = torch.stack([segments_BT == segment for segment in SEGMENTS], -1).to(call.value)
+    values = [call.value * member_BT[:, None, :, None] for member_BT in members_BTS.unbind(-1)]
+    value_BHTx = torch.cat(values, -1)
     contexts, sums = [], []
     for rows in call.blocks():
-        weights_HRT = call.weights(rows)
-        contexts.append(torch.stack([weights_HRT @ value for value in values]))
-        sums.append(torch.stack([weights_HRT[..., members_T == member].sum(-1).mean(0) for member in (0, 1, -1)]))
-    context_GNE = torch.cat(contexts, -2).transpose(-3, -2).flatten(-2)[:, places_N]
-    weight_GN = torch.cat(sums, -1)[:, places_N]
+        weights_BHRT = call.weights(rows)
+        contexts.append(weights_BHRT @ value_BHTx)
+        sums.append(weights_BHRT.mean(1) @ members_BTS)
+    by_source_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
+    first_BTE, second_BTE, special_BTE = by_source_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2)
+    first_BT, second_BT, special_BT = torch.cat(sums, -2).unbind(-1)
 
-    own_N, diagonal_NH = segments[places_N], call.diagonal()[places_N]
-    every_N = torch.arange(len(places_N), device=segments.device)
-    kept_NE = scaled_heads(diagonal_NH, layer_pass.value[places_N])
-    W_ED = block.output.W
-    given = (
-        (context_GNE[own_N, every_N] - kept_NE, weight_GN[own_N, every_N] - diagonal_NH.mean(-1)),
-        (context_GNE[1 - own_N, every_N], weight_GN[1 - own_N, every_N]),
-        (context_GNE[2], weight_GN[2]),
-    )
-    features = {point: feature[places_N] for point, feature in layer_pass.features.items()}
-    x_ND, projected_ND, ratios = layer_pass.x[places_N], layer_pass.projected[places_N], []
-    rest = rest_of_layer(block, x_ND, projected_ND, features)
-    for others_NE, weight_N in given:
-        split = Split(kept_NE @ W_ED, others_NE @ W_ED)
-        parts = Parts(block, weight_N, x_ND, projected_ND, split, rest)
-        ratios.append(torch.stack([RATIOS[method].formula(parts) for method in methods]))
-    return torch.stack(ratios)
-
-
-def source_sums(methods: Sequence[str], layer_pass: LayerPass, segments_T: npt.NDArray[np.int8]) -> dict[str, Tensor]:
-    """Return the sums of `source_ratios` over the text tokens `[methods]`, by `SOURCES`."""
-    return dict(zip(SOURCES, source_ratios(methods, layer_pass, segments_T).double().sum(-1), strict=True))
+    diagonal_BTH, in_second_BT = call.diagonal(), segments_BT == 1
+    own_BTE = scaled_heads(diagonal_BTH, layer_pass.value)
+    from_own_BTE = torch.where(in_second_BT.unsqueeze(-1), second_BTE, first_BTE) - own_BTE
+    from_other_BTE = torch.where(in_second_BT.unsqueeze(-1), first_BTE, second_BTE)
+    others = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2) @ W_ED
+    weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - diagonal_BTH.mean(-1)
+    weights = torch.stack([weight_own_BT, torch.where(in_second_BT, first_BT, second_BT), special_BT]).flatten(1)
+    ratios = [
+        formulas(methods, parts.with_others(Split(parts.projected.own, others_ND), weight_N))
+        for others_ND, weight_N in zip(others, weights, strict=True)
+    ]
+    ratios_SMBT: Tensor = torch.stack(ratios).unflatten(-1, segments_BT.shape)
+    return ratios_SMBT

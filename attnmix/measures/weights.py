@@ -38,12 +38,16 @@ class Norm:
             return part
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
+    def deviation(self, whole: Tensor) -> Tensor:
+        """Return what the norm divides the vectors `whole` by `[..., 1]`."""
+        if self.absent:
+            return whole.new_ones(())
+        centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
+        return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
         """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
-        if self.absent:
-            return part
-        centre = whole.mean(-1, keepdim=True) if self.centred else 0
-        return self.linear(part) / ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return part if self.absent else self.linear(part) / self.deviation(whole)
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:

@@ -54,6 +54,13 @@ class AttentionCall:
         tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **tensors)
 
+    def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
+        """Return some documents of a batch, up to `tokens` of each."""
+        first = slice(tokens)
+        vectors = {name: getattr(self, name)[places, :, first] for name in ("query", "key", "value", "log_sums")}
+        mask = None if self.mask is None else self.mask[places, :, first, first]
+        return replace(self, mask=mask, **vectors)
+
     def diagonal(self) -> Tensor:
         """Return a_ii `[B, T, H]`."""
         return self._one_key(self.key, None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1))

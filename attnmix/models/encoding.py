@@ -156,11 +156,11 @@ def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
-def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int = PASS_COST_TOKENS) -> list[list[int]]:
     """Return indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
 
     A longer text is a batch by itself. Of all ways to cut the texts in the order of their lengths, this is the one with
-    the fewest padded tokens, where a batch counts as much as `PASS_COST_TOKENS` more.
+    the fewest padded tokens, where a batch counts as much as `pass_cost` more.
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
@@ -170,7 +170,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[in
         first = max(0, end - max(1, batch_tokens // longest))
         costs = least[first:end] + longest * np.arange(end - first, 0, -1)
         begins[end] = first + int(costs.argmin())
-        least[end] = costs.min() + PASS_COST_TOKENS
+        least[end] = costs.min() + pass_cost
     batches, end = [], len(ordered)
     while end:
         batches.append(order[begins[end] : end].tolist())

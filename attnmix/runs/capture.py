@@ -1,17 +1,20 @@
 """Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
 
-The unit of work is a shard of rows: a process computes the texts that reach into its shards and writes each shard of
-each store once. Writes `features/capture/`, or into it only a manifest of arrays that `capture.store` puts elsewhere.
+A process computes the texts that reach into its shards of rows and writes each shard of each store once. A run resumes
+from its last shard. On a GPU neighbouring shards are computed together. Writes `features/capture/`, or into it only a
+manifest of arrays that `capture.store` puts elsewhere.
 """
 
 import ctypes
 import json
 import logging
-import math
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
@@ -41,9 +44,18 @@ from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
 Part = tuple[int, slice, slice]
-"""The number of a text in its batch, some of its tokens, and their rows in the arrays of features."""
+"""The number of a text in its batch, some of its tokens, and their rows in the stores."""
 Batch = tuple[dict[str, Tensor], list[Part]]
 """The inputs of one padded forward pass, and the parts of its tokens that are kept."""
+NumberedUnit = tuple[int, slice]
+"""The number of a unit of the stores, and its rows."""
+RowsOfUnit = tuple[slice, Mapping[Site, store.Unit]]
+"""The rows of a unit of the stores, and the destination of their vectors by site."""
+WRITING_THREADS = 4
+MAX_PENDING_WRITES = 4  # features of one site and pass that wait in memory to be written
+DEVICE_PASSES = 2  # forward passes whose features wait there, on a GPU
+DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards that are computed together, on a GPU
+DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass there: ten milliseconds
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
@@ -85,17 +97,22 @@ def capture_texts(
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
     units = list(enumerate(plan.units))
-    share = units[state.process_index :: state.num_processes]
-    remaining = [(unit, rows) for unit, rows in share if not (folder / f"done/{unit}").exists()]
     stores = {site: store.open_to_write(place, site) for site in sites}
-    for unit, rows in tqdm(remaining, desc="capture", unit="shard", disable=None):
-        features = {site: store.begin_unit(each, rows) for site, each in stores.items()}
-        fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
-        digests = {
-            str(site): store.write_unit(stores[site], rows, each, capture.elsewhere) for site, each in features.items()
-        }
-        _mark_done(folder, unit, digests)
-        _trim_heap()
+    groups = _groups(units, 1 if capture.elsewhere else group_tokens(base.device))
+    share = groups[state.process_index :: state.num_processes]
+    with ThreadPoolExecutor(WRITING_THREADS) as threads:
+        for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
+            remaining = [(unit, rows) for unit, rows in group if not (folder / f"done/{unit}").exists()]
+            if not remaining:
+                continue
+            begun = [(rows, _begin(stores, rows)) for _, rows in remaining]
+            whole = slice(group[0][1].start, group[-1][1].stop)
+            batches = _batches(ids, lengths, whole, padding, capture.batch_tokens, pass_cost_tokens(base.device))
+            fill_rows(base, batches, begun, capture.precision, threads)
+            for (unit, rows), (_, destinations) in zip(remaining, begun, strict=True):
+                finish = partial(_finish, stores, rows, destinations, capture.elsewhere)
+                _mark_done(folder, unit, dict(zip(map(str, sites), threads.map(finish, sites), strict=True)))
+            _trim_heap()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
@@ -134,44 +151,146 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
             tokens -= len(captured)
 
 
+def group_tokens(device: torch.device) -> int:
+    """Return how many rows of neighbouring shards are computed together: a GPU is slow in passes of few tokens."""
+    return 1 if device.type == "cpu" else DEVICE_GROUP_TOKENS
+
+
+def pass_cost_tokens(device: torch.device) -> int:
+    """Return the cost of starting a forward pass, in tokens."""
+    return PASS_COST_TOKENS if device.type == "cpu" else DEVICE_PASS_COST_TOKENS
+
+
+def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
+    """Return neighbouring units together, up to a number of tokens, but one at least."""
+    size = max(1, tokens // max(1, units[0][1].stop))
+    return [list(units[start : start + size]) for start in range(0, len(units), size)]
+
+
+def _begin(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Unit]:
+    return {site: store.begin_unit(each, rows) for site, each in stores.items()}
+
+
+def _finish(
+    stores: Mapping[Site, store.OpenStore],
+    rows: slice,
+    destinations: Mapping[Site, store.Unit],
+    with_digest: bool,
+    site: Site,
+) -> str:
+    return store.write_unit(stores[site], rows, destinations[site], with_digest)
+
+
+class HostCopy:
+    """A copy of a tensor in the host's memory, which a GPU makes while it goes on."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.event: Any = None
+        if tensor.is_cuda:
+            self.copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.copy.copy_(tensor, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        else:
+            self.copy = tensor.cpu()
+
+    def array(self) -> npt.NDArray[Any]:
+        """Return the copy once it is made."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copy.numpy()
+
+
 def fill_rows(
-    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, store.Unit], precision: str = "fp32"
+    base: PreTrainedModel,
+    batches: Iterable[Batch],
+    units: Sequence[RowsOfUnit],
+    precision: str = "fp32",
+    threads: Executor | None = None,
 ) -> None:
-    """Fill `rows` `[tokens, width]` with the features of the batches' tokens, cast to the type of `rows`.
+    """Fill units of rows with the features of the batches' tokens, cast to the type of the units.
 
-    `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
-    that this type cannot hold.
+    `precision` is that of the forward pass, `fp32` or `bf16`. Vectors are copied and written in `threads` while the
+    next are computed; a few are in memory. Raises `InputError` with layer and point for features that the type cannot
+    hold.
     """
-    points = {site.point for site in rows}
-    for inputs, parts in batches:
+    dtypes = {site: destination.dtype.name for site, destination in units[0][1].items()}
+    most = MAX_PENDING_WRITES if base.device.type == "cpu" else DEVICE_PASSES * len(dtypes)
+    with nullcontext(threads) if threads else ThreadPoolExecutor(WRITING_THREADS) as pool:
+        pending: deque[Future[None]] = deque()
+        for inputs, parts in batches:
+            extremes: list[Tensor] = []
 
-        def take(site: Site, feature_BTD: Tensor, parts: list[Part] = parts) -> None:
-            dtype = rows[site].dtype.name
-            cast = feature_BTD.to(getattr(torch, dtype)).cpu()
-            if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
-                for text, tokens, _ in parts:
-                    store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, dtype)
-            store.put_rows(rows[site], [(places, cast[text, tokens].numpy()) for text, tokens, places in parts])
+            def take(
+                site: Site, feature_BTD: Tensor, parts: list[Part] = parts, extremes: list[Tensor] = extremes
+            ) -> None:
+                cast_BTD = feature_BTD.to(getattr(torch, dtypes[site]), copy=True)  # a model may change its own
+                extremes.extend(torch.aminmax(cast_BTD))
+                while len(pending) >= most:
+                    pending.popleft().result()
+                pending.append(pool.submit(_write, site, HostCopy(cast_BTD), parts, units))
 
-        half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-        with torch.inference_mode(), recording(base, points, taken=take), half:
-            base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
+            _forward(base, inputs, dtypes, take, precision)
+            # The only wait for a GPU in a pass. What does not fit may be padding, which counts for nothing.
+            if not torch.stack(extremes).isfinite().all().item():
+                _forward(base, inputs, dtypes, partial(_check_fits, dtypes, parts), precision)
+        for write in pending:
+            write.result()
+
+
+def _forward(
+    base: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    sites: Iterable[Site],
+    take: Callable[[Site, Tensor], None],
+    precision: str,
+) -> None:
+    """Run a forward pass that shows each site's features to `take` as soon as they are computed."""
+    points = {site.point for site in sites}
+    half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    with torch.inference_mode(), recording(base, points, taken=take), half:
+        base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
+
+
+def _check_fits(dtypes: Mapping[Site, str], parts: Sequence[Part], site: Site, feature_BTD: Tensor) -> None:
+    """Raise `InputError` for features of texts that their type cannot hold."""
+    for text, tokens, _ in parts:
+        store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, dtypes[site])
+
+
+def _write(site: Site, copy: HostCopy, parts: Sequence[Part], units: Sequence[RowsOfUnit]) -> None:
+    """Put the vectors of a site into the units that their rows reach into."""
+    vectors_BTD = copy.array()
+    for rows, destinations in units:
+        pieces = []
+        for text, tokens, places in parts:
+            start, stop = max(places.start, rows.start), min(places.stop, rows.stop)
+            if start < stop:
+                first = tokens.start - places.start
+                vectors = vectors_BTD[text, start + first : stop + first]
+                pieces.append((slice(start - rows.start, stop - rows.start), vectors))
+        if pieces:
+            store.put_rows(destinations[site], pieces)
 
 
 def _batches(
-    ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], rows: slice, padding: int, batch_tokens: int
+    ids: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.int64],
+    rows: slice,
+    padding: int,
+    batch_tokens: int,
+    pass_cost: int,
 ) -> Iterator[Batch]:
     """Yield the forward passes of every text that reaches into `rows`; `ids` are those of all texts in a row."""
     ends = np.cumsum(lengths)
     reach = np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))
     starts = (ends - lengths)[reach].tolist()
     texts = [ids[start:end].tolist() for start, end in zip(starts, ends[reach], strict=True)]
-    batches = batches_by_tokens([len(text) for text in texts], batch_tokens)
+    batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
     for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
-        parts = []
-        for number, i in enumerate(batch):
-            low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
-            tokens, places = slice(low - starts[i], high - starts[i]), slice(low - rows.start, high - rows.start)
-            parts.append((number, tokens, places))
+        parts = [
+            (number, slice(0, len(texts[i])), slice(starts[i], starts[i] + len(texts[i])))
+            for number, i in enumerate(batch)
+        ]
         yield padded([texts[i] for i in batch], padding), parts

@@ -222,7 +222,8 @@ class TextMeasurer:
         base = self.checkpoints[self.captured].batches.base
         run.vectors = {site: np.empty((len(document), width), np.float16) for site, width in self.widths.items()}
         inputs = padded([document.ids.tolist()], self.tokenizer.pad_token_id)
-        fill_rows(base, [(inputs, [(0, slice(None), slice(None))])], run.vectors)
+        rows = slice(0, len(document))
+        fill_rows(base, [(inputs, [(0, rows, rows)])], [(rows, run.vectors)])
         if self.classifier is not None:
             probabilities = softmax(self.classifier.logits([document.ids.tolist()]).numpy()[0])
             predicted = self.classifier.classes[int(probabilities.argmax())]

@@ -1,0 +1,121 @@
+"""Documents of one padded batch, in the blocks that are measured at once: what is known of their tokens, as tensors.
+
+On a CPU a block is small enough for its vectors to stay in the processor's cache, and blocks run in threads. On any
+other device a block is the whole batch, as each operation costs the same for one document as for all.
+
+Shapes: B documents of a block, T tokens of the longest of them, G groups of tokens.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from attnmix.core.lazy import cached_property
+from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
+from attnmix.measures.ratios import block_tokens
+
+TOKEN_GROUPS = len(CLASSES) * len(POSITIONS)
+PADDING_SEGMENT = 2  # in place of a segment of the two texts of a pair (0, 1) or of a special token (-1)
+
+
+class DocumentBlock:
+    """Neighbouring documents of a padded batch."""
+
+    def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
+        """Take all documents of the batch, and the places of those in the block."""
+        self.documents, self.places, self.device = documents[places], places, device
+        self.lengths = [len(document) for document in self.documents]
+        self.tokens = max(self.lengths)
+        self.names = [document.name for document in self.documents]
+
+    @cached_property
+    def mask_BT(self) -> Tensor:
+        """True for tokens, False for padding."""
+        return self._padded([np.ones(length, bool) for length in self.lengths], False)
+
+    @cached_property
+    def tokens_B(self) -> Tensor:
+        """Numbers of tokens, in float64."""
+        return self.mask_BT.sum(-1).double()
+
+    @cached_property
+    def groups_BT(self) -> Tensor:
+        """The group of each token: its class and its position."""
+        return self._padded([_groups(document) for document in self.documents], 0)
+
+    @cached_property
+    def members_BTG(self) -> Tensor:
+        """The group of each token as rows with a single 1, zeros for padding."""
+        rows_BTG = torch.nn.functional.one_hot(self.groups_BT, TOKEN_GROUPS).double()
+        return rows_BTG * self.mask_BT.unsqueeze(-1)
+
+    def members_within(self, names: Collection[str]) -> Tensor:
+        """Return `members_BTG` of the documents with these names, zeros of the others."""
+        if all(name in names for name in self.names):
+            return self.members_BTG
+        within_B = torch.tensor([name in names for name in self.names], device=self.device)
+        return self.members_BTG * within_B[:, None, None]
+
+    @cached_property
+    def ids_BT(self) -> npt.NDArray[np.int64]:
+        """Token ids, those of padding as the document's first: no further word."""
+        ids = np.stack([np.resize(document.ids[:1], self.tokens) for document in self.documents])
+        for row, document in zip(ids, self.documents, strict=True):
+            row[: len(document)] = document.ids
+        return ids.astype(np.int64)
+
+    @cached_property
+    def segments_BT(self) -> Tensor | None:
+        """The text of each token of a pair: 0 or 1, -1 for special tokens; None where no document is a pair."""
+        segments = [document.segments for document in self.documents]
+        if any(each is None for each in segments):
+            return None
+        return self._padded([np.asarray(each, np.int64) for each in segments], PADDING_SEGMENT)
+
+    def segments(self, shifted: bool) -> Tensor | None:
+        """Return `segments_BT`; `shifted` as a decoder reads them, one token later behind its first."""
+        if self.segments_BT is None or not shifted:
+            return self.segments_BT
+        first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
+        return torch.cat([first_B1, self.segments_BT[:, :-1]], 1).masked_fill(~self.mask_BT, PADDING_SEGMENT)
+
+    def part(self, vectors_BTD: Tensor) -> Tensor:
+        """Return the block's part of the vectors of all documents of the batch."""
+        return vectors_BTD[self.places, : self.tokens]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sums of `[B, T, ...]` over the tokens of each document, in float64."""
+        mask = self.mask_BT.view(*self.mask_BT.shape, *[1] * (values.dim() - 2))
+        return values.double().masked_fill(~mask, 0).sum(1)
+
+    def means(self, values_BTE: Tensor) -> Tensor:
+        """Return the mean over the tokens of each document `[B, 1, E]`."""
+        return (self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)).unsqueeze(1).to(values_BTE)
+
+    def _padded(self, arrays: Sequence[npt.NDArray[Any]], padding: float) -> Tensor:
+        tensors = [torch.as_tensor(array) for array in arrays]
+        return pad_sequence(tensors, batch_first=True, padding_value=padding).to(self.device)
+
+
+def document_blocks(documents: Sequence[Document], device: torch.device) -> list[DocumentBlock]:
+    """Return the blocks of a batch, which follow from its documents' lengths and the kind of device alone."""
+    return [DocumentBlock(documents, places, device) for places in _places(documents, block_tokens(device))]
+
+
+def _places(documents: Sequence[Document], most_tokens: int) -> Iterator[slice]:
+    start, longest = 0, 0
+    for place, document in enumerate(documents):
+        longest = max(longest, len(document))
+        if place > start and (place + 1 - start) * longest > most_tokens:
+            yield slice(start, place)
+            start, longest = place, len(document)
+    yield slice(start, len(documents))
+
+
+def _groups(document: Document) -> npt.NDArray[np.int64]:
+    return document.classes.astype(np.int64) * len(POSITIONS) + position_groups(len(document))

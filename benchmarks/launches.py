@@ -1,0 +1,101 @@
+"""Count what `measure` and `capture` ask of a GPU, on a second device of torch whose memory is the host's.
+
+    python -m benchmarks.launches --device ../second_device    # a folder with pgpu.py; needs g++ and ninja
+
+Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one
+kernel each. Their number does not depend on the width of the vectors, so a narrow model with random weights is counted.
+docs/scale.md has the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from attnmix.core.settings import CaptureParameters
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.attention import OBSERVED
+from attnmix.models.capture_points import widths
+from attnmix.models.encoding import padded
+from attnmix.runs.capture import fill_rows
+
+TEXTS, TOKENS, HEADS, LAYERS, HEAD_WIDTH = 16, 256, 12, 12, 2
+COUNTS = {"operators": "ops", ".item()": "items", "copies to the host": "d2h", "copies from it": "h2d"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=Path, required=True, help="the folder of pgpu.py")
+    parser.add_argument("--texts", type=int, default=TEXTS)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(arguments.device.resolve()))
+    import pgpu  # type: ignore[import-not-found]  # outside the project
+
+    print(" | ".join(["work", *COUNTS, "waits for other reasons"]))
+    for name, work in works(pgpu.DEVICE, arguments.texts, arguments.tokens):
+        work()
+        pgpu.ext.reset()
+        work()
+        counts = pgpu.ext.counts()
+        numbers = [*(counts[key] for key in COUNTS.values()), sum(counts["sync_ops"].values())]
+        print(" | ".join([name, *(f"{number:,}" for number in numbers)]), flush=True)
+
+
+def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what is counted, by name; each is run twice, so that what is kept after the first time does not count."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "hidden_size": HEADS * HEAD_WIDTH,
+    }
+    config = BertConfig(**shape, intermediate_size=4 * HEADS * HEAD_WIDTH)
+    base: Any = BertModel._from_config(config, attn_implementation=OBSERVED).eval()
+    matrices = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
+    matrices.base.to(device)
+    base.to(device)
+    documents = list(_documents(texts, tokens))
+    measurer = BatchMeasurer(base, list(RATIOS), 0)
+    measurer.read_corpus([documents])
+    sampled = [place == 0 for place in range(texts)]
+    inputs = measurer.batch(documents)
+    rows = texts * tokens
+    parts = [(place, slice(0, tokens), slice(place * tokens, (place + 1) * tokens)) for place in range(texts)]
+    sites = widths(base, CaptureParameters().points)
+    stores = {site: np.empty((rows, width), np.float16) for site, width in sites.items()}
+    captured = padded([document.ids.tolist() for document in documents], 0)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            base(**inputs)
+
+    yield "forward pass", forward
+    yield f"`capture`, {len(stores)} points", lambda: fill_rows(base, [(captured, parts)], [(slice(0, rows), stores)])
+    yield "seven ratios", lambda: measurer.ratios(documents)
+    yield "all that `measure` reads", lambda: measurer.measures(documents, sampled)
+    yield "matrices of one text", lambda: matrices.contributions(documents[0].ids)
+
+
+def _documents(texts: int, tokens: int) -> Iterator[Document]:
+    generator = np.random.default_rng(0)
+    for number in range(texts):
+        length = tokens - number % 4  # so that there is padding
+        ids = generator.integers(1000, 30_000, length).astype(np.int32)
+        classes = generator.integers(0, len(CLASSES), length).astype(np.int8)
+        yield Document(f"test/{number}", ids, classes, np.arange(length, dtype=np.int32))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Documents measured in blocks: however the batch is cut, the numbers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import plain_document
+
+from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.document_blocks import DocumentBlock, document_blocks
+from attnmix.measures.geometry import Cloud, _fetched_ranks, effective_ranks
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.loading import load_base
+
+LENGTHS = (3, 9, 20, 33, 40)
+CPU = torch.device("cpu")
+
+
+def documents() -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [plain_document(generator.integers(5, 30, length), f"text/{length}") for length in LENGTHS]
+
+
+@pytest.mark.parametrize(("most_tokens", "sizes"), [(1, [1, 1, 1, 1, 1]), (60, [3, 1, 1]), (10**6, [5])])
+def test_blocks_hold_all_documents_in_their_order(
+    most_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", most_tokens)
+    blocks = document_blocks(documents(), CPU)
+    assert [len(block.documents) for block in blocks] == sizes
+    assert [name for block in blocks for name in block.names] == [f"text/{length}" for length in LENGTHS]
+    assert [block.tokens for block in blocks] == [max(block.lengths) for block in blocks]
+
+
+def test_sums_and_means_leave_padding_out() -> None:
+    block = DocumentBlock(documents(), slice(1, 4), CPU)
+    values = torch.randn(3, 33, 2, generator=torch.Generator().manual_seed(0))
+    values[0, 9:] = torch.nan
+    expected = torch.stack([values[place, :length].double().sum(0) for place, length in enumerate((9, 20, 33))])
+    torch.testing.assert_close(block.sums(values), expected)
+    torch.testing.assert_close(block.means(values)[:, 0], (expected / torch.tensor([[9], [20], [33]])).float())
+
+
+def measured(base: Any) -> list[DocumentMeasures]:
+    measurer = BatchMeasurer(base, list(RATIOS), 0)
+    measurer.read_corpus([documents()])
+    return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])
+
+
+def test_a_batch_in_one_block_has_the_numbers_of_documents_one_by_one(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load_base(tiny_bert)
+    monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 1)
+    one_by_one = measured(base)
+    monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 10**6)
+    for each, other in zip(measured(base), one_by_one, strict=True):
+        np.testing.assert_allclose(each.ratios, other.ratios, atol=4e-7)
+        np.testing.assert_allclose(each.to_first, other.to_first, atol=4e-7)
+        assert (np.isnan(each.identities) == np.isnan(other.identities)).all()
+        assert each.counted.keys() == other.counted.keys()
+        for name, array in other.counted.items():
+            np.testing.assert_allclose(each.counted[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_effective_ranks_fetched_from_a_device_are_those_of_the_cpu() -> None:
+    vectors = torch.randn(2, 3, 7, 12, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(7) < torch.tensor([[4], [7]])
+    cloud = Cloud(vectors, mask[:, None])
+    ranks = effective_ranks(cloud, [4, 7]).result()
+    torch.testing.assert_close(_fetched_ranks(cloud.varying_gram_NN, [4, 7]), ranks, rtol=0, atol=0)
+    for text, tokens in enumerate((4, 7)):
+        for point in range(3):
+            x = vectors[text, point, :tokens].double().numpy()
+            shares = np.linalg.svd(x - x.mean(0), compute_uv=False)[: tokens - 1]
+            shares = shares / shares.sum()
+            assert float(ranks[text, point]) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
