@@ -14,13 +14,14 @@ import pandas as pd
 import pytest
 import torch
 from conftest import run_tokenized, write_parameters, write_reviews, write_tiny_bert
-from family_reference import run_reference
+from family_reference import parts_from_input, run_reference
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import STEP_MEASURES
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.documents import CLASSES, Corpus, Document
+from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import PARTS
@@ -199,11 +200,16 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
 
 def test_metrics_are_headlines_of_the_tables(finished: Path) -> None:
     metrics, curves = Run(Path()).metrics("measure"), Run(Path()).table("measure/mixing")
+    parts = Run(Path()).table("measure/parts")
     for checkpoint in ("pretrained", "finetuned"):
-        assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
+        assert set(metrics[checkpoint]) == {"attn_w", "attnresln_n", "own_share", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
-        by_layer = curves.query(f"checkpoint == '{checkpoint}' and method == 'attn_n'")["mean"]
-        assert metrics[checkpoint]["attn_n"] == pytest.approx(by_layer.mean(), abs=2e-6)
+        by_layer = curves.query(f"checkpoint == '{checkpoint}' and method == 'attn_w'")["mean"]
+        assert metrics[checkpoint]["attn_w"] == pytest.approx(by_layer.mean(), abs=2e-6)
+        own = parts.query(
+            f"checkpoint == '{checkpoint}' and quantity == 'own_share' and rule == 'chord' and layer == 3"
+        )
+        assert metrics[checkpoint]["own_share"] == pytest.approx(own["mean"].item(), abs=2e-6)
     where = "weight == 'token' and tokens_of == 'all' and layer == 'all'"
     overall = Run(Path()).table("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
     assert set(overall.index) == set(product(("pretrained", "finetuned", "difference"), RATIOS))
@@ -331,7 +337,7 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     run_tokenized(measure)
     other = Run(tmp_path)
     assert set(other.metrics("measure")) == {"finetuned", "documents", "computed_on"}
-    assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
+    assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "own_share", "identity_error"}
     assert set(other.table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
     assert set(other.table("measure/mixing")["checkpoint"]) == {"finetuned"}
     assert set(other.matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
@@ -339,6 +345,37 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = other.table("measure/derivatives").query("quantity == 'agreement'")
     assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti", "alti_rollout"}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str) -> None:
+    run = Run(Path())
+    table = (
+        run.table("measure/parts").query("rule == @rule").set_index(["quantity", "checkpoint", "layer"]).sort_index()
+    )
+    corpus = Corpus(run)
+    texts = [corpus.document(number).ids.tolist() for number in np.flatnonzero(corpus.measured)]
+    assert len(texts) == 6  # fewer than measure.parts_documents: all of them
+    for checkpoint in ("pretrained", "finetuned"):
+        base = load_base(run.checkpoints[checkpoint])
+        shares, projections = [], []
+        for ids in texts:
+            layers = run_reference("bert", base, ids).layers
+            levels = np.array(parts_from_input(layers, rule))
+            tokens = range(len(ids))
+            own = levels[:, tokens, tokens]
+            others = levels[:, :-1].sum(1) - own
+            lengths = [np.linalg.norm(part, axis=-1) for part in (own, others)]
+            vectors = levels.sum(1)
+            shares.append(lengths[0] / sum(lengths))
+            projections.append((own * vectors).sum(-1) / np.square(vectors).sum(-1))
+        for quantity, expected in (("own_share", shares), ("own_projection", projections)):
+            means = np.concatenate(expected, axis=1).mean(1)
+            np.testing.assert_allclose(table["mean"][quantity, checkpoint], means, atol=1e-5)
+    assert table["documents"].eq(6).all()
+    change = table["mean"]["own_share", "finetuned"] - table["mean"]["own_share", "pretrained"]
+    np.testing.assert_allclose(table["mean"]["own_share", "difference"], change, atol=2e-6)
+    assert ("coherence", "pretrained", 0) not in table.index  # nothing of others entered yet
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
