@@ -1,6 +1,6 @@
 """Count what `measure` and `capture` ask of a GPU, on a second device of torch whose memory is the host's.
 
-    python -m benchmarks.launches --device ../second_device    # a folder with pgpu.py; needs g++ and ninja
+    python -m benchmarks.launches
 
 Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one
 kernel each. Their number does not depend on the width of the vectors, so a narrow model with random weights is counted.
@@ -10,9 +10,7 @@ docs/scale.md has the table.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,26 +29,35 @@ from attnmix.models.encoding import padded
 from attnmix.runs.capture import fill_rows
 
 TEXTS, TOKENS, HEADS, LAYERS, HEAD_WIDTH = 16, 256, 12, 12, 2
-COUNTS = {"operators": "ops", ".item()": "items", "copies to the host": "d2h", "copies from it": "h2d"}
+COUNTS = ("operators", ".item()", "copies to the host", "copies from it", "operators that wait")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=Path, required=True, help="the folder of pgpu.py")
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(arguments.device.resolve()))
-    import pgpu  # type: ignore[import-not-found]  # outside the project
+    print(" | ".join(["work", *COUNTS]))
+    for name, counts in counted_works(arguments.texts, arguments.tokens):
+        print(" | ".join([name, *(f"{number:,}" for number in counts.values())]), flush=True)
 
-    print(" | ".join(["work", *COUNTS, "waits for other reasons"]))
-    for name, work in works(pgpu.DEVICE, arguments.texts, arguments.tokens):
+
+def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each work's name and its `COUNTS`, of its second run."""
+    from tests import second_device
+
+    for name, work in works(second_device.DEVICE, texts, tokens):
         work()
-        pgpu.ext.reset()
-        work()
-        counts = pgpu.ext.counts()
-        numbers = [*(counts[key] for key in COUNTS.values()), sum(counts["sync_ops"].values())]
-        print(" | ".join([name, *(f"{number:,}" for number in numbers)]), flush=True)
+        with second_device.counted() as counts:
+            work()
+        numbers = (
+            counts.operators.total(),
+            counts.items,
+            counts.from_device,
+            counts.to_device,
+            counts.waits.total(),
+        )
+        yield name, dict(zip(COUNTS, numbers, strict=True))
 
 
 def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[[], Any]]]:

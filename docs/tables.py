@@ -20,7 +20,7 @@ import yaml
 from transformers import AutoConfig
 
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
-from attnmix.figures.labels import MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
+from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import MATRICES
@@ -140,6 +140,7 @@ def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
     tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
     tables["planted"] = planted(read)
+    tables["own_share"] = _own_share(read)
     return tables | {
         "settings": _settings(read),
         "by_layer": _by_layer(read),
@@ -160,6 +161,20 @@ def _overall(read: Read) -> str:
             (f"`{method}`", RATIO_MARKS[method].label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval)
         )
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
+
+
+def _own_share(read: Read) -> str:
+    """Return the own share by layer of both checkpoints and their difference, a row for each rule."""
+    table = read(f"{PLOTS}measure/parts.csv").query("quantity == 'own_share'")
+    rows = []
+    for (rule, checkpoint), by_layer in table.groupby(["rule", "checkpoint"], sort=False):
+        form = "{:+.0f}" if checkpoint == "difference" else "{:.0f}"
+        cells = [form.format(100 * mean) for mean in by_layer["mean"]]
+        last = by_layer.iloc[-1]
+        interval = " to ".join(form.format(100 * last[end]) for end in ("ci_low", "ci_high"))
+        rows.append((f"`{rule}`", CHECKPOINTS.get(str(checkpoint), "Difference"), *cells, interval))
+    layers = [str(layer) for layer in sorted(table["layer"].unique())]
+    return _markdown(("rule", "in %", *layers, f"95 % interval, layer {layers[-1]}"), rows)
 
 
 def _maps(read: Read) -> str:

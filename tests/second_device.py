@@ -175,6 +175,8 @@ class _Signature(NamedTuple):
     name: str
     arguments: list[str]
     keyword_only: set[str]
+    tensors: set[str]
+    """Arguments that are tensors; torch hands a number in their place on as it is."""
     returns: int
     written: dict[int, str]
     """The arguments that the operator writes to and returns, by the place of the result."""
@@ -191,7 +193,8 @@ def _signature(operator: Any) -> _Signature:
             written[place] = next(name for name, argument_alias in aliases.items() if argument_alias == alias)
     keyword_only = {each.name for each in schema.arguments if each.kwarg_only}
     names = [each.name for each in schema.arguments]
-    return _Signature(schema.name, names, keyword_only, len(schema.returns), written)
+    tensors = {each.name for each in schema.arguments if isinstance(each.type, torch.TensorType)}
+    return _Signature(schema.name, names, keyword_only, tensors, len(schema.returns), written)
 
 
 def _compute(operator: Any, *values: Any, **options: Any) -> Any:
@@ -200,7 +203,10 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
     arguments = dict(zip(signature.arguments, values, strict=False)) | options
     _count(signature.name, arguments)
     _check_devices(signature.name, arguments)
-    host = {name: _on_host(value) for name, value in arguments.items()}
+    host = {
+        name: torch.tensor(value) if name in signature.tensors and isinstance(value, int | float) else _on_host(value)
+        for name, value in arguments.items()
+    }
     grown = {}
     for name in signature.written.values():
         if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may make it larger

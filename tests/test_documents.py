@@ -17,6 +17,7 @@ from conftest import REPOSITORY
 from families import FAMILIES
 from scipy import stats
 
+from attnmix.measures.input_parts import RULES
 from docs import classifiers
 from docs.tables import DOCUMENTS, MARKED, results, tables
 
@@ -149,25 +150,26 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     before, after, added = (
         row(f"{PLOTS}measure/mixing_weighted.csv", checkpoint=each, **default) for each in CHECKPOINTS
     )
-    rollouts = rows(f"{PLOTS}measure/derivatives.csv", quantity="from_input", layer=6).pivot(
-        index="method", columns="checkpoint", values="mean"
-    )
-    alti, derivative = rollouts.loc["alti_rollout"], rollouts.loc["derivative_norm_of_sum"]
-    alti_change = row(
-        f"{PLOTS}measure/derivatives.csv", quantity="from_input", layer=6, method="alti_rollout", checkpoint=CHANGE
-    )
+    own = {
+        (rule, checkpoint): row(
+            f"{PLOTS}measure/parts.csv", quantity="own_share", layer=6, rule=rule, checkpoint=checkpoint
+        )
+        for rule in RULES
+        for checkpoint in CHECKPOINTS
+    }
+    before_and_after = {rule: [own[rule, each]["mean"] for each in CHECKPOINTS[:2]] for rule in RULES}
+    own_change = [f"{100 * own['chord', CHANGE][end]:+.0f}" for end in ENDS]
     shuffled = rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control="shuffled_words", checkpoint=CHANGE)
     read = [
-        f"1 {percent(before['mean'], after['mean'])} {change(added)} 95 {after['documents']} "
-        f"{points(shuffled['mean'].mean())}",
-        f"2 4 24 {percent(alti['pretrained'], alti['finetuned'])} "
-        f"{' '.join(f'{100 * end:+.0f}' for end in alti_change[ENDS])} "
-        f"{percent(derivative['pretrained'], derivative['finetuned'])} 5 95",
+        f"1 {percent(*before_and_after['chord'])} {' '.join(own_change)} 95 {own['chord', CHANGE]['documents']} 48 "
+        f"{percent(*before_and_after['tangent'])}",
+        f"2 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']} "
+        f"{points(shuffled['mean'].mean())} 5 95",
         f"3 {change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))}",
         f"4 {percent(*by_layers(share, 'after', 6)[ENDS], abs(at(share, 'before')))} 0.05 "
         f"{percent(at(share, 'after', permuted))}",
     ]
-    assert_numbers("README.md", "1. The mixing ratio", "![Mixing ratio", read)
+    assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
     in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
     longer = by_layers("others' length", CHANGE, 6, both)
@@ -282,6 +284,19 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
     assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)
+
+
+def test_own_share_of_the_default_run_is_that_of_its_table() -> None:
+    shares = rows(f"{PLOTS}measure/parts.csv", quantity="own_share")
+    wide = shares.pivot(index=["checkpoint", "layer"], columns="rule", values="mean").drop(CHANGE)
+    assert 5 < 100 * (wide["chord"] - wide["tangent"]).abs().max() < 6
+    projected = [
+        row(f"{PLOTS}measure/parts.csv", quantity="own_projection", layer=6, rule="chord", checkpoint=each)["mean"]
+        for each in CHECKPOINTS[:2]
+    ]
+    start, end = "Before fine-tuning about half", "This is one training"
+    assert_numbers("docs/results.md", start, end, [f"6 {percent(*projected)}"])
+    assert shares["documents"].eq(8).all()
 
 
 def parsed(document: str, name: str) -> list[list[str]]:
