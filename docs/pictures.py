@@ -71,6 +71,7 @@ def main() -> None:
     _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
     _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
+    _stack([RUN.figures / "own_share.png"], DOCS / "own_share.png")
     with _browser() as browser:
         for name, shot in _gallery_shots(browser).items():
             _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")

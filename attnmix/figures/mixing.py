@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -37,6 +37,7 @@ MAX_TICKS = 16
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
 LOOKS = {"pretrained": ("Blues", "o"), "finetuned": ("Oranges", "s")}
+OWN_SHARE_SHADE = 0.75  # of the palettes
 SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
@@ -72,6 +73,32 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
         _draw_curves(axes, rows, "method", RATIO_MARKS)
         style.label_curves(axes)
     panels[0, 0].set_ylabel("Mixing ratio (95 % interval)")
+    return figure
+
+
+def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
+    """Return one column with each checkpoint's own share by layer of `parts.csv`; dashed is the rule `tangent`.
+
+    None where no vector was taken apart.
+    """
+    shares = parts[parts["quantity"] == "own_share"]
+    if shares.empty:
+        return None
+    figure, panels = _curve_panels(1, 1, 1.95)
+    axes = panels[0, 0]
+    axes.set(xlabel=xlabel, ylabel="Own share of a token's vector", ylim=(0, 1))
+    for checkpoint, (palette, marker) in LOOKS.items():
+        color = style.darken_for_contrast(to_hex(colormaps[palette](OWN_SHARE_SHADE)))
+        by_rule = shares[shares["checkpoint"] == checkpoint].groupby("rule", sort=False)
+        for rule, curve in by_rule:
+            layers, means = curve["layer"], curve["mean"]
+            if rule == "chord":
+                axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint])
+                axes.fill_between(layers, curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+            else:
+                axes.plot(layers, means, color=color, linestyle="--", label="_dashed")
+    axes.set_xticks(sorted(shares["layer"].unique())[:: -(-shares["layer"].nunique() // MAX_TICKS)])
+    style.label_curves(axes)
     return figure
 
 
