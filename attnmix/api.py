@@ -324,9 +324,9 @@ def capture(
     """
     from attnmix.runs.capture import capture_texts
 
-    _check_model(model, "capture(model, texts, path)")
     run = Run(_path(path, "capture(model, texts, path)"))
     check_folder("path", run.root, ["features", "unfinished"])
+    _check_model(model, "capture(model, texts, path)")
     chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
     settings = checked(CaptureParameters, dtype=dtype, **chosen)
     given = _tokenized(model, texts, max_length)

@@ -235,5 +235,7 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, a
             application(pages, allowed), access_log=False, log_level="warning", lifespan="off", ws="none"
         )
         _stop_when_the_terminal_closes()
-        print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+        with server.capture_signals():  # an exception while the event loop is made would leave half of one
+            print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
+            server.run(sockets=[listener])

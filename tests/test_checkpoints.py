@@ -292,7 +292,7 @@ def test_texts_of_mostly_unknown_words_are_refused_on_both_roads(own: Path, dama
     model = attnmix.load(own)
     for call in (lambda: attnmix.measure(model, TEXT), lambda: attnmix.capture(model, [TEXT], "captured")):
         message = error_of(call)
-        assert message.startswith("texts: the vocabulary of this model has no token for ")
+        assert message.startswith("texts: the vocabulary of own has no token for ")
         assert "% of the words of 1 text, such as" in message
     assert not Path("captured").exists()
     message = error_of(run_download)

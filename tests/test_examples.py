@@ -75,9 +75,8 @@ def test_snippet_of_the_guide_writes_what_other_programs_read(
     (snippet,) = (each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "safetensors" in each)
     monkeypatch.chdir(tmp_path)
     model = attnmix.load(str(tiny_bert))
-    run = attnmix.capture(
-        model, ["time flies like an arrow", "the film was good ."] * 4, "run", points=["layer_output"]
-    )
+    texts = ["time flies like an arrow", "the film was good .", "the plot was so lovely !", "it was not so dull ."]
+    run = attnmix.capture(model, texts, "run", points=["layer_output"])
     exec(snippet.replace("6", str(model.layers)), {"attnmix": attnmix})
     vectors = run.features("layer_output", layers=[model.layers]).numpy()[0]
     assert (load_file("layer_3.safetensors")["layer_3"] == vectors).all()

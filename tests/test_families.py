@@ -166,9 +166,19 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
     before = torch.get_rng_state()
     random, again, other = (random_base(folder, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    shapes = {name: tensor.shape for name, tensor in base.state_dict().items()}
-    assert {name: tensor.shape for name, tensor in random.state_dict().items()} == shapes
-    each = zip(*(model.parameters() for model in (random, again, other, base)), strict=True)
+    # Without the pooler, which no layer reads, and which `base` lacks where its checkpoint does.
+    shapes = [
+        {name: tensor.shape for name, tensor in model.state_dict().items() if "pooler" not in name}
+        for model in (random, base)
+    ]
+    assert shapes[0] == shapes[1]
+    each = zip(
+        *(
+            [parameter for name, parameter in model.named_parameters() if "pooler" not in name]
+            for model in (random, again, other, base)
+        ),
+        strict=True,
+    )
     changed = []
     for parameter, same, by_other_seed, trained in each:
         assert torch.equal(parameter, same)

@@ -156,14 +156,17 @@ def test_every_captured_document_gets_its_figures(copied: Path) -> None:
     run = Run(copied)
     captured = read_captured(run.tokens, run.steps)
     drawings = list(mixing_figures(run, captured))
-    stems, documents = {"mixing_by_layer", "mixing_reviews", "mixing_steps"}, ("test_0", "test_1", "text_0")
+    stems, documents = (
+        {"mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"},
+        ("test_0", "test_1", "text_0"),
+    )
     for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_{name}_{model}" for name in documents for model in ("pretrained", "finetuned")}
     stems |= {f"mixing_tokens_{name}" for name in documents}
     assert {path.name for path, *_ in drawings} == stems
     drawn = [drawing for drawing in drawings if "test_" not in drawing[0].name]  # those of one text are enough
     draw_all(drawn, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
-    assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 8
+    assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 9
 
     def text_of(name: str) -> str:
         return (run.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")

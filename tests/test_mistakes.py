@@ -193,8 +193,8 @@ def test_names_of_classes_and_files_reach_the_terminal_without_codes(tmp_path: P
     write_parameters(tmp_path, model={"name": str(tiny_bert)}, dataset=dataset)
     command = [sys.executable, "-m", "stages", "download"]
     run = run_to_its_end(command, tmp_path, PATHS)
-    assert (run.returncode, code in run.stderr + run.stdout) == (0, False), run.stderr
-    assert r"of class \x1b[31mbad" in run.stderr
+    assert (run.returncode, code in run.stderr + run.stdout) == (1, False), run.stderr
+    assert r"holds the class '\x1b[31mbad'" in run.stderr
     write_parameters(tmp_path, model={"name": str(tiny_bert)}, dataset={"name": f"{code}own.csv"})
     run = run_to_its_end(command, tmp_path, PATHS)
     assert (run.returncode, code in run.stderr + run.stdout) == (1, False)

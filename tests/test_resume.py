@@ -52,7 +52,7 @@ MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
 
 
-FIRST_LINE = f"arithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settings.PORTABLE]}"
+FIRST_LINES = f"device: CPU\narithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settings.PORTABLE]}"
 
 
 def test_stopped_stage_computes_only_what_it_had_not_finished(
@@ -63,7 +63,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
 
     stop = {"kill_at": "open .*/done/3.begun$", "kill_by": signal.SIGINT}  # Ctrl-C after three shards
     message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
-    assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop) == f"{FIRST_LINE}\n\nstopped; {message}\n"
+    assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop) == f"{FIRST_LINES}\n\nstopped; {message}\n"
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}

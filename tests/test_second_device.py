@@ -115,8 +115,8 @@ def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any
     """Return the captured vectors of a text at every point."""
     points = family_of(base.config).present(POINTS)
     rows = {site: np.zeros((len(ids), width), np.float32) for site, width in widths(base, points).items()}
-    batch = padded([ids], 0), [(0, slice(None), slice(len(ids)))]
-    fill_rows(base, [batch], rows, precision)
+    batch = padded([ids], 0), [(0, slice(0, len(ids)), slice(0, len(ids)))]
+    fill_rows(base, [batch], [(slice(0, len(ids)), rows)], precision)
     return {str(site): array for site, array in rows.items()}
 
 

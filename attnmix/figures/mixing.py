@@ -93,7 +93,7 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
         for rule, curve in by_rule:
             layers, means = curve["layer"], curve["mean"]
             if rule == "chord":
-                axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint])
+                axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
                 axes.fill_between(layers, curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
             else:
                 axes.plot(layers, means, color=color, linestyle="--", label="_dashed")

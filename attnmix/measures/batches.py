@@ -227,6 +227,8 @@ class _BatchPass:
         """Read what there is before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
+        if WORDS not in features:  # the entry of the family names a module that runs later
+            self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.in_statistics:
             self.words = [Words(block.part(features[WORDS]), block.ids_BT) for block in self.blocks]
