@@ -62,6 +62,10 @@ def _playwright() -> Any:
     return driver
 
 
+DOWNLOAD_PAUSE_MILLISECONDS = 700
+"""Chromium refuses more than ten downloads of a page that follow each other at once."""
+
+
 class Opened:
     """A page from disk, its errors and its requests."""
 
@@ -96,6 +100,7 @@ class Opened:
             self.page.wait_for_function("() => window.savedFiles.length > 0")
             name, content = self.page.evaluate(READ_SAVED_FILE)
             return str(name), base64.b64decode(content)
+        self.page.wait_for_timeout(DOWNLOAD_PAUSE_MILLISECONDS)
         with self.page.expect_download() as download:
             button.click()
         return download.value.suggested_filename, download.value.path().read_bytes()
