@@ -62,7 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Random models whose numbers are compared: post-LN, pre-LN, gated, and with rotary positions."""
 SCALE = ".scale"  # ends the names of a packed model's scales
-MEMORY_LIMIT = 0.002  # of the GPU's memory: less than the model needs
+MEMORY_LIMIT = 0.002  # share of the GPU's memory: less than the model needs
 KILL_SECONDS = 300  # after which a training that left no checkpoint is given up
 
 
@@ -85,7 +85,7 @@ SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8
 
 @dataclass(frozen=True)
 class Card:
-    """What the rows share: a folder in which the stages run, the device, and the user's choices."""
+    """State that the rows share: a folder in which the stages run, the device, and the user's choices."""
 
     run: Run
     size: Size
@@ -315,7 +315,7 @@ def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
 
 @dataclass
 class Use:
-    """What a stage took of the GPU."""
+    """Time and memory that a stage took of the GPU."""
 
     peak_bytes: int = 0
     busy: list[float] = field(default_factory=list)

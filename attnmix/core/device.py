@@ -34,7 +34,7 @@ BARRIER_TIMEOUT = timedelta(days=7)
 """How long a process waits for others: one of them may work for hours on a long text, and NCCL would give up after 10
 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What cuBLAS reads when CUDA starts; without it torch refuses products, as their sums would vary from run to run."""
+"""The setting that cuBLAS reads when CUDA starts; without it torch refuses products, whose sums would vary by run."""
 
 
 def chosen() -> torch.device:

@@ -1,4 +1,4 @@
-"""What reaches a terminal: no codes that act on it, and no messages of libraries that the project's own replace."""
+"""Keep codes that act on a terminal, and messages of libraries that the project's own replace, from the terminal."""
 
 import logging
 import sys

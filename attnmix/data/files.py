@@ -25,7 +25,7 @@ from attnmix.data.formats import SEPARATORS, check_start
 
 SEPARATOR_NAMES = {",": "commas (,)", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
 MAX_TABLE_BYTES = 2**32  # of the columns that are read, in memory
-MAX_EXPANSION = 100  # of a compressed file larger than FREE_BYTES once it is read, in multiples of its size
+MAX_EXPANSION = 100  # largest size of a compressed file once it is read, in multiples of its size, above FREE_BYTES
 FREE_BYTES = 2**28
 BATCH_ROWS = 2**14
 MAX_SHOWN_NAMES, MAX_SHOWN_LETTERS = 12, 40  # of columns in a message

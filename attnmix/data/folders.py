@@ -24,7 +24,7 @@ OTHER_SUFFIXES = (
     *(".json", ".ndjson", ".arrow", ".txt", ".xml", ".xls", ".xlsx"),
     *(".bz2", ".gz", ".xz", ".zip", ".zst"),
 )
-"""Of files that may hold tables, besides `SUFFIXES`."""
+"""More suffixes of files that may hold tables, besides `SUFFIXES`."""
 PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # letters

@@ -18,7 +18,7 @@ FOREIGN_STARTS = {
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""What a file is that begins with these bytes, in lower case, and what to do with it."""
+"""By its first bytes, in lower case: the kind of a file that is no table, and what to do with it."""
 PARQUET_START = b"PAR1"
 
 

@@ -37,7 +37,7 @@ MAX_TICKS = 16
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
 LOOKS = {"pretrained": ("Blues", "o"), "finetuned": ("Oranges", "s")}
-OWN_SHARE_SHADE = 0.75  # of the palettes
+OWN_SHARE_SHADE = 0.75  # place in the palettes
 SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points

@@ -100,7 +100,7 @@ def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 class LayerConstants(NamedTuple):
-    """What is the same for every text in one layer."""
+    """Arrays that are the same for every text in one layer."""
 
     value_bias_E: Tensor  # b_V
     head_factors_HdR: Tensor  # of `head_factors`
@@ -169,7 +169,7 @@ class SiteMeasures(NamedTuple):
 
 
 class BlockMeasures(NamedTuple):
-    """What a block of documents shows in one layer."""
+    """Measures of a block of documents in one layer."""
 
     ratios_BMT: Tensor
     to_first_BT: Tensor

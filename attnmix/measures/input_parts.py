@@ -34,7 +34,7 @@ BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the fe
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
 QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
-"""What `by_token` keeps of a document's parts."""
+"""Quantities of a document's parts that `by_token` keeps."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 

@@ -26,7 +26,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
 }
-"""What a model returns besides its vectors, and in which pieces it computes: keys of a configuration that change no
+"""Extra outputs of a model, and the pieces in which it computes: keys of a configuration that change no
 number, with the values that the measures need."""
 
 

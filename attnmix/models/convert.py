@@ -23,7 +23,7 @@ from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
-"""Where a training's checkpoint keeps its model; Lightning's has the first."""
+"""Keys under which a training's checkpoint keeps its model; Lightning's is the first."""
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:

@@ -31,7 +31,7 @@ REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
 SAMPLE_TEXTS = 1000  # in which words are looked up
-CHECKED_TOKENS = 32  # of a text that a model reads on trial
+CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
 MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")

@@ -19,7 +19,7 @@ OTHER_ROLES = (*END_ROLES, "unk", "mask")
 
 
 class IdsEncoding(NamedTuple):
-    """What a tokenizer's `Encoding` says of a text, made of the token ids alone."""
+    """The fields of a tokenizer's `Encoding`, made of the token ids alone."""
 
     ids: list[int]
     special_tokens_mask: list[int]
