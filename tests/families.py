@@ -120,7 +120,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 ARABIC = "الفيلم رائع IMAX"
-TEXTS = ["the film was very good , the film", ARABIC, "a"]
+# The last has words enough for a map of the token embedding.
+TEXTS = ["the film was very good , the film", ARABIC, "a", " ".join(word for word in WORDS if word.isalpha())]
 
 
 def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -> None:
