@@ -1,4 +1,4 @@
-"""What one GPU computes and how fast: are the numbers the CPU's, is a training the same twice, what takes the time.
+"""Check and time one GPU: are the numbers the CPU's, is a training the same twice, what takes the time.
 
     python -m benchmarks.card                                # under nine minutes on an H100; writes card.csv as it goes
     python -m benchmarks.card --small                        # tiny, on a CPU too: does it all run?

@@ -60,7 +60,7 @@ class Counts:
 
 
 class _Module:
-    """What `torch.second` holds: the functions that torch asks of a device's module."""
+    """The module `torch.second`: the functions that torch asks of a device's module."""
 
     def is_available(self) -> bool:
         return DEVICE_RULES.available
@@ -170,7 +170,7 @@ def _check_devices(operator: str, arguments: dict[str, Any]) -> None:
 
 
 class _Signature(NamedTuple):
-    """What the schema of an operator says, read once."""
+    """The schema of an operator, read once."""
 
     name: str
     arguments: list[str]

@@ -1,4 +1,4 @@
-"""What a user gives as texts is read once, the same in measures, vectors and page; the rest is one error."""
+"""Texts as users give them are read once, the same in measures, vectors and page; the rest is one error."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementByI
 
 
 class Saved(NamedTuple):
-    """What a view's buttons save, and how the page shows the view itself."""
+    """The files that a view's buttons save, and the view as the page shows it."""
 
     picture: Picture
     png: npt.NDArray[np.int16]
