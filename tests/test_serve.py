@@ -89,10 +89,16 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start one server for all tests; once they are done, whatever their order, none of their texts may be left."""
     started = Server(tmp_path_factory.mktemp("serve"), "--allow-host", TUNNEL)
     yield started
-    if started.process.poll() is None:
-        started.stop()
+    assert started.process.poll() is None
+    printed = started.stop()
+    assert "open http://127.0.0.1:" in printed
+    assert SECRET[:4] not in printed
+    assert "Traceback" not in printed
+    files = [path for folder in (started.folder, started.temporary) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def shown(page: Any) -> Any:
@@ -193,7 +199,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_text_is_no_error(server: Serv
     for sent in ("", '{"text": "'):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall((head + sent).encode())
-    assert server.ask("GET", "/", Origin="")[0] == 200  # what it printed is looked at in the end
+    assert server.ask("GET", "/", Origin="")[0] == 200  # what it printed is looked at when it stops
 
 
 def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -252,15 +258,6 @@ def test_taken_port_is_one_line(server: Server) -> None:
         listen(server.port)
     with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(any that is free\) to 65535"):
         listen(70_000)
-
-
-def test_nothing_of_the_texts_is_printed(server: Server) -> None:
-    printed = server.stop()
-    assert "open http://127.0.0.1:" in printed
-    assert SECRET[:4] not in printed
-    assert "Traceback" not in printed
-    files = [path for folder in (server.folder, server.temporary) for path in folder.rglob("*") if path.is_file()]
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
