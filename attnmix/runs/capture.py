@@ -59,24 +59,31 @@ DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass there: ten mi
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
-@exact_products()
-def capture_texts(
+def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device, copies: int = 1
 ) -> None:
-    """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left.
-
-    Unfinished work is in `folder`; `copies` of the stores will lie on its disk.
-    """
-    lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
+    """Write `capture_texts` of the model at `checkpoint`."""
     check_precision("capture.precision", capture.precision, device)
-    state = process_state(device)
     tokenizer = load_tokenizer(checkpoint)
-    padding = tokenizer.pad_token_id
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(device)
+    read_segments(base, tokenizer, run.pairs)
+    capture_texts(capture, base, tokenizer.pad_token_id, run, folder, copies=copies)
+
+
+@exact_products()
+def capture_texts(
+    capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path, *, copies: int = 1
+) -> None:
+    """Write `features/capture/` of `run` in the model `base`, of the captured texts that `tokenize` left.
+
+    `padding` is the token that fills a batch up. Unfinished work is in `folder`; `copies` of the stores will lie on
+    its disk.
+    """
+    lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
+    state = process_state(base.device)
     family = family_of(base.config)
     family.check_precision("capture.precision", capture.precision)
-    read_segments(base, tokenizer, run.pairs)
     sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
@@ -121,6 +128,27 @@ def capture_texts(
         publish(folder / "stores", run.activations)
         clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
+
+
+@exact_products()
+def captured_vectors(
+    base: PreTrainedModel,
+    texts: Sequence[npt.NDArray[np.int32]],
+    points: Sequence[str],
+    dtype: str,
+    padding: int,
+    batch_tokens: int = CaptureParameters().batch_tokens,
+) -> dict[Site, npt.NDArray[Any]]:
+    """Return the vectors of all tokens of `texts`, given as token ids, `[tokens, width]` by site, in forward order.
+
+    `padding` is the token that fills a batch up. Raise `InputError` for a number that `dtype` cannot hold.
+    """
+    ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+    rows = slice(0, len(ids))
+    vectors = {site: np.empty((len(ids), width), dtype) for site, width in widths(base, points).items()}
+    batches = _batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device))
+    fill_rows(base, batches, [(rows, vectors)])
+    return vectors
 
 
 def _trim_heap() -> None:

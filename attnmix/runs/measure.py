@@ -196,7 +196,7 @@ class CheckpointWork:
         for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             measures = measurer.measures(documents, [number in sampled for number in batch])
-            arrays = _stacked([each.sums() for each in measures if each.document.measured])
+            arrays = stacked([each.sums() for each in measures if each.document.measured])
             errors = np.stack([each.identities for each in measures])
             arrays["identities"] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
             arrays |= {f"ratios_{number}": each.ratios for number, each in zip(batch, measures, strict=True)}
@@ -207,7 +207,7 @@ class CheckpointWork:
         for batch, file in self._remaining(name, self.batches(name)):
             documents = [self.corpus.document(number) for number in batch]
             documents = [change(document) for document in documents] if change else documents
-            _write_arrays(file, _stacked(measurer.control_sums(name, documents)))
+            _write_arrays(file, stacked(measurer.control_sums(name, documents)))
 
     def captured_texts(self, measurer: DocumentMeasurer) -> None:
         """Write contribution matrices of the captured texts and what goes through their heads, as published."""
@@ -339,7 +339,8 @@ def ratio_rows(
     return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, list(methods)).reset_index()
 
 
-def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+def stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the documents' arrays by name as `[documents, ...]`."""
     return {name: np.stack([each[name] for each in documents]) for name in (documents[0] if documents else ())}
 
 

@@ -30,10 +30,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
+from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import open_array, read_array, read_table, reading, require
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
+from attnmix.store.results import MixingTables
 from attnmix.store.texts import SEGMENT, TEXT_FIELDS
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def open_run(folder: Path | str = ".") -> Run:
     return run
 
 
-class Run:
+class Run(MixingTables):
     """Everything that the stages read and write below the folder `root`, which need not be there yet."""
 
     def __init__(self, root: Path) -> None:
@@ -172,19 +173,6 @@ class Run:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
         table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
         return table
-
-    @property
-    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and the rows of their difference."""
-        table = self.table("measure/mixing")
-        difference = table["checkpoint"] == "difference"
-        return table[~difference], table[difference]
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
-        table = self.table("measure/geometry")
-        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
 
     @property
     def layer_parts(self) -> list[list[str]]:
