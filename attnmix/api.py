@@ -295,7 +295,7 @@ class Measures:
 
         model, pairs = self.model, self.tokenized.pairs
         with model.observed(pairs) as base, quiet():
-            measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs)
+            measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
             results = measurer.results(self.tokenized)
         return page_text(results, Subject(model.name, origins=[f"The model is {model.name}."]))
 

@@ -40,7 +40,7 @@ from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 
-MAX_TOKENS = 64  # Value Zeroing takes time by the square of a text's length and more
+MAX_TOKENS = 64  # a reader waits, and matrices take time by the square of a text's length
 MAX_BODY_BYTES = 200_000
 MAX_WAITING = 4  # texts, behind the one that is measured
 MAX_PER_MINUTE = 60  # texts

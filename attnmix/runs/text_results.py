@@ -57,6 +57,7 @@ TABLES = ("mixing", "mixing_controls", "mixing_by_group", "geometry")  # those t
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
 ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
 SEED = 111
+SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 Sums = dict[str, Array]
@@ -68,6 +69,8 @@ class _Checkpoint(NamedTuple):
 
     batches: BatchMeasurer
     texts: DocumentMeasurer
+    gains: npt.NDArray[np.float64]
+    """`attention_gain` by layer."""
 
 
 class _Measured(NamedTuple):
@@ -92,6 +95,7 @@ class TextMeasurer:
         tokenizer: PreTrainedTokenizerFast,
         padding: int,
         methods: Sequence[str] = tuple(RATIOS),
+        matrices: Sequence[str] = tuple(MeasureParameters().matrices),
         pairs: bool = False,
         classifier: Classifier | None = None,
     ) -> None:
@@ -102,13 +106,11 @@ class TextMeasurer:
         """
         self.tokenizer, self.classifier = tokenizer, classifier
         self.checkpoints: dict[str, _Checkpoint] = {}
-        settings = MeasureParameters()
         for name, base in bases.items():
             family = family_of(base.config)
             self.methods = present_names("measure.methods", list(methods), family, RATIOS)
-            matrices = present_names("measure.matrices", settings.matrices, family)
-            batches = BatchMeasurer(base, self.methods, padding)
-            self.checkpoints[name] = _Checkpoint(batches, DocumentMeasurer(base, self.methods, matrices))
+            texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts, texts.gains())
         self.base = base
         """The model whose vectors are laid out: the last."""
         self.captured = name
@@ -137,7 +139,7 @@ class TextMeasurer:
         blocks = {name: [each.sums] for name, each in measured.items()}
         random = [_control_sums(self.random, "random_weights", documents)]
         identities = {name: each.identities for name, each in measured.items()}
-        gains = {name: each.texts.gains() for name, each in self.checkpoints.items()}
+        gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         with io.BytesIO() as file:
@@ -163,7 +165,7 @@ class TextMeasurer:
             return self._measures(name, documents)
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
-        batches, texts = self.checkpoints[name]
+        batches, texts, _ = self.checkpoints[name]
         lengths = [len(document) for document in documents]
         numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
         batches.corpus = None
@@ -207,7 +209,10 @@ class TextMeasurer:
 
 
 def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
-    """Return the measurer of single texts in these checkpoint folders; raise `InputError` for one that cannot be."""
+    """Return the measurer of single texts in these checkpoint folders, for a reader who waits.
+
+    Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
+    """
     first = next(iter(checkpoints.values()))
     tokenizer, device = load_tokenizer(first), measuring_device(chosen())
     bases: dict[str, PreTrainedModel] = {}
@@ -218,7 +223,8 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
     classifier = None
     if CAPTURED_CHECKPOINT in checkpoints:
         classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, BATCH_TOKENS)
-    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, classifier=classifier)
+    matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
+    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, matrices=matrices, classifier=classifier)
 
 
 def _few_threads(documents: Sequence[Document]) -> AbstractContextManager[Any]:
