@@ -365,7 +365,7 @@ def capture(
             ids = [document.ids for document in documents_of(given.texts, given.tokens)]
             vectors = captured_vectors(base, ids, present, settings.dtype, _padding(model), settings.batch_tokens)
             return labelled_vectors(vectors, given.tokens)
-        given.write(run, measured=False)
+        given.write(run.captured)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         capture_texts(settings, base, _padding(model), run, unfinished)

@@ -229,7 +229,7 @@ def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
     return measurer.results(tokenized("time flies like an arrow", measurer))
 
 
-STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness")
+STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness")
 
 
 @pytest.mark.long  # the pipeline three times

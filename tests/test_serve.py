@@ -83,7 +83,7 @@ class Server:
     def stop(self, by: signal.Signals = signal.SIGINT) -> str:
         """Stop it and return all that it printed."""
         self.process.send_signal(by)
-        rest, _ = self.process.communicate(timeout=60)
+        rest, _ = self.process.communicate(timeout=300)
         return "".join(self.printed) + rest
 
 

@@ -248,8 +248,8 @@ def _reviews(table: pd.DataFrame) -> Data:
 
 def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list[Data]:
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    captured = table[table["captured"]].astype(object)
-    rows: list[Data] = captured.where(captured.notna(), None).to_dict("records")
+    values = table.astype(object)
+    rows: list[Data] = values.where(values.notna(), None).to_dict("records")
     notes = {row["document"]: document_note(row) for row in rows}
     return [
         {

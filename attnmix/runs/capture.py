@@ -38,7 +38,6 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 from attnmix.store import features as store
-from attnmix.store import texts as texts_store
 from attnmix.store.files import PARQUET_OPTIONS, writing
 from attnmix.store.runs import Run
 
@@ -67,7 +66,7 @@ def capture_checkpoint(
     tokenizer = load_tokenizer(checkpoint)
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(device)
-    read_segments(base, tokenizer, run.pairs)
+    read_segments(base, tokenizer, run.captured.pairs)
     capture_texts(capture, base, tokenizer.pad_token_id, run, folder, copies=copies)
 
 
@@ -80,7 +79,7 @@ def capture_texts(
     `padding` is the token that fills a batch up. Unfinished work is in `folder`; `copies` of the stores will lie on
     its disk.
     """
-    lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
+    lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
     family = family_of(base.config)
     family.check_precision("capture.precision", capture.precision)
@@ -91,7 +90,7 @@ def capture_texts(
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        _write_tokens(folder, run, len(lengths), plan.tokens)
+        _write_tokens(folder, run)
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
@@ -164,7 +163,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     begun.rename(begun.with_suffix(""))
 
 
-def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
+def _write_tokens(folder: Path, run: Run) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
@@ -172,11 +171,9 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
-        for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):
-            captured = block.iloc[:tokens]
-            writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
-            captured["token_id"].to_numpy().tofile(file)
-            tokens -= len(captured)
+        for block in run.captured.token_blocks(columns=schema.names):
+            writer.write_table(pa.Table.from_pandas(block, schema, preserve_index=False))
+            block["token_id"].to_numpy().tofile(file)
 
 
 def group_tokens(device: torch.device) -> int:

@@ -40,13 +40,14 @@ from attnmix.measures.heads import record_heads
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sources import SOURCES
 from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
+from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
-from attnmix.runs.measure import ratio_rows, stacked
+from attnmix.runs.measure import stacked
 from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import TokenizedTexts
 from attnmix.store.results import Array, TextResults
