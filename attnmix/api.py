@@ -282,7 +282,7 @@ class Measures:
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
             options["device"] = device
             write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
-            reduce(UmapParameters(), "pretrained", run)
+            reduce(UmapParameters(), run)
             write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
             return Path(shutil.copyfile(run.page, path))
 

@@ -206,9 +206,9 @@ class Run:
         table = read_table(self.measured / "tokens.parquet", "measure", **options)
         return table.astype({"word": "Int32"}) if "word" in table else table
 
-    def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
-        """Return the rows of `ratios` of captured `documents` that pass the `filters` of `pandas.read_parquet`."""
-        return self.ratios(filters=[("document", "in", list(documents)), *filters])
+    def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
+        """Return the rows of `ratios` of captured `documents`."""
+        return self.ratios(filters=[("document", "in", list(documents))])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
