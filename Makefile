@@ -16,7 +16,7 @@ IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro explore experiments test check format bundle docs verify lock
+.PHONY: help install repro explore experiments test check format bundle docs verify lock release
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -96,3 +96,6 @@ verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings
 
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
 	@PYTHON="$(PYTHON)" .ci/lock
+
+release: $(INSTALLED_DEV) ## Build the archives of a release in dist/, install the wheel with each extra and try it
+	@$(IN_VENV) .ci/release

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
 
 SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
 CONNECT_TIMEOUT_SECONDS = 10
@@ -42,6 +43,7 @@ def _workers() -> Iterator[int]:
         with joblib.parallel_config(backend="threading"):
             yield joblib.cpu_count()
         return
+    require_extra("dask", SCHEDULER)
     from distributed import Client
 
     client: Any = Client

@@ -30,6 +30,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import open_array, read_array, read_table, reading, require
@@ -302,6 +303,7 @@ class Features:
 
     def xarray(self) -> xarray.DataArray:
         """Return a `dask` array of the stores' chunks, labelled by layer, document, position and token."""
+        require_extra("dask", "features as an xarray")
         import xarray
         from dask import array
 
