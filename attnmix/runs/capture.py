@@ -61,11 +61,11 @@ SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max
 
 @exact_products()
 def capture_texts(
-    capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device, copies: int = 1
+    capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
     """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left.
 
-    Unfinished work is in `folder`; `copies` of the stores will lie on its disk.
+    Unfinished work is in `folder`.
     """
     lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
     check_precision("capture.precision", capture.precision, device)
@@ -88,7 +88,7 @@ def capture_texts(
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-            check_disk(what, size, place, SIZE_PARAMETERS, copies)
+            check_disk(what, size, place, SIZE_PARAMETERS)
         if not (folder / "done").is_dir():
             store.create_stores(place, sites, plan)
             (folder / "done").mkdir()

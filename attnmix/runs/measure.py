@@ -27,22 +27,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
-from attnmix.core.disk import check_disk, clear, publish
+from attnmix.core.disk import clear, publish
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
-from attnmix.measures.batches import GROUPS, BatchMeasurer
+from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.heads import record_heads
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
-from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.measures.sources import SOURCES
 from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
-from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
@@ -50,17 +48,12 @@ from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.store import writers
 from attnmix.store.files import atomic_path
-from attnmix.store.heads import VECTOR_BYTES
 from attnmix.store.runs import Run, arrays_folder
 
 Unit = TypeVar("Unit")
 
-FLOAT32_BYTES = 4
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
-SIZE_PARAMETERS = (
-    "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents"
-)
 MEASURES = "measures"  # the kind of batch that is no control
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
@@ -76,12 +69,10 @@ def measure(
     batch_tokens: int,
     arithmetic: str,
     device: torch.device,
-    copies: int = 1,
 ) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time.
 
-    Unfinished work is in `folder`; `copies` of the results will lie on its disk. A `device` without float64 is replaced
-    by the CPU.
+    Unfinished work is in `folder`. A `device` without float64 is replaced by the CPU.
     """
     first = run.checkpoints[checkpoints[0]]
     tokenizer = load_tokenizer(first)
@@ -91,7 +82,6 @@ def measure(
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
-    demand = f"measure: {corpus.captured.sum()} captured texts and {len(reviews)} drawn reviews need"
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], parameters.gradient_documents, seed)].tolist()
     parts_reviews = reviews[stratified_draw(corpus.labels[reviews], parameters.parts_documents, seed)].tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
@@ -107,8 +97,6 @@ def measure(
         read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        size = len(checkpoints) * _kept_bytes(base, methods, matrices, corpus)
-        check_disk(demand, size, folder, SIZE_PARAMETERS, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, reviews, batch_tokens, seed))
@@ -159,22 +147,6 @@ def _corpus_batches(
     if len(drawn) > 1:
         for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
             yield [corpus.document(number) for number in drawn[batch].tolist()]
-
-
-def _kept_bytes(base: PreTrainedModel, methods: list[str], matrices: list[str], corpus: Corpus) -> int:
-    """Return the size of the largest arrays that `measure` keeps of a checkpoint."""
-    sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
-    layers = max(site.layer for site in sites)
-    captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
-    vectors_T = heads * hidden * captured_T
-    vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
-    queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
-    matrices_T = len(with_rollouts(matrices)) * captured_T**2
-    captured_numbers = int((vectors_T + queries_and_keys_T + matrices_T).sum())
-    ratio_numbers = len(methods) * int(corpus.lengths.sum(dtype=int))
-    groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
-    geometry = measured * len(sites) * max(sites.values())
-    return FLOAT32_BYTES * int(layers * (captured_numbers + ratio_numbers) + measured * groups + geometry)
 
 
 @dataclass(frozen=True)
