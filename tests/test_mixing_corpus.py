@@ -137,23 +137,6 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
 
 
-def test_needed_disk_is_known_before_anything_is_measured(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SETTINGS, "matrices", ["alti", "globenc"])
-    folder = prepare(workspace, 10)
-    estimates: list[int] = []
-    monkeypatch.setattr(measuring, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
-    monkeypatch.setattr(measuring, "clear", lambda _folder: None)
-    run_tokenized(measure)
-    files = (folder / ".unfinished").rglob("measures-*.npz")
-    sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())
-    published = sum(path.stat().st_size for path in (folder / "features/measure").rglob("c/**/*") if path.is_file())
-    assert len(estimates) == 2  # before each checkpoint
-    # The estimate leaves out arrays that are small beside vectors, which this model's are not.
-    assert 0.6 < estimates[0] / (sums + published) < 1
-
-
 TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
 
 
