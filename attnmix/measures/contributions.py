@@ -22,6 +22,7 @@ from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
 from attnmix.measures.swaps import SWAPS, layer_swap_ratios
+from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
@@ -220,7 +221,8 @@ class DocumentMeasurer:
         chains, donors = (
             document_chains(self.base_32, self._batch(each[:tokens])["input_ids"]) for each in (ids, donor_ids)
         )
-        ratios_LST = layer_swap_ratios(chains, donors).double()
+        with attention_by(explicit(), self.base_32):
+            ratios_LST = layer_swap_ratios(chains, donors).double()
         return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
 
     def gains(self) -> Doubles:

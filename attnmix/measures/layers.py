@@ -355,6 +355,20 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
     return calls[0].value
 
 
+def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
+    """Return what the heads make of other vectors `[B, T, D]`, side by side and before W_O `[B, T, E]`."""
+    attend, outputs = explicit(), list[Tensor]()
+
+    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        heads_BTHd, weights = attend(module, *arguments, **options)
+        outputs.append(heads_BTHd)
+        return heads_BTHd, weights
+
+    with attention_by(function):
+        attention(hidden)
+    return outputs[0].flatten(-2)
+
+
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
     """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
     cross, texts = call.parts["cross_attention"], z.reshape(-1, *z.shape[-2:])
