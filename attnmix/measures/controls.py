@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
-from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.ratios import Parts, Split, formulas, scaled_heads
+from attnmix.measures.layers import LayerPass, NetworkPart, map_layers
+from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
 from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
@@ -113,26 +114,49 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     `parts` are those of all their tokens, as they are.
     """
     W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.attention.diagonal()
+    W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
     unbiased_BTE = layer_pass.value - values.bias_E
     (all_unbiased_BTE, all_corpus_BTE), row_sums_BTH = attended(layer_pass.attention, unbiased_BTE, values.corpus_BTE)
-    others_BTH = row_sums_BTH - diagonal_BTH
-    mean_B1HdD = values.mean_B1E.unflatten(-1, (diagonal_BTH.shape[-1], -1)).unsqueeze(-2)
-    f_BHD = (mean_B1HdD @ W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))).squeeze((1, -2))
+    weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
+    f_BHD = torch.einsum("bhd,hde->bhe", values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2]), W_HdD)
     own_corpus_BTD = scaled_heads(diagonal_BTH, values.corpus_BTE) @ W_ED
     own_unbiased_BTD = scaled_heads(diagonal_BTH, unbiased_BTE) @ W_ED
     projected = {
-        "text_mean_value": Split(diagonal_BTH @ f_BHD, others_BTH @ f_BHD),
+        "text_mean_value": Split(*(weights_2BTH @ f_BHD)),
         "corpus_value": Split(own_corpus_BTD, all_corpus_BTE @ W_ED - own_corpus_BTD),
         "without_value_bias": Split(own_unbiased_BTD, all_unbiased_BTE @ W_ED - own_unbiased_BTD),
     }
+    networks: dict[str, NetworkPart] = {}
+    if PREACTIVATION in ratio_points(methods):
+        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
+        networks = _networks_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
     ratios = []
     for name in SAME_PASS:
         split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
-        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight)))
+        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight, networks.get(name))))
     ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
+
+
+def _networks_of_constants(
+    parts: Parts, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor
+) -> dict[str, NetworkPart]:
+    """Return what the feed-forward network takes of two controls, of which one vector of each head is the same.
+
+    `f_BHD` is the vector of each head of a text that is every value's, `bias_HD` that of b_V. The network's first
+    Linear takes the vectors of the heads, not the many sums of them.
+    """
+    assert parts.rest is not None
+    norm = parts.block.attention_output_norm
+    divided_2BTH = (weights_2BTH.flatten(1, 2) / norm.deviation(parts.projected_ND)).view_as(weights_2BTH)
+    means = parts.rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
+    biases = parts.rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
+    return {
+        "text_mean_value": means.add_own(parts.rest.network_part(parts.x_ND)),
+        "without_value_bias": parts.network.minus(biases),
+    }
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
