@@ -118,15 +118,16 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
     unbiased_BTE = layer_pass.value - values.bias_E
-    (all_unbiased_BTE, all_corpus_BTE), row_sums_BTH = attended(layer_pass.attention, unbiased_BTE, values.corpus_BTE)
+    values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
+    all_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
+    own_2BTD = scaled_heads(diagonal_BTH, values_2BTE) @ W_ED
+    others_2BTD = all_2BTE @ W_ED - own_2BTD
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
     f_BHD = torch.einsum("bhd,hde->bhe", values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2]), W_HdD)
-    own_corpus_BTD = scaled_heads(diagonal_BTH, values.corpus_BTE) @ W_ED
-    own_unbiased_BTD = scaled_heads(diagonal_BTH, unbiased_BTE) @ W_ED
     projected = {
         "text_mean_value": Split(*(weights_2BTH @ f_BHD)),
-        "corpus_value": Split(own_corpus_BTD, all_corpus_BTE @ W_ED - own_corpus_BTD),
-        "without_value_bias": Split(own_unbiased_BTD, all_unbiased_BTE @ W_ED - own_unbiased_BTD),
+        "corpus_value": Split(own_2BTD[1], others_2BTD[1]),
+        "without_value_bias": Split(own_2BTD[0], others_2BTD[0]),
     }
     networks: dict[str, NetworkPart] = {}
     if PREACTIVATION in ratio_points(methods):
@@ -190,18 +191,17 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
     return model
 
 
-def attended(call: AttentionCall, *values: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return sum_j a^h_ij v_j `[B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
+def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_j a^h_ij v_j `[V, B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
 
     The latter is 1, but for a softmax with a sink.
     """
     heads = call.value.shape[-3]
-    value_BHTx = torch.cat([value_BTE.unflatten(-1, (heads, -1)).transpose(-3, -2) for value_BTE in values], -1)
+    value_BHTx = values_VBTE.unflatten(-1, (heads, -1)).permute(1, 3, 2, 0, 4).flatten(-2)
     contexts, row_sums = [], []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         contexts.append(weights_BHRT @ value_BHTx)
         row_sums.append(weights_BHRT.sum(-1))
-    context_BTHx = torch.cat(contexts, -2).transpose(-3, -2)
-    by_value = [context_BTHd.flatten(-2) for context_BTHd in context_BTHx.chunk(len(values), -1)]
-    return by_value, torch.cat(row_sums, -1).transpose(-1, -2)
+    context_BHTVd = torch.cat(contexts, -2).unflatten(-1, (len(values_VBTE), -1))
+    return context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2), torch.cat(row_sums, -1).transpose(-1, -2)
