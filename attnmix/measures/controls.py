@@ -8,6 +8,7 @@ Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G grou
 E = heads * head width, D hidden.
 """
 
+import copy
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
@@ -153,15 +154,19 @@ def shuffled_words(document: Document, seed: int) -> Document:
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:
-    """Return a model of the architecture in `folder`, as the library initialises it after `torch.manual_seed(seed)`.
+    """Return `random_like` the configuration in `folder`."""
+    return random_like(load_config(folder), seed)
+
+
+def random_like(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a model of this configuration, as the library initialises it after `torch.manual_seed(seed)`.
 
     As `load_base` gives it: without any head, in float32 and eval mode, its attention observed.
     """
-    config = load_config(folder)
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModel.from_config(config, **options)
+        model: PreTrainedModel = AutoModel.from_config(copy.deepcopy(config), **options)
     for_reading(model)
     return model
 
