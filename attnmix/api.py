@@ -100,12 +100,12 @@ def measure(
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
-    how much of a vector is still its own, from the input   `parts`, `own_share`    a constant that a sink gives
-    how much one layer takes from other tokens              `swap`                  tokens that sum to a constant
-    from which token                                        `matrix("alti")`        constants: take b_V off
-    would the ratio be as high without it                   `controls`              a message in the weights alone
-    does one model mix more than another                    `compare`               the seed, the length of texts
-    what the class rests on                                 `Model.intervene`       edits unlike any real text
+        how much of a vector is still its own, from the input   `parts`, `own_share`    a constant that a sink gives
+        how much one layer takes from other tokens              `swap`                  tokens that sum to a constant
+        from which token                                        `parts()["projection"]` a constant that a sink gives
+        would the ratio be as high without it                   `controls`              a message in the weights alone
+        does one model mix more than another                    `compare`               the seed, the length of texts
+        what the class rests on                                 `Model.intervene`       edits unlike any real text
 
     >>> result = attnmix.measure(model, "time flies like an arrow")
     >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))

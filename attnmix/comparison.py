@@ -317,14 +317,14 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
 
 
 def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
-    """Return how the change of a measure in each text depends on the number of its tokens."""
+    """Return the mean change of a measure in texts of each class of length."""
     classes_N = length_class(lengths_N)
     parts = []
     for place in np.unique(classes_N):
         inside_N = classes_N == place
         texts = _counted(int(inside_N.sum()))
         parts.append(f"{100 * change_N[inside_N].mean():+.1f} at {LENGTHS[place]} tokens ({texts})")
-    return f"The change of {measure} depends on the length of a text, in points: {', '.join(parts)}."
+    return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
 
 
 def _own_share_note(texts: int) -> str:

@@ -300,7 +300,7 @@ def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> N
     results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
     lengths = np.array([len(document) for document in results[0].documents])
     change = np.array([b.mean() - a.mean() for a, b in zip(results[0].arrays, results[1].arrays, strict=True)])
-    (note,) = (text for text in attnmix.compare(*results).notes if "length" in text)
+    (note,) = (text for text in attnmix.compare(*results).notes if "by length" in text)
     shown = re.findall(r"([+-][\d.]+) at (\d+)-(\d+) tokens \((\d+) texts?\)", note)
     assert len(shown) > 1
     assert sum(int(texts) for *_, texts in shown) == len(texts)
