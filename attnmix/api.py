@@ -108,14 +108,14 @@ def measure(
         what the class rests on                                 `Model.intervene`       edits unlike any real text
 
     >>> result = attnmix.measure(model, "time flies like an arrow")
-    >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))
+    >>> print(result.by_layer().query("method == 'attnresln_n'")[["layer", "mean"]].round(3).to_string(index=False))
      layer  mean
-         1 0.266
-         2 0.227
-         3 0.212
-         4 0.234
-         5 0.186
-         6 0.335
+         1 0.254
+         2 0.196
+         3 0.174
+         4 0.182
+         5 0.153
+         6 0.294
     >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
     >>> attnmix.measure(model, encoding).tokens["token"].tolist()
     ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
