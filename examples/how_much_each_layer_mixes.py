@@ -1,6 +1,7 @@
 """Measure the mixing ratio of each layer, others / (others + own) by length, with intervals over texts.
 
-It is a ratio of one attention block; how much of a vector is still a token's own since the input, `result.own_share()` says.
+It is a ratio of one attention block; `result.own_share()` says how much of a vector is still the token's own since the
+input.
 
     python examples/how_much_each_layer_mixes.py [MODEL]
 
