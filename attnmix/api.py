@@ -8,8 +8,8 @@
     result.matrix("alti", layer=6)  # tokens by sources
     result.save("page.html")  # the interactive page; result.show() opens it
 
-Only `capture` and `save` write files. A model at hand is left as it was: its attention implementation, mode, hooks,
-dtype and device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
+Only `capture` with a path and `save` write files. A model at hand is left as it was: its attention implementation,
+mode, hooks, dtype and device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 
-from attnmix.arithmetic.settings import FASTEST
 from attnmix.comparison import BOOTSTRAP_SEED, LESS, Comparison, compared, control_table, mean_table
 from attnmix.core.device import measuring_device
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT
+from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
@@ -52,8 +51,10 @@ from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import family_of
+from attnmix.models.families import family_of, present_names
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
+from attnmix.store.files import atomic_path
+from attnmix.store.results import labelled_vectors
 from attnmix.store.runs import Run
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
@@ -393,51 +394,61 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
-        It takes seconds: the page also holds every head, the controls and UMAP maps. Token ids are shown as the text
-        that they spell.
+        The page also holds every head, the controls and, of 20 tokens and more, UMAP maps, for which umap-learn takes
+        seconds to load. Token ids are shown as the text that they spell.
 
         >>> result.save("page.html").name
         'page.html'
         """
-        from attnmix.core.settings import UmapParameters
-        from attnmix.page.assembly import write_page
-        from attnmix.page.sentences import Subject
-        from attnmix.runs.capture import capture_texts
-        from attnmix.runs.measure import measure as write_measures
-        from attnmix.runs.reduce import reduce
-
         path = _path(path, "save(path)")
         check_new_file("path", path)
-        measured = MeasureParameters(methods=list(self.methods), gradient_documents=0, parts_documents=0)
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            run = Run(Path(folder))
-            self.model.save(run.pretrained)
-            self.tokenized.write(run, measured=True)
-            device = self.model.network.device
-            capture_texts(CaptureParameters(), run.pretrained, run, run.root / "unfinished/capture", device=device)
-            options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
-            options["device"] = device
-            write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
-            reduce(UmapParameters(), "pretrained", run)
-            write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
-            return Path(shutil.copyfile(run.page, path))
+        page = self._page()
+        with atomic_path(path) as part:
+            part.write_text(page, encoding="utf-8", newline="\n")
+        return path
 
     def show(self) -> Any:
         """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser."""
-        page = self.save(Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html"))
+        page = self._page()
         if "ipykernel" in sys.modules:
             from IPython.display import HTML
 
             # Links within the page would otherwise lead to the notebook's address.
-            text = page.read_text(encoding="utf-8").replace("<head>", '<head><base href="about:srcdoc">', 1)
+            text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
             source = html.escape(text, quote=True)
             # In a div, as IPython warns of a bare iframe.
             frame = f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>'
             return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
-        webbrowser.open(page.as_uri())
+        file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
+        file.write_text(page, encoding="utf-8", newline="\n")
+        webbrowser.open(file.as_uri())
         return None
 
+    def _page(self) -> str:
+        from attnmix.page.assembly import page_text
+        from attnmix.page.sentences import Subject
+        from attnmix.runs.text_results import TextMeasurer
 
+        model, pairs = self.model, self.tokenized.pairs
+        with model.observed(pairs) as base, quiet():
+            measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
+            results = measurer.results(self.tokenized)
+        return page_text(results, Subject(model.name, origins=[f"The model is {model.name}."]))
+
+
+@overload
+def capture(
+    model: Model,
+    texts: Any,
+    path: None = None,
+    *,
+    points: str | Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> dict[str, xarray.DataArray]: ...
+
+
+@overload
 def capture(
     model: Model,
     texts: Any,
@@ -446,33 +457,54 @@ def capture(
     points: str | Sequence[str] | None = None,
     dtype: Literal["float16", "float32"] = "float16",
     max_length: int | None = None,
-) -> Run:
-    """Write the vectors of `texts` at the capture `points` of every layer to the folder `path`, and return its run.
+) -> Run: ...
+
+
+def capture(
+    model: Model,
+    texts: Any,
+    path: Path | str | None = None,
+    *,
+    points: str | Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> dict[str, xarray.DataArray] | Run:
+    """Return the vectors of `texts` at the capture `points` of every layer, or write them to the folder `path`.
 
     `texts` are as in `measure`, and give the same tokens. `points` are names of `attnmix.core.names.POINTS`, or one;
-    without them, those of the pipeline's default. Each layer and point is one Zarr store `[tokens, hidden]`;
-    `open_run(path)` reads them again. Raise `InputError` for what is no text, an unknown point, or a folder that holds
-    anything else.
+    without them, those of the pipeline's default. Without a `path`, return by point an array in memory of dimensions
+    `layer`, `token` and `hidden`, with the coordinates `document`, `position` and those of `Measures.tokens`. With one,
+    each layer and point is one Zarr store `[tokens, hidden]` in that folder; return its run, which `open_run(path)`
+    reads again. Raise `InputError` for what is no text, an unknown point, a number that `dtype` cannot hold, or a
+    folder that holds anything else.
 
+    >>> vectors = attnmix.capture(model, ["time flies", "like an arrow"], points=["layer_output"])
+    >>> vectors["layer_output"].sizes
+    Frozen({'layer': 6, 'token': 9, 'hidden': 384})
     >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
-    >>> run.features("layer_output").shape
-    (6, 9, 384)
+    >>> bool((run.features("layer_output").numpy() == vectors["layer_output"]).all())
+    True
     """
-    from attnmix.runs.capture import capture_texts
+    from attnmix.runs.capture import capture_texts, captured_vectors
 
-    run = Run(_path(path, "capture(model, texts, path)"))
-    check_folder("path", run.root, ["features", "unfinished"])
-    _check_model(model, "capture(model, texts, path)")
+    call = "capture(model, texts, path)"
+    run = None if path is None else Run(_path(path, call))
+    if run is not None:
+        check_folder("path", run.root, ["features", "unfinished"])
+    _check_model(model, call)
     chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
     settings = checked(CaptureParameters, dtype=dtype, **chosen)
     given = _tokenized(model, texts, max_length)
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        checkpoint = Path(folder, "model")
-        model.save(checkpoint)
-        given.write(run, measured=False)
+    with model.observed(given.pairs) as base, quiet():
+        if run is None:
+            present = present_names("points", settings.points, family_of(base.config), POINTS)
+            ids = [document.ids for document in documents_of(given.texts, given.tokens)]
+            vectors = captured_vectors(base, ids, present, settings.dtype, _padding(model), settings.batch_tokens)
+            return labelled_vectors(vectors, given.tokens)
+        given.write(run.captured)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, checkpoint, run, unfinished, device=model.network.device)
+        capture_texts(settings, base, _padding(model), run, unfinished)
     return run
 
 

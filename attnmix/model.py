@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnmix.core.device import chosen, device_named, exact_products, measuring_device
-from attnmix.core.disk import check_writable
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
 from attnmix.interventions import Edit, edited_attention
@@ -41,14 +40,6 @@ class Model:
         """The number of layers, those of an encoder and its decoder together."""
         with self.observed() as base:
             return max(site.layer for site in widths(base))
-
-    def save(self, folder: Path) -> None:
-        """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
-        check_writable(folder)
-        base: Any = self.network.base_model
-        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
-        base.save_pretrained(folder, state_dict=state)
-        self.tokenizer.save_pretrained(folder)
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:

@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,13 +31,16 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, text_problem
 from attnmix.core.terminal import printable
 from attnmix.model import quiet
+from attnmix.models.checkpoint import longest_text
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
-from attnmix.runs.sentence import TextMeasurer, compile_maps
+from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
+from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 
+MAX_TOKENS = 64  # a reader waits, and matrices take time by the square of a text's length
 MAX_BODY_BYTES = 200_000
 MAX_WAITING = 4  # texts, behind the one that is measured
 MAX_PER_MINUTE = 60  # texts
@@ -126,6 +130,26 @@ class OneLineErrors:
             await PlainTextResponse(sentence, 500)(scope, receive, send)
 
 
+def max_tokens(measurer: TextMeasurer) -> int:
+    """Return the length of the longest text that is measured while a reader waits."""
+    return min(MAX_TOKENS, longest_text(measurer.base.config) or MAX_TOKENS)
+
+
+def tokenized(text: str, measurer: TextMeasurer) -> TokenizedTexts:
+    """Return the tokens of a typed text; raise `InputError` for one that is empty or too long."""
+    base: Any = measurer.base
+    longest = max_tokens(measurer)
+    if problem := text_problem(text):
+        raise InputError(f"{problem}; allowed: 1 to {longest} tokens")
+    rows = base.get_input_embeddings().num_embeddings
+    result = tokenize_given(text, measurer.tokenizer, base.config, rows, longest)
+    (tokens,) = result.texts["whole_tokens"]
+    if tokens > longest:
+        allowed = f"allowed: at most {longest}; `attnmix show` takes more"
+        raise InputError(f"the text has {tokens:,} tokens; {allowed}")
+    return result
+
+
 class Pages:
     """The measured texts' pages, of which the last ones are kept, and the bounds of how many are asked for."""
 
@@ -137,7 +161,7 @@ class Pages:
 
     def write(self, text: str) -> str:
         """Return the page of one text."""
-        return page_text(self.measurer.run(text), self.subject)
+        return page_text(self.measurer.results(tokenized(text, self.measurer)), self.subject)
 
     async def add(self, text: str) -> str:
         """Measure a text when its turn comes, keep its page, and return the page's name, which nobody can guess."""
@@ -187,7 +211,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     async def about(_request: Request) -> Response:
         names = list(pages.measurer.checkpoints)
         about = {"model": pages.subject.model, "both": len(names) > 1, "examples": EXAMPLES}
-        return JSONResponse(about | {"limit": pages.measurer.max_tokens})
+        return JSONResponse(about | {"limit": max_tokens(pages.measurer)})
 
     async def measure(request: Request) -> Response:
         started = time.monotonic()
@@ -227,7 +251,7 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, a
     """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
     print("loading the model ...", flush=True)
     with quiet():
-        pages = Pages(TextMeasurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
+        pages = Pages(load_measurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
         pages.write(EXAMPLES[0])  # compiles what a page needs, so that the first text does not wait for it
         compile_maps()
         address, port = listener.getsockname()

@@ -18,7 +18,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.statistics import Doubles
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import CONTROLS, SAME_PASS, random_like, shuffled_words
+from attnmix.measures.controls import CONTROLS, SAME_PASS, random_model, shuffled_words
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
@@ -100,7 +100,7 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
         shuffled = [shuffled_words(document, given.seed) for document in given.documents]
         totals["shuffled_words"] = _own_pass("shuffled_words", measurer, given._replace(documents=shuffled))
     if "random_weights" in controls:
-        random: Any = random_like(measurer.base.config, given.seed).to(measurer.base.device)
+        random: Any = random_model(measurer.base.config, given.seed).to(measurer.base.device)
         read_segments(random, given.tokenizer, given.pairs)
         random_measurer = BatchMeasurer(random, measurer.methods, measurer.pad_token_id)
         totals["random_weights"] = _own_pass("random_weights", random_measurer, given)

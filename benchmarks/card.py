@@ -41,7 +41,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 import attnmix
 from attnmix.core.device import chosen, device_name, prepare
-from attnmix.measures.documents import read_documents
+from attnmix.measures.documents import read_documents, read_reviews
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
 from attnmix.store.runs import Run
@@ -300,7 +300,9 @@ def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
     base: Any = load_base(card.run.finetuned).to(card.device)
     base.set_attn_implementation("sdpa")
     run = Run(card.run.root)  # which reads the tables anew
-    texts = [document.ids.tolist() for document in read_documents(kind, run)]
+    captured = kind == "captured"
+    documents = read_documents(run.captured) if captured else read_reviews("measured", run.drawn_reviews)
+    texts = [document.ids.tolist() for document in documents]
     numbers = batches_by_tokens([len(text) for text in texts], batch_tokens)
     batches = [padded([texts[number] for number in batch], 0, card.device) for batch in numbers]
     with torch.inference_mode():

@@ -83,9 +83,7 @@ def _ready() -> _Ready:
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
     tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])
-    table = pd.DataFrame([each.counts for each in tokenized]).assign(
-        document=list(texts), captured=True, label=0, predicted_label=0
-    )
+    table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
     kinds = [documents_of(table.assign(measured=measured), tokens) for measured in (False, True)]
     batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))

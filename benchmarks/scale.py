@@ -57,10 +57,10 @@ def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     table = pd.DataFrame({"document": "test/" + pd.Series(number // TOKENS).astype(str), "position": number % TOKENS})
     write_table(root / store.TOKENS, table.assign(token_id=0, token="a"))
     texts = pd.DataFrame({"document": table["document"].unique(), "text": "a", "label": -1, "label_name": None})
-    texts = texts.assign(captured=True, measured=False, removed=False, whole_tokens=TOKENS, unknown_tokens=0)
+    texts = texts.assign(measured=False, removed=False, whole_tokens=TOKENS, unknown_tokens=0)
     texts["tokens"] = table.groupby("document", sort=False).size().to_numpy()
     columns = {"token_id": 0, "token": "a", "label": "a", "start": 0, "end": 1, "word": 0, "token_class": "word"}
-    write_tokenized(layout.tokens_file.parent, [(texts, table.assign(**columns))])
+    write_tokenized(layout.captured.folder, [(texts, table.assign(**columns))])
     return table.head(TOKENS)
 
 

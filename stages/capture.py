@@ -14,7 +14,7 @@ from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
 from attnmix.core.settings import CaptureParameters
-from attnmix.runs.capture import capture_texts
+from attnmix.runs.capture import capture_checkpoint
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 from stages.common.resume import disk_copies, unfinished_folder
@@ -26,7 +26,7 @@ def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     folder = unfinished_folder("capture", parameters, run.root)
     copies = 1 if capture.elsewhere else disk_copies(folder)
-    capture_texts(capture, run.finetuned, run, folder, device=chosen(), copies=copies)
+    capture_checkpoint(capture, run.finetuned, run, folder, device=chosen(), copies=copies)
 
 
 def check_store(capture: CaptureParameters) -> None:

@@ -4,9 +4,8 @@
 
 The falls in a few test reviews are compared with those of random removal. For the drawn reviews, `class_use.csv` says
 what becomes of the class where values are replaced, what the head and linear probes read off single tokens, and how the
-classifier's margin goes with the last layer's mixing ratio. Writes to
-`features/faithfulness/` token scores and classes of the captured texts, `captured.parquet` and `predictions.parquet`;
-`reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
+classifier's margin goes with the last layer's mixing ratio. Writes `reports/plots/faithfulness/` and
+`reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,21 +18,20 @@ from tqdm import tqdm
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.device import chosen, measuring_device
-from attnmix.core.names import CAPTURED_CHECKPOINT, IMPORTANCE_NAMES
+from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.data.draw import stratified_draw
-from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
+from attnmix.faithfulness.attributions import RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
 from attnmix.faithfulness.tables import agreement, faithfulness_table, margin_correlation, probability_drops
-from attnmix.measures.documents import Document, documents_of, read_documents
+from attnmix.measures.documents import Document, documents_of, read_reviews
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.tokens import tokenized_block, with_texts
 from attnmix.store import texts as store
-from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
@@ -43,36 +41,28 @@ def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen())
-    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.pairs)
+    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
-    documents = _reviews("measured", run)[:MAX_TEXTS]
+    documents = read_reviews("measured", run.drawn_reviews)[:MAX_TEXTS]
     training = _training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
     read_off = probes(classifier, _bases(classifier, checkpoints, run), training, documents, parameters.seed)
     class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])
-    predictions, scores = _captured(classifier, parameters.seed, run)
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
-    write_table(run.predictions_file, predictions)
-    write_table(run.token_scores_file, scores)
     best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
     overall = correlations.query("group == 'all' and quantity == 'margin_given_length'").set_index("checkpoint")["mean"]
     metrics = {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))}
     write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
-def _reviews(kind: str, run: Run) -> list[Document]:
-    """Return the `measured` or `removed` reviews in the order of the test split."""
-    return sorted(read_documents(kind, run), key=lambda document: int(document.name.removeprefix("test/")))
-
-
 def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return `faithfulness.csv` of the reviews in which tokens are removed, each cut to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     drops, agreements = [], []
-    documents = [document.cut(max_length) for document in _reviews("removed", run)]
+    documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, generator)
         scores = {name: each.scores(review) for name, each in methods.items()}
@@ -85,13 +75,13 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
 
 def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
-    documents = _reviews("measured", run)
+    documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest, names = logits_NC.topk(2).values, [document.name for document in documents]
     table = pd.DataFrame(
         {
             "document": names,
-            "label": run.documents.set_index("document")["label_name"].loc[names].to_numpy(),
+            "label": run.drawn_reviews.documents.set_index("document")["label_name"].loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
@@ -123,20 +113,5 @@ def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iter
             continue
         base: Any = load_base(run.checkpoints[name])
         base.to(classifier.model.device)
-        read_segments(base, classifier.tokenizer, run.pairs)
+        read_segments(base, classifier.tokenizer, run.drawn_reviews.pairs)
         yield name, base
-
-
-def _captured(classifier: Classifier, seed: int, run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the captured texts' classes, and scores of their tokens that need no matrices, as texts may be long."""
-    generator = np.random.default_rng(seed)
-    predictions, tables = [], []
-    for document in read_documents("captured", run):
-        review = Review(classifier, document, generator)
-        predictions.append((document.name, classifier.classes[review.predicted], review.probability))
-        columns = {"document": document.name, "position": np.arange(len(document), dtype=np.int32)}
-        for name in IMPORTANCE_NAMES:
-            (scores_T,) = ATTRIBUTIONS[name].scores(review)
-            tables.append(pd.DataFrame({**columns, "method": name, "score": scores_T}))
-    names = ["document", "predicted", "probability"]
-    return pd.DataFrame(predictions, columns=names), pd.concat(tables, ignore_index=True)

@@ -1,4 +1,4 @@
-"""Measure how much attention mixes the tokens of the drawn test reviews and of the captured texts.
+"""Measure how much attention mixes the tokens of the drawn test reviews.
 
     python -m stages measure
     torchrun --nproc-per-node 4 -m stages measure
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.device import chosen
-from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 from attnmix.runs.measure import measure
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
@@ -19,14 +18,12 @@ from stages.common.resume import disk_copies, unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    """Measure both checkpoints, or only one if nothing was trained and no base is named: both would be the same."""
     use(parameters.arithmetic)
     run = Run(Path())
-    trained = parameters.finetune.epochs > 0 or parameters.model.base
     folder = unfinished_folder("measure", parameters, run.root)
     measure(
         parameters.measure,
-        CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,),
+        parameters.checkpoints,
         run,
         folder,
         seed=parameters.seed,

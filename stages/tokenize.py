@@ -1,4 +1,4 @@
-"""Choose, truncate and tokenise the texts that all later stages work on, each once.
+"""Choose, truncate and tokenise the texts that all later stages work on: those captured, and the drawn reviews.
 
     python -m stages tokenize
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.models.checkpoint import check_max_length
@@ -20,35 +21,48 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    run = Run(Path())
-    check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
-    write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
+    run, length = Run(Path()), parameters.capture.max_length
+    check_max_length("capture.max_length", length, run.finetuned)
+    write_tokens(captured_texts(parameters, run), length, run.finetuned, run.captured)
+    write_tokens(drawn_reviews(parameters, run), length, run.finetuned, run.drawn_reviews, warn=False)
 
 
-def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
-    """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
+def captured_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
+    """Yield the texts that are captured: reviews (named, then drawn), then free texts.
 
     Without any choice `typical_reviews` are captured.
     """
-    capture, folder = parameters.capture, run.reviews
-    reviews = store.read_split("test", folder, ["label", "label_name"])
+    capture, reviews = parameters.capture, _test_reviews(run)
     capture.check_documents(len(reviews))
-    predictions = read_table(run.test_predictions_file, "finetune")
-    numbers = typical_reviews(predictions) if capture.typical else capture.documents
+    numbers = capture.documents
+    if capture.typical:
+        numbers = typical_reviews(read_table(run.test_predictions_file, "finetune"))
     named = np.array(numbers, np.int64)
-    drawn, measured, removed = (
-        stratified_draw(reviews["label"].to_numpy(), size, parameters.seed) if size else named[:0]
-        for size in (capture.drawn, parameters.measure.documents, parameters.faithfulness.documents)
-    )
-    captured = np.union1d(named, drawn)
-    chosen = {"captured": captured, "measured": measured, "removed": removed}
-    flags = {name: reviews.index.isin(rows) for name, rows in chosen.items()}
-    names = "test/" + reviews.index.astype(str)
-    reviews = reviews.assign(document=names, predicted_label=predictions["predicted"], **flags)
-
-    by_number = dict(zip(sorted(numbers), with_texts(np.sort(named), "test", reviews, folder), strict=True))
-    yield from (by_number[number] for number in numbers)
-    yield from with_texts(np.setdiff1d(drawn, named), "test", reviews, folder)
+    named_reviews = with_texts(np.sort(named), "test", reviews, run.reviews)
+    by_number = dict(zip(sorted(numbers), named_reviews, strict=True))
+    for number in numbers:
+        yield by_number[number]
+    if capture.drawn:
+        drawn = stratified_draw(reviews["label"].to_numpy(), capture.drawn, parameters.seed)
+        yield from with_texts(np.setdiff1d(drawn, named), "test", reviews, run.reviews)
     yield from free_texts(capture.texts)
-    yield from with_texts(np.setdiff1d(measured, captured), "test", reviews, folder)
-    yield from with_texts(np.setdiff1d(removed, np.union1d(captured, measured)), "test", reviews, folder)
+
+
+def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[Text]:
+    """Yield the reviews in the statistics, then those in which only tokens are removed."""
+    reviews = _test_reviews(run)
+    labels = reviews["label"].to_numpy()
+    measured = stratified_draw(labels, parameters.measure.documents, parameters.seed)
+    removed = stratified_draw(labels, parameters.faithfulness.documents, parameters.seed)
+    flags = {"measured": reviews.index.isin(measured), "removed": reviews.index.isin(removed)}
+    reviews = reviews.assign(**flags)
+    yield from with_texts(np.sort(measured), "test", reviews, run.reviews)
+    yield from with_texts(np.setdiff1d(removed, measured), "test", reviews, run.reviews)
+
+
+def _test_reviews(run: Run) -> pd.DataFrame:
+    """Return the test reviews without their texts, in the columns of `texts.parquet`."""
+    reviews = store.read_split("test", run.reviews, ["label", "label_name"])
+    predicted = read_table(run.test_predictions_file, "finetune")["predicted"]
+    names = "test/" + reviews.index.astype(str)
+    return reviews.assign(document=names, predicted_label=predicted, measured=False, removed=False)

@@ -109,7 +109,7 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """Write into the current folder what `faithfulness` writes of captured texts."""
+    """Write into the current folder the classes and token scores that `inspect` writes of captured texts."""
     table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
     write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
@@ -196,18 +196,18 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
     """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
     run = Run(folder or Path())
-    captured = {"captured": True, "measured": False, "removed": False, "label_name": None}
-    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured)
+    flags = {"measured": False, "removed": False, "label_name": None}
+    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**flags)
     table[["label", "predicted_label", "unknown_tokens"]] = -1, -1, 0
     table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
-    write_tokenized(run.tokens_file.parent, [(table, tokens)])
+    write_tokenized(run.captured.folder, [(table, tokens)])
     write_table(run.activations / store.TOKENS, tokens[["document", "position", "token_id", "token"]])
 
 
-STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
+STAGES = ["download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness", "reduce", "render"]
 LITTLE: dict[str, dict[str, Any]] = {
     "dataset": {"name": "reviews.csv"},
     "model": {"name": "model"},

@@ -30,7 +30,7 @@ from attnmix.page.assembly import write_page
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
-from stages import capture, measure, reduce
+from stages import capture, inspect, measure, reduce
 from stages.common.parameters import read_parameters
 from stages.render import page_subject
 
@@ -67,7 +67,7 @@ def make_run(folder: Path) -> Path:
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_tokenized(capture, measure, reduce)
+        run_tokenized(capture, inspect, measure, reduce)
         write_captured_texts(["test/0", "test/1", "text/0"])
         run = Run(Path())
         counts = {"train": 277, "validation": 49, "test": 101}
@@ -87,9 +87,9 @@ def make_run(folder: Path) -> Path:
             for layer in (1, 2, 3)
         ]
         write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=COLUMNS), run.tables)
-        texts = pd.read_parquet(run.texts_file).assign(label=0, label_name="negative")
+        texts = pd.read_parquet(run.captured.texts_file).assign(label=0, label_name="negative")
         texts[["tokens", "whole_tokens", "unknown_tokens"]] = 9, 12, 2
-        write_table(run.texts_file, texts)
+        write_table(run.captured.texts_file, texts)
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
         render_page()
     return folder

@@ -195,10 +195,6 @@ def convert_file(path: Path) -> None:
     convert.convert(path.parent / "no file.pth", "no model", path, ["a", "b"])
 
 
-def save_model(path: Path) -> None:
-    attnmix.Model(Anything(), None, "name").save(path)
-
-
 class Anything:
     """Stands in for a model that must not be touched: the output's path is looked at before."""
 
@@ -216,7 +212,6 @@ FOLDER, FULL, BELOW_A_FILE, MISSING = "folder", "full", "file/new", "missing/new
         (run_show, (FOLDER, FULL, BELOW_A_FILE, MISSING)),
         (capture_text, ("file", FULL, BELOW_A_FILE)),
         (convert_file, ("file", FULL, BELOW_A_FILE)),
-        (save_model, ("file", BELOW_A_FILE)),
     ],
 )
 def test_an_output_that_cannot_be_written_is_one_error_before_any_work(
@@ -295,3 +290,31 @@ def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_t
     assert curve == pytest.approx(means.loc[means["method"] == method, "mean"].tolist(), rel=1e-3)
     assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # one text has no interval
     opened.close()
+
+
+def test_captured_vectors_are_the_models_own(model: attnmix.Model) -> None:
+    texts = ["time flies like an arrow", "good"]
+    vectors = attnmix.capture(model, texts, dtype="float32", points="layer_output")
+    assert list(vectors) == ["layer_output"]
+    hidden = []
+    for text in texts:
+        inputs = model.tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model.network.base_model(**inputs, output_hidden_states=True).hidden_states
+        hidden.append(torch.cat(states[1:]))
+    array = vectors["layer_output"]
+    np.testing.assert_allclose(array.to_numpy(), torch.cat(hidden, 1).numpy(), rtol=1e-4, atol=1e-5)
+    second = array.isel(token=(array["document"] == "text/1").to_numpy())
+    assert second["position"].to_numpy().tolist() == list(range(second.sizes["token"]))
+    assert array["layer"].to_numpy().tolist() == list(range(1, model.layers + 1))
+
+
+def test_vectors_in_memory_are_those_of_the_stores(model: attnmix.Model, tmp_path: Path) -> None:
+    texts = ["time flies like an arrow", "good", "a film that is not good"]
+    vectors = attnmix.capture(model, texts)
+    run = attnmix.capture(model, texts, tmp_path / "run")
+    assert set(vectors) == {site.point for site in run.sites}
+    for point, array in vectors.items():
+        features = run.features(point).xarray()
+        np.testing.assert_array_equal(array, features)
+        np.testing.assert_array_equal(array["token_id"], features["token_id"])

@@ -26,14 +26,14 @@ from attnmix.store.runs import Run
 from attnmix.store.texts import read_split
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
-from stages.tokenize import chosen_texts
+from stages.tokenize import captured_texts
 
 HALF = 2.0**-11  # relative rounding of float16
 
 
 def captured_rows(parameters: Parameters) -> list[int]:
     """Return the rows of the captured test reviews in their order."""
-    texts = [text["document"] for text in chosen_texts(parameters, Run(Path())) if text["captured"]]
+    texts = [text["document"] for text in captured_texts(parameters, Run(Path()))]
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
 

@@ -24,7 +24,8 @@ import attnmix
 from attnmix.core.errors import InputError
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_base, load_classifier, load_trained
-from attnmix.runs.sentence import TextMeasurer
+from attnmix.runs.text_results import load_measurer
+from attnmix.serve import tokenized
 from stages import download, finetune, sources
 from stages.common.parameters import read_parameters
 
@@ -311,12 +312,12 @@ def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> No
 
 
 def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
-    measurer = TextMeasurer({"pretrained": own})
-    measurer.tokenized(TEXT)
+    measurer = load_measurer({"pretrained": own})
+    tokenized(TEXT, measurer)
     with pytest.raises(
         InputError, match=r"^texts: the vocabulary of this model has no token for 66\.7 % of the words of 1"
     ):
-        measurer.tokenized("жжж film zzz")
+        tokenized("жжж film zzz", measurer)
 
 
 def test_weights_that_give_no_numbers_are_refused_on_both_roads(own: Path) -> None:

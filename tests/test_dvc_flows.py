@@ -22,8 +22,13 @@ GUARD, REPORT = (STEP_SCRIPTS[name] for name in ("Fail where dvc.lock is not of 
 DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
-    *("features/tokenize", "features/capture", "features/measure/contributions", "features/measure/heads"),
-    *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
+    "features/capture",
+    "features/tokenize/captured",
+    "features/inspect/contributions",
+    "features/inspect/heads",
+    "features/inspect/predictions.parquet",
+    "features/inspect/token_scores.parquet",
+    "features/inspect/tokens.parquet",
 )
 METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 

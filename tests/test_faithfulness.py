@@ -46,7 +46,7 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from attnmix.store.runs import Run
-from stages import faithfulness, measure
+from stages import faithfulness, inspect, measure
 from stages.common.parameters import read_parameters
 
 Array = npt.NDArray[np.float64]
@@ -298,7 +298,8 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert last["lens_agreement", "read"] == 1  # the token that the head reads, after the last layer
     assert 0 <= last["lens_agreement", "others"] <= 1
     assert {*class_use.loc["class_kept", "group"]} <= {"text_mean", "corpus_mean", "other_class"}
-    captured = pd.read_parquet(run.predictions_file)
+    inspect.main(read_parameters())
+    captured = run.predictions
     assert captured["document"].tolist() == ["test/3", "text/0"]
     text = run.documents.set_index("document").loc["text/0"]
     assert text[["label", "tokens", "whole_tokens", "unknown_tokens"]].tolist() == [-1, 30, 32, 0]
@@ -308,9 +309,10 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    written = [digest(path) for path in (run.tables, run.predictions_file.parent)]
+    written = [digest(path) for path in (run.tables, run.inspected)]
     faithfulness.main(read_parameters())
-    assert [digest(path) for path in (run.tables, run.predictions_file.parent)] == written
+    inspect.main(read_parameters())
+    assert [digest(path) for path in (run.tables, run.inspected)] == written
 
 
 def test_interventions_and_lens_are_those_of_hooks_on_the_model_s_own_modules(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
 
 def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
-    tokens = int(Run(Path()).documents.query("captured")["tokens"].sum())
+    tokens = int(Run(Path()).documents["tokens"].sum())
     page.locator("[id^=token-]").last.click()  # a decoder's first word has no other word as a source
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)

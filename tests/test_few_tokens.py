@@ -15,7 +15,8 @@ import attnmix
 from attnmix.core.names import LAYOUTS
 from attnmix.page.assembly import absence_notes, page_text
 from attnmix.page.sentences import Subject
-from attnmix.runs.sentence import TextMeasurer
+from attnmix.runs.text_results import load_measurer
+from attnmix.serve import tokenized
 
 LONG = "the film was good and the time flies . " * 3
 WORD = "film " * 24
@@ -48,7 +49,8 @@ def layouts(data: Any) -> dict[str, set[str]]:
 def test_a_served_page_shows_umap_of_what_is_enough_for_it(
     tiny_bert: Path, text: str, expected: dict[str, set[str]], note: str
 ) -> None:
-    page = page_text(TextMeasurer({"pretrained": tiny_bert}).run(text), Subject("a model"))
+    measurer = load_measurer({"pretrained": tiny_bert})
+    page = page_text(measurer.results(tokenized(text, measurer)), Subject("a model"))
     data = data_of(page)
     assert layouts(data) == expected
     assert data["mapNote"].startswith(note)

@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
 from attnmix.core.terminal import printable
 from attnmix.store.runs import Run
-from stages import capture, faithfulness, finetune, measure, reduce, render
+from stages import capture, faithfulness, finetune, inspect, measure, reduce, render
 from stages.common.cli import WITHOUT_BARS, as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
@@ -302,7 +302,7 @@ def test_folder_that_cannot_be_written_is_one_error(workspace: Workspace, monkey
         pytest.fail("the work has begun")
 
 
-@pytest.mark.parametrize("stage", [finetune, capture, measure, faithfulness, reduce, render])
+@pytest.mark.parametrize("stage", [finetune, capture, inspect, measure, faithfulness, reduce, render])
 @pytest.mark.parametrize("with_models", [False, True])
 def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
     workspace: Workspace, tiny_bert: Path, stage: Any, with_models: bool

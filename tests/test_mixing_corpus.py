@@ -17,7 +17,7 @@ from families import make_tokenizer
 
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
-from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.documents import Corpus, Document, read_reviews
 from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
@@ -101,7 +101,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
     assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
-    assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {13}  # the captured text among them
+    assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {12}
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
@@ -113,25 +113,25 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
         text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))
-        flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10, "label_name": "a"}
+        flags = {"measured": True, "removed": number == 10, "label_name": "a"}
         texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "predicted_label": 0} | flags)
-    texts[5]["captured"] = True
-    monkeypatch.chdir(tmp_path)
-    write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
-    corpus, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
+    files = texts_store.TokenizedFiles(tmp_path)
+    removed_alone = texts[0] | {"measured": False, "removed": True}
+    write_tokens(iter([*texts, removed_alone]), 20, tiny_bert, files)
+    corpus, tokenizer = Corpus(files), load_tokenizer(tiny_bert)
     assert len(corpus) == 11
-    assert corpus.captured.nonzero()[0].tolist() == [0, 5]
     documents = [corpus.document(number) for number in range(11)]
     for document, text in zip(documents, texts, strict=True):
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
-    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12, measured=True)]
-    assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12)]
+    assert sorted(number for batch in batches for number in batch) == list(range(11))
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert corpus.measured_by_block() == {0: 4, 1: 3, 2: 3}
+    assert corpus.block_sizes() == [4, 4, 3]
+    assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
 
 
 def test_needed_disk_is_known_before_anything_is_measured(

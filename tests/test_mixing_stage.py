@@ -29,10 +29,10 @@ from attnmix.measures.tables import COLUMNS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from attnmix.store.runs import Run, arrays_folder
-from stages import measure
+from stages import inspect, measure
 from stages.common.parameters import read_parameters
 
-OUTPUTS = ("features/measure", "reports")
+OUTPUTS = ("features/inspect", "features/measure", "reports")
 
 
 def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
@@ -67,25 +67,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run, in the current folder, to look at."""
     folder = prepare(tmp_path_factory.mktemp("finished"))
     with chdir(folder):
-        run_tokenized(measure)
+        run_tokenized(inspect, measure)
         yield folder
 
 
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
-    table = Run(Path()).ratios()
+    reviews = Run(Path()).ratios()
+    table = Run(Path()).captured_ratios(["test/3", "text/0"])
     keys = ["checkpoint", "document", "position", "layer"]
-    assert list(table) == [*keys, *RATIOS, "token", "word", "token_class", "in_statistics"]
-    assert not table.duplicated([*keys, "in_statistics"]).any()
-    assert (table[list(RATIOS)].dtypes == np.float32).all()
-    assert set(table["layer"]) == {1, 2, 3}
-    assert {"test/3", "text/0"} <= set(table["document"])
+    for each in (reviews, table):
+        assert list(each) == [*keys, *RATIOS, "token", "word", "token_class"]
+        assert not each.duplicated(keys).any()
+        assert (each[list(RATIOS)].dtypes == np.float32).all()
+        assert set(each["layer"]) == {1, 2, 3}
+        assert set(each["token_class"]) <= set(CLASSES)
+        assert not (each["token"] == "[PAD]").any()
+    assert set(reviews["document"]) == set(Run(Path()).drawn_reviews.documents.query("measured")["document"])
     text = table[(table["document"] == "text/0") & (table["layer"] == 1) & (table["checkpoint"] == "pretrained")]
     assert text["token"].tolist() == ["[CLS]", "time", "flies", "like", "an", "arrow", ".", "[SEP]"]
     assert text["word"].dtype == "Int32"
     assert text["word"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
-    assert not text["in_statistics"].any()
-    assert set(table["token_class"]) <= set(CLASSES)
-    assert not (table["token"] == "[PAD]").any()
 
 
 def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
@@ -109,7 +110,7 @@ def with_difference(means: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    run, table = Run(Path()), Run(Path()).ratios().query("in_statistics")
+    run, table = Run(Path()), Run(Path()).ratios()
     assert {name: tuple(run.table(f"measure/{name}")) for name in COLUMNS} == COLUMNS
     mixing, groups = run.table("measure/mixing"), run.table("measure/mixing_by_group")
     by_layer = ["checkpoint", "layer"]
@@ -133,7 +134,7 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
 
 
 def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished: Path) -> None:
-    table = Run(Path()).ratios().query("in_statistics")
+    table = Run(Path()).ratios()
     weighted = Run(Path()).table("measure/mixing_weighted", dtype={"layer": str})
     assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
     words = table[table["token_class"].isin(["word", "subword"])]
@@ -168,7 +169,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
 
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:
-    tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
+    tokens = Run(Path()).ratios().query("checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
     seed = read_parameters().seed
@@ -191,10 +192,10 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished:
 
 
 def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(Run(finished).measured, Run(tmp_path).measured)
-    shard = arrays_folder("contributions", "pretrained", "test/3", Run(tmp_path).measured) / "alti.zarr" / "c/0/0/0"
+    shutil.copytree(Run(finished).inspected, Run(tmp_path).inspected)
+    shard = arrays_folder("contributions", "pretrained", "test/3", Run(tmp_path).inspected) / "alti.zarr" / "c/0/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage measure"):
+    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage inspect"):
         Run(tmp_path).matrix("pretrained", "test/3", "alti")
 
 
@@ -241,7 +242,7 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     original = BatchMeasurer.measures
     batches: list[tuple[Any, ...]] = []
 
-    def measures(self: Any, documents: Any, sampled: Any) -> Any:
+    def measures(self: Any, documents: Any, sampled: Any = None) -> Any:
         if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
         batches.append((self.base.name_or_path, *(document.name for document in documents)))
@@ -255,14 +256,16 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     assert not (folder / "features/measure").exists()
     resumed = True
     run_tokenized(measure)
-    assert len(batches) == len(set(batches)) > 2
+    measured = batches.copy()
+    run_tokenized(inspect)
+    assert len(measured) == len(set(measured)) > 2
     assert bytes_of(folder) == bytes_of(finished)
 
 
 def test_lengths_are_split_where_they_double(finished: Path) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
-    table = Run(finished).ratios().query("in_statistics")
+    table = Run(finished).ratios()
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     by_length = Run(finished).table("measure/mixing_by_group").query("grouping == 'length'")
     assert 0 < (sizes > 32).sum() < 6
@@ -326,7 +329,7 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     run = Run(finished)
     assert set(run.matrices("finetuned", "test/3")) == set(with_rollouts(chosen)) < set(with_rollouts(LAYER_MATRICES))
     for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
-        tokens = len(run.ratios().query(f"document == '{document}' and checkpoint == '{checkpoint}'")) // 3
+        tokens = len(run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")) // 3
         for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
             matrix = run.matrix(checkpoint, document, method)
             assert (matrix.shape, matrix.dtype) == ((3, tokens, tokens), np.float32)
@@ -334,7 +337,7 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     few = {"methods": ["attn_w", "attn_n"], "matrices": ["norm", "alti"], "gradient_documents": 1}
     monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
     shutil.rmtree("models/pretrained")
-    run_tokenized(measure)
+    run_tokenized(inspect, measure)
     other = Run(tmp_path)
     assert set(other.metrics("measure")) == {"finetuned", "documents", "computed_on"}
     assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "own_share", "identity_error"}
@@ -353,8 +356,8 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
     table = (
         run.table("measure/parts").query("rule == @rule").set_index(["quantity", "checkpoint", "layer"]).sort_index()
     )
-    corpus = Corpus(run)
-    texts = [corpus.document(number).ids.tolist() for number in np.flatnonzero(corpus.measured)]
+    corpus = Corpus(run.drawn_reviews)
+    texts = [corpus.document(number).ids.tolist() for number in range(len(corpus))]
     assert len(texts) == 6  # fewer than measure.parts_documents: all of them
     for checkpoint in ("pretrained", "finetuned"):
         base = load_base(run.checkpoints[checkpoint])

@@ -269,7 +269,7 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     assert "1 more captured texts are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
-    assert "features/measure/contributions" in shown.page.locator("#card").inner_text()
+    assert "features/inspect/contributions" in shown.page.locator("#card").inner_text()
     shown.close()
     shutil.rmtree(Run(Path()).measured / "contributions")
     shown = open_changed(chromium)

@@ -79,7 +79,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
     assert not (stopped / UNFINISHED).exists()
 
 
-FILES = ("attnmix/runs/capture.py", "features/tokenize/tokens.parquet", "models/finetuned/config.json")
+FILES = ("attnmix/runs/capture.py", "features/tokenize/captured/tokens.parquet", "models/finetuned/config.json")
 
 
 def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_removed(
@@ -144,6 +144,7 @@ def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[i
     [
         ("finetune", {"finetune": RECIPE, **SHORT}, "os.mkdir .*/checkpoint-12$", ["models/finetuned", "reports"]),
         ("capture", {"capture": CAPTURE}, "open .*/done/3.begun$", ["features/capture"]),
+        ("inspect", MEASURE, "rename .*finetuned/text_0", ["features/inspect"]),
         ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"]),
     ],
 )

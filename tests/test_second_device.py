@@ -41,7 +41,9 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 from attnmix.runs.capture import fill_rows
-from attnmix.runs.sentence import TextMeasurer
+from attnmix.runs.text_results import load_measurer
+from attnmix.serve import tokenized
+from attnmix.store.results import TextResults
 from attnmix.store.runs import Run
 
 TOLERANCE = 1e-5
@@ -211,16 +213,23 @@ def test_a_page_is_made_where_its_model_is(tmp_path: Path, second_device: torch.
 def test_a_typed_text_is_measured_on_the_device(tmp_path: Path, any_device: torch.device) -> None:
     folder = write_tiny_bert(tmp_path / "model", layers=2)
     checkpoints = {"pretrained": folder, "finetuned": folder}
-    found = TextMeasurer(checkpoints).run("time flies like an arrow")
+    found = typed_text_results(checkpoints)
     device = any_device if DEVICE_RULES.float64 else CPU
     assert found.metrics("measure")["computed_on"] == computed_on(FASTEST, device)
     DEVICE_RULES.available = False
-    expected = TextMeasurer(checkpoints).run("time flies like an arrow")
-    assert_same(found.ratio_table, expected.ratio_table)
-    assert_same(found.results["finetuned"].matrices, expected.results["finetuned"].matrices)
+    expected = typed_text_results(checkpoints)
+    assert_same(found.ratios, expected.ratios)
+    for checkpoint in checkpoints:
+        found_matrices = found.matrices_by_text[checkpoint, "text/0"]
+        assert_same(found_matrices, expected.matrices_by_text[checkpoint, "text/0"])
 
 
-STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness")
+def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
+    measurer = load_measurer(checkpoints)
+    return measurer.results(tokenized("time flies like an arrow", measurer))
+
+
+STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness")
 
 
 @pytest.mark.long  # the pipeline three times

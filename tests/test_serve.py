@@ -27,8 +27,8 @@ from starlette.types import Message, Scope
 import attnmix
 from attnmix.__main__ import listen
 from attnmix.core.errors import InputError
-from attnmix.runs.sentence import TextMeasurer
-from attnmix.serve import OneLineErrors
+from attnmix.runs.text_results import load_measurer
+from attnmix.serve import OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
@@ -83,7 +83,7 @@ class Server:
     def stop(self, by: signal.Signals = signal.SIGINT) -> str:
         """Stop it and return all that it printed."""
         self.process.send_signal(by)
-        rest, _ = self.process.communicate(timeout=60)
+        rest, _ = self.process.communicate(timeout=300)
         return "".join(self.printed) + rest
 
 
@@ -262,12 +262,12 @@ def test_taken_port_is_one_line(server: Server) -> None:
 
 def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
     text = "the film was great ."
-    measurer = TextMeasurer({"pretrained": tiny_bert})
-    run = measurer.run(text)
+    measurer = load_measurer({"pretrained": tiny_bert})
+    run = measurer.results(tokenized(text, measurer))
     result = attnmix.measure(attnmix.load(tiny_bert), text)
     (ratios_MLT,) = result.arrays
     for number, method in enumerate(result.methods):
-        computed = run.captured_ratios()[method].to_numpy().reshape(ratios_MLT[number].shape)
+        computed = run.captured_ratios(["text/0"])[method].to_numpy().reshape(ratios_MLT[number].shape)
         np.testing.assert_allclose(computed, ratios_MLT[number], rtol=1e-5, atol=1e-6)
     for name in run.matrices("pretrained", "text/0"):
         matrix = run.matrix("pretrained", "text/0", name)

@@ -171,7 +171,7 @@ def test_damaged_store_is_one_error_that_names_it(
 
 def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
     write_run(tmp_path, LENGTHS)
-    path = Run(tmp_path).tokens_file
+    path = Run(tmp_path).captured.tokens_file
     path.write_bytes(path.read_bytes().replace(b"piece0", b"piece8", 1))
     with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*force the stage tokenize"):
         _ = Run(tmp_path).tokens

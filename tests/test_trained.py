@@ -37,14 +37,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     write_tiny_bert(root / "bert", layers=2)
     recipe = {"epochs": 2, "learning_rate": 5e-3, "max_length": 40}
-    return run_in(root / "run", *STAGES[:5], model={"name": "../bert"}, finetune=recipe)
+    return run_in(root / "run", *STAGES[:6], model={"name": "../bert"}, finetune=recipe)
 
 
 def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "models/finetuned", tmp_path / "copied")
     model = {"name": "../copied", "base": str(trained.parent / "bert")}
-    again = run_in(tmp_path / "again", *STAGES[:5], model=model, finetune={"epochs": 0, "max_length": 40})
-    outputs = ("models/finetuned", "features/capture", "features/measure", "data/reviews")
+    again = run_in(tmp_path / "again", *STAGES[:6], model=model, finetune={"epochs": 0, "max_length": 40})
+    outputs = ("models/finetuned", "features/capture", "features/inspect", "features/measure", "data/reviews")
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
     first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
     assert second == first | {"best_epoch": 0}

@@ -132,7 +132,7 @@ def name_unread_files(name: str, paths: Sequence[str], read: Sequence[str]) -> N
 def files_in(folder: Path) -> list[str]:
     """Return the names of a folder's files that are not hidden, also of folders in it and of linked ones."""
     # Path.glob follows no linked folder, and gives hidden files.
-    names = glob("**", root_dir=folder, recursive=True)  # noqa: PTH207
+    names = glob("**", root_dir=folder, recursive=True)  # noqa: PTH207 (see above)
     return [Path(name).as_posix() for name in names if (folder / name).is_file()]
 
 

@@ -1,8 +1,10 @@
 """Run one-thread jobs in parallel: in threads of this process, or on the Dask cluster that the environment names."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import Any, TypeVar
 
 import joblib
@@ -24,26 +26,26 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
     neighbours among nearly equal ones, so every neighbour search runs through here.
     """
-    with _workers() as workers:
-        jobs = (joblib.delayed(_in_one_thread)(settings.in_place(), function, *arguments) for arguments in calls)
-        results = joblib.Parallel(n_jobs=workers, return_as="generator")(jobs)
+    job = partial(_in_one_thread, settings.in_place(), function)
+    run = _on_cluster if SCHEDULER in os.environ else _in_threads
+    with closing(run(job, calls)) as results:
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
 
 
-@contextmanager
-def _workers() -> Iterator[int]:
-    """Choose joblib's backend, and yield the number of workers.
+def _in_threads(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+    """Yield the results of a pool of threads: the compiled loops and NumPy run without the interpreter lock."""
+    pool = ThreadPoolExecutor(joblib.cpu_count())
+    try:
+        yield from pool.map(lambda arguments: job(*arguments), calls)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-    Raise `InputError` if the environment names a scheduler that does not answer.
-    """
-    address = os.environ.get(SCHEDULER)
-    if not address:
-        # The compiled loops and NumPy run without the interpreter lock, so threads are enough and start at once.
-        with joblib.parallel_config(backend="threading"):
-            yield joblib.cpu_count()
-        return
+
+def _on_cluster(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+    """Yield the results of the Dask cluster; raise `InputError` for a scheduler that does not answer."""
     from distributed import Client
 
+    address = os.environ[SCHEDULER]
     client: Any = Client
     try:
         client = client(address, timeout=CONNECT_TIMEOUT_SECONDS)
@@ -53,7 +55,7 @@ def _workers() -> Iterator[int]:
             "tcp://host:port, or unset the variable to work in this process"
         ) from error
     with client, joblib.parallel_config(backend="dask", client=client):
-        yield -1
+        yield from joblib.Parallel(n_jobs=-1, return_as="generator")(joblib.delayed(job)(*each) for each in calls)
 
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:

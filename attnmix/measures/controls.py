@@ -154,19 +154,20 @@ def shuffled_words(document: Document, seed: int) -> Document:
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:
-    """Return `random_like` the configuration in `folder`."""
-    return random_like(load_config(folder), seed)
+    """Return `random_model` of the architecture in `folder`."""
+    return random_model(load_config(folder), seed)
 
 
-def random_like(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """Return a model of this configuration, as the library initialises it after `torch.manual_seed(seed)`.
+def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a model of this architecture, as transformers initialises it after `torch.manual_seed(seed)`.
 
     As `load_base` gives it: without any head, in float32 and eval mode, its attention observed.
     """
+    config = copy.deepcopy(config)  # a model writes into its own
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModel.from_config(copy.deepcopy(config), **options)
+        model: PreTrainedModel = AutoModel.from_config(config, **options)
     for_reading(model)
     return model
 

@@ -12,7 +12,6 @@ import pandas as pd
 from attnmix.core.names import TOKEN_CLASSES
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.store import texts as store
-from attnmix.store.runs import Run
 
 CLASSES = TOKEN_CLASSES
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...
@@ -73,23 +72,27 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     return [Document(*row) for row in rows]
 
 
-def read_documents(kind: str, run: Run) -> Iterator[Document]:
-    """Yield the documents that are `captured`, `measured` or `removed`, in the order of `texts.parquet`."""
-    for number, tokens in enumerate(run.token_blocks(COLUMNS)):
-        block = run.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
-        if block[kind].any():
-            yield from itertools.compress(documents_of(block, tokens), block[kind])
+def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
+    """Yield the documents of all texts in their order; one block of them is in memory."""
+    for number, tokens in enumerate(files.token_blocks(COLUMNS)):
+        block = files.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
+        yield from documents_of(block, tokens)
+
+
+def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
+    """Return the reviews that are `measured` or `removed`, in the order of the test split."""
+    documents = itertools.compress(read_documents(files), files.documents[kind])
+    return sorted(documents, key=lambda document: int(document.name.removeprefix("test/")))
 
 
 class Corpus:
-    """The captured and the measured texts of a run, numbered in their order; one block of them is in memory."""
+    """The measured reviews of a run, numbered in their order; one block of them is in memory."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, texts = run, run.documents
-        self.texts = texts[texts["captured"] | texts["measured"]]  # the first rows
-        names = ("tokens", "captured", "measured", "label", "predicted_label")
-        columns = (self.texts[name].to_numpy() for name in names)
-        self.lengths, self.captured, self.measured, self.labels, self.predicted = columns
+    def __init__(self, files: store.TokenizedFiles) -> None:
+        self.files = files
+        self.texts = files.documents[files.documents["measured"]]  # the first rows
+        names = ("tokens", "label", "predicted_label")
+        self.lengths, self.labels, self.predicted = (self.texts[name].to_numpy() for name in names)
         self.blocks = range(-(-len(self.texts) // store.BLOCK))
         self._block: tuple[int, list[Document]] = (-1, [])
 
@@ -104,19 +107,16 @@ class Corpus:
         """Return a document; the last block read is kept."""
         block, place = divmod(number, store.BLOCK)
         if self._block[0] != block:
-            (tokens,) = self.run.token_blocks(COLUMNS, [block])
+            (tokens,) = self.files.token_blocks(COLUMNS, [block])
             texts = self.texts.iloc[self.rows(block)]
             self._block = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
         return self._block[1][place]
 
-    def batches(self, block: int, batch_tokens: int, measured: bool = False) -> list[list[int]]:
-        """Return the numbers of documents of similar length in one padded batch; of those only that are `measured`."""
+    def batches(self, block: int, batch_tokens: int) -> list[list[int]]:
+        """Return the numbers of documents of similar length in one padded batch."""
         numbers = np.arange(len(self))[self.rows(block)]
-        if measured:
-            numbers = numbers[self.measured[numbers]]
         return [numbers[batch].tolist() for batch in batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)]
 
-    def measured_by_block(self) -> dict[int, int]:
-        """Return the number of documents in the statistics of each block that has some."""
-        numbers = {block: int(self.measured[self.rows(block)].sum()) for block in self.blocks}
-        return {block: number for block, number in numbers.items() if number}
+    def block_sizes(self) -> list[int]:
+        """Return the number of documents of each block."""
+        return [len(self.texts.iloc[self.rows(block)]) for block in self.blocks]

@@ -43,7 +43,7 @@ class Source(NamedTuple):
     fetch: Callable[[Iterable[str]], dict[str, Path]]
     """Returns the path of each of these files, downloaded where it comes from a hub."""
     commit: str | None
-    """That of a hub's model."""
+    """The commit of a model from a hub; None of any other."""
 
     @property
     def is_adapter(self) -> bool:

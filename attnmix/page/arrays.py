@@ -70,14 +70,21 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
 
 def curve(rows: pd.DataFrame, layers: range) -> dict[str, list[float | None]]:
     """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
-    by_layer = rows.set_index("layer").reindex(layers)
-    if "documents" in by_layer:
-        few = by_layer["documents"] < MIN_INTERVAL_DOCUMENTS
-        by_layer.loc[few, ["ci_low", "ci_high"]] = float("nan")
-    return {
-        name: [None if pd.isna(value) else float(value) for value in by_layer[column]]
-        for name, column in (("values", "mean"), ("low", "ci_low"), ("high", "ci_high"))
-    }
+    columns = ["mean", "ci_low", "ci_high"]
+    by_layer = {layer: values for layer, *values in rows[["layer", *columns]].itertuples(index=False)}
+    few = set(rows["layer"][rows["documents"] < MIN_INTERVAL_DOCUMENTS]) if "documents" in rows else set()
+    values, lows, highs = [], [], []
+    for layer in layers:
+        mean, low, high = by_layer.get(layer, (np.nan, np.nan, np.nan))
+        values.append(_number(mean))
+        lows.append(None if layer in few else _number(low))
+        highs.append(None if layer in few else _number(high))
+    return {"values": values, "low": lows, "high": highs}
+
+
+def _number(value: float) -> float | None:
+    """Return a number as JSON has it, which knows no NaN."""
+    return None if np.isnan(value) else float(value)
 
 
 def pack(data: Any) -> str:

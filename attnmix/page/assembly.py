@@ -20,6 +20,7 @@ from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe
 from attnmix.store.files import atomic_path
+from attnmix.store.results import Results
 from attnmix.store.runs import Run
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ def write_page(run: Run, subject: Subject) -> None:
     logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
 
 
-def page_text(run: Run, subject: Subject) -> str:
+def page_text(run: Results, subject: Subject) -> str:
     """Return the page of what is in `run`, as one file of HTML."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)

@@ -18,7 +18,8 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import answer, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
-from attnmix.store.runs import Run, map_sites, row_shares
+from attnmix.store.results import Results
+from attnmix.store.runs import map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
@@ -65,7 +66,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(first.index)].reset_index(names="row"), len(lengths) - len(first)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
+def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves = run.table("measure/mixing")
@@ -181,7 +182,7 @@ def _labelled(table: pd.DataFrame, **labels_by_column: Mapping[str, str | labels
     return table.astype(dict.fromkeys(labels_by_column, str))
 
 
-def _removal(run: Run) -> Data:
+def _removal(run: Results) -> Data:
     """Return how far the class's logit falls where the tokens that a measure names first are removed."""
     table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
     table = table[table["share"] != "all"]
@@ -195,7 +196,7 @@ def _removal(run: Run) -> Data:
     }
 
 
-def _probes(run: Run, layers: range) -> Data:
+def _probes(run: Results, layers: range) -> Data:
     """Return by checkpoint and label the accuracies of probes, each followed by that with labels at random."""
     table = run.table("faithfulness/class_use")
     series = _series(table, layers, "checkpoint", "quantity", "group")
@@ -210,7 +211,7 @@ def _probes(run: Run, layers: range) -> Data:
     }
 
 
-def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:
+def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Results) -> Data:
     """Return the text whose mean ratio is the median of the page's, and in it the word with the largest single source.
 
     The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
@@ -245,10 +246,10 @@ def _reviews(table: pd.DataFrame) -> Data:
     return {"names": reviews.tolist(), "total": len(documents), "values": values}
 
 
-def _documents(tokens: pd.DataFrame, run: Run, has_classifier: bool) -> list[Data]:
+def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list[Data]:
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    captured = table[table["captured"]].astype(object)
-    rows: list[Data] = captured.where(captured.notna(), None).to_dict("records")
+    values = table.astype(object)
+    rows: list[Data] = values.where(values.notna(), None).to_dict("records")
     notes = {row["document"]: document_note(row) for row in rows}
     return [
         {
@@ -289,7 +290,7 @@ def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
 
 
-def _importance(tokens: pd.DataFrame, run: Run) -> Data:
+def _importance(tokens: pd.DataFrame, run: Results) -> Data:
     """Return by name of the score the scores of the tokens that have any."""
     scores = _by_token(run.token_scores, tokens, "method", "score").reindex(names.IMPORTANCE_NAMES).dropna(how="all")
     importance = {}
@@ -308,7 +309,7 @@ def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) 
     return [_numbers(pair) for pair in pairs.to_numpy(float)]
 
 
-def _contributions(documents: Sequence[str], run: Run) -> Data:
+def _contributions(documents: Sequence[str], run: Results) -> Data:
     """Return the largest sources of every token, by document, checkpoint and method, of the first texts that fit."""
     contributions: Data = {}
     size = 0

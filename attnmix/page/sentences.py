@@ -15,7 +15,7 @@ from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS, RATIO_MARKS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import curve, visible
-from attnmix.store.runs import Run
+from attnmix.store.results import Results
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
     """A sentence on how the captured texts were chosen."""
 
 
-def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
+def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
     (curves, differences), measure = run.mixing, run.metrics("measure")
     found = answer(run)
@@ -115,7 +115,7 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
 
-def answer(run: Run) -> dict[str, Any]:
+def answer(run: Results) -> dict[str, Any]:
     """Return what the run found, chosen by rule from its tables: `headline`, `sentences` and a `chart`.
 
     Did the ratio change, is the class in what tokens give each other, does the class need it: each is said with its
@@ -185,7 +185,7 @@ def answer(run: Run) -> dict[str, Any]:
     return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
 
 
-def _overall_change(run: Run) -> pd.Series:
+def _overall_change(run: Results) -> pd.Series:
     """Return `mean`, `ci_low`, `ci_high` of the change of the preferred ratio over all layers, `before` and `after`."""
     table = run.table("measure/mixing_weighted")
     rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
@@ -195,7 +195,7 @@ def _overall_change(run: Run) -> pd.Series:
     return pd.Series(change | means)
 
 
-def _needed_values(run: Run) -> list[str]:
+def _needed_values(run: Results) -> list[str]:
     """Return what the class needs of the values; nothing where no text could be given those of another class."""
     table = run.table("faithfulness/class_use")
     kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
@@ -211,7 +211,7 @@ def _needed_values(run: Run) -> list[str]:
     ]
 
 
-def class_lens(run: Run) -> list[str]:
+def class_lens(run: Results) -> list[str]:
     """Return what the classifier's head reads off tokens that it was not trained to read."""
     table = run.table("faithfulness/class_use")
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
@@ -224,7 +224,7 @@ def class_lens(run: Run) -> list[str]:
     ]
 
 
-def _shared_value(run: Run, layer: int) -> str:
+def _shared_value(run: Results, layer: int) -> str:
     """Return what the ratio cannot say, by its control of a layer: which token informs which."""
     controls = run.table("measure/mixing_controls")
     control = _shown(controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)])["mean"].iloc[
@@ -254,7 +254,7 @@ def lead(curves: pd.DataFrame) -> str:
     return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
 
 
-def _ratio_chart(run: Run) -> dict[str, Any]:
+def _ratio_chart(run: Results) -> dict[str, Any]:
     """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
     curves = run.mixing[0]
     method, checkpoints = _preferred(curves), curves["checkpoint"].unique().tolist()
@@ -293,7 +293,7 @@ def _isolate(name: str) -> str:
     return text if text.isascii() else f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
 
 
-def _classes(run: Run) -> list[str]:
+def _classes(run: Results) -> list[str]:
     """Return the best and the worst told of more than two classes, by F1."""
     table = run.table("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
     if len(table) == 2:
@@ -303,14 +303,14 @@ def _classes(run: Run) -> list[str]:
     return [f"The classifier tells {best} best and {worst} worst."]
 
 
-def _largest_change(run: Run) -> pd.Series | None:
+def _largest_change(run: Results) -> pd.Series | None:
     """Return the row of the layer whose preferred ratio fine-tuning changes most; None where one checkpoint exists."""
     differences = run.mixing[1]
     rows = differences[differences["method"] == _preferred(differences)] if len(differences) else differences
     return rows.iloc[int(rows["mean"].abs().argmax())] if len(rows) else None
 
 
-def _controls(run: Run) -> list[str]:
+def _controls(run: Results) -> list[str]:
     """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
     table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
     ratios = _shown(curves)
@@ -346,7 +346,7 @@ def _controls(run: Run) -> list[str]:
     return sentences
 
 
-def derivatives(run: Run) -> list[str]:
+def derivatives(run: Results) -> list[str]:
     """Return whether derivatives change as the ratio does; nothing without gradient documents."""
     table, largest = run.table("measure/derivatives"), _largest_change(run)
     rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
@@ -364,7 +364,7 @@ def derivatives(run: Run) -> list[str]:
     ]
 
 
-def map_note(run: Run) -> str:
+def map_note(run: Results) -> str:
     """Return why there is no UMAP of the captured texts; an empty text where there could be one."""
     layout = run.layouts[0]
     table = run.map(layout)
@@ -378,7 +378,7 @@ def map_note(run: Run) -> str:
     )
 
 
-def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
+def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     """Return what must not be read into the findings; `intervals` says what their intervals are over."""
     base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
     no_training = (
@@ -399,7 +399,7 @@ def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
     ]
 
 
-def _agreement(run: Run) -> str:
+def _agreement(run: Results) -> str:
     """Return how far the preferred ratio agrees with derivatives; an empty text without gradient documents."""
     table = run.table("measure/derivatives")
     rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")

@@ -38,7 +38,6 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 from attnmix.store import features as store
-from attnmix.store import texts as texts_store
 from attnmix.store.files import PARQUET_OPTIONS, writing
 from attnmix.store.runs import Run
 
@@ -59,24 +58,31 @@ DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass there: ten mi
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
-@exact_products()
-def capture_texts(
+def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device, copies: int = 1
 ) -> None:
-    """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left.
-
-    Unfinished work is in `folder`; `copies` of the stores will lie on its disk.
-    """
-    lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
+    """Write `capture_texts` of the model at `checkpoint`."""
     check_precision("capture.precision", capture.precision, device)
-    state = process_state(device)
     tokenizer = load_tokenizer(checkpoint)
-    padding = tokenizer.pad_token_id
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(device)
+    read_segments(base, tokenizer, run.captured.pairs)
+    capture_texts(capture, base, tokenizer.pad_token_id, run, folder, copies=copies)
+
+
+@exact_products()
+def capture_texts(
+    capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path, *, copies: int = 1
+) -> None:
+    """Write `features/capture/` of `run` in the model `base`, of the captured texts that `tokenize` left.
+
+    `padding` is the token that fills a batch up. Unfinished work is in `folder`; `copies` of the stores will lie on
+    its disk.
+    """
+    lengths = run.documents["tokens"].to_numpy(np.int64)
+    state = process_state(base.device)
     family = family_of(base.config)
     family.check_precision("capture.precision", capture.precision)
-    read_segments(base, tokenizer, run.pairs)
     sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
@@ -84,7 +90,7 @@ def capture_texts(
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        _write_tokens(folder, run, len(lengths), plan.tokens)
+        _write_tokens(folder, run)
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
@@ -123,6 +129,27 @@ def capture_texts(
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 
+@exact_products()
+def captured_vectors(
+    base: PreTrainedModel,
+    texts: Sequence[npt.NDArray[np.int32]],
+    points: Sequence[str],
+    dtype: str,
+    padding: int,
+    batch_tokens: int = CaptureParameters().batch_tokens,
+) -> dict[Site, npt.NDArray[Any]]:
+    """Return the vectors of all tokens of `texts`, given as token ids, `[tokens, width]` by site, in forward order.
+
+    `padding` is the token that fills a batch up. Raise `InputError` for a number that `dtype` cannot hold.
+    """
+    ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+    rows = slice(0, len(ids))
+    vectors = {site: np.empty((len(ids), width), dtype) for site, width in widths(base, points).items()}
+    batches = _batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device))
+    fill_rows(base, batches, [(rows, vectors)])
+    return vectors
+
+
 def _trim_heap() -> None:
     """Return free pages inside the heap to the system; without it, tensors of varying size fragment a growing heap."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
@@ -136,7 +163,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     begun.rename(begun.with_suffix(""))
 
 
-def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
+def _write_tokens(folder: Path, run: Run) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
@@ -144,11 +171,9 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
-        for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):
-            captured = block.iloc[:tokens]
-            writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
-            captured["token_id"].to_numpy().tofile(file)
-            tokens -= len(captured)
+        for block in run.captured.token_blocks(columns=schema.names):
+            writer.write_table(pa.Table.from_pandas(block, schema, preserve_index=False))
+            block["token_id"].to_numpy().tofile(file)
 
 
 def group_tokens(device: torch.device) -> int:

@@ -19,7 +19,6 @@ from attnmix.models.loading import check_words
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 from attnmix.store import texts as store
-from attnmix.store.runs import Run
 
 MAX_NAMES = 5  # texts in one warning
 Text = dict[str, Any]
@@ -39,10 +38,9 @@ class TokenizedTexts(NamedTuple):
         """True where the texts are pairs."""
         return store.SEGMENT in self.tokens
 
-    def write(self, run: Run, measured: bool) -> None:
-        """Write `features/tokenize/` of `run`; the texts are in the statistics where they are `measured`."""
-        marked = TokenizedTexts(self.texts.assign(measured=measured), self.tokens)
-        store.write_tokenized(run.tokens_file.parent, marked._blocks())
+    def write(self, files: store.TokenizedFiles) -> None:
+        """Write the tables, as `tokenize` does."""
+        store.write_tokenized(files.folder, self._blocks())
 
     def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         """Yield `store.BLOCK` texts at a time with their tokens."""
@@ -87,7 +85,7 @@ def tokenize_given(
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[Text]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
-    flags = {"captured": True, "measured": measured, "removed": False}
+    flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
         each = tuple(text) if isinstance(text, list) else text
         yield {"document": f"text/{number}", "text": each, **labels, **flags}
@@ -104,11 +102,14 @@ def with_texts(rows: Rows, split: str, reviews: pd.DataFrame, folder: Path) -> I
         start += len(block)
 
 
-def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Run) -> None:
-    """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
+def write_tokens(
+    texts: Iterable[Text], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
+) -> None:
+    """Write the tables of `texts` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
-    Texts are pairs throughout, or none is. A decoder beside an encoder reads the tokens one later, after the token that
-    it starts with: `decoder_token`.
+    Log those that the model does not see whole, or hardly knows a word of, where `warn`. Texts are pairs throughout, or
+    none is. A decoder beside an encoder reads the tokens one later, after the token that it starts with:
+    `decoder_token`.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
@@ -116,10 +117,11 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
         remaining = iter(texts)
         while block := list(islice(remaining, store.BLOCK)):
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
-            _warn(documents[documents["captured"]])
+            if warn:
+                _warn(documents)
             yield documents, tokens
 
-    store.write_tokenized(layout.tokens_file.parent, blocks())
+    store.write_tokenized(files.folder, blocks())
 
 
 def tokenized_block(

@@ -18,7 +18,7 @@ raises an `InputError` that names the stage.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,31 +27,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
+from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.store import features as stored
-from attnmix.store.files import open_array, read_array, read_table, reading, require
+from attnmix.store.files import open_array, read_array, read_table, require
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.store.texts import SEGMENT, TEXT_FIELDS
+from attnmix.store.results import MixingTables
+from attnmix.store.texts import TokenizedFiles
 
 if TYPE_CHECKING:
     import torch
     import xarray
 
 Vectors = npt.NDArray[Any]
-LAYER_PARTS = "layer_parts.json"  # in the folder that `measure` writes
 MAX_NAMES = 5  # documents in an error
 CSV_PART_ROWS = 100_000
 
 
-def arrays_folder(kind: str, checkpoint: str, document: str, measured: Path) -> Path:
+def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder of a document's arrays in one checkpoint, each a `.zarr`.
 
     `contributions` holds one for each method, `heads` one for each of `attnmix.store.heads.DIMENSIONS`.
     """
-    return measured / kind / checkpoint / document.replace("/", "_")
+    return inspected / kind / checkpoint / document.replace("/", "_")
 
 
 def open_run(folder: Path | str = ".") -> Run:
@@ -61,7 +60,7 @@ def open_run(folder: Path | str = ".") -> Run:
     return run
 
 
-class Run:
+class Run(MixingTables):
     """Everything that the stages read and write below the folder `root`, which need not be there yet."""
 
     def __init__(self, root: Path) -> None:
@@ -72,14 +71,14 @@ class Run:
         self.finetuned = root / "models/finetuned"
         self.checkpoints = {"pretrained": self.pretrained, "finetuned": self.finetuned}
         self.test_predictions_file = root / "features/finetune/test.parquet"
-        self.texts_file = root / "features/tokenize/texts.parquet"
-        self.tokens_file = root / "features/tokenize/tokens.parquet"
+        self.captured = TokenizedFiles(root / "features/tokenize/captured")
+        self.drawn_reviews = TokenizedFiles(root / "features/tokenize/reviews")
         self.activations = root / ACTIVATIONS
         self.measured = root / "features/measure"
         self.maps = root / "features/reduce"
-        self.token_scores_file = root / "features/faithfulness/captured.parquet"
-        self.predictions_file = root / "features/faithfulness/predictions.parquet"
-        self.layer_parts_file = self.measured / LAYER_PARTS
+        self.inspected = root / "features/inspect"
+        self.token_scores_file = self.inspected / "token_scores.parquet"
+        self.predictions_file = self.inspected / "predictions.parquet"
         self.metrics_folder = root / "reports/metrics"
         self.tables = root / "reports/plots"
         self.figures = root / "reports/figures"
@@ -90,40 +89,20 @@ class Run:
         """The checkpoint that fine-tuning starts from: that of `model.name`."""
         return self.named_model if self.named_model.is_dir() else self.pretrained
 
-    @cached_property
+    @property
     def documents(self) -> pd.DataFrame:
-        """A row for each text that `tokenize` chose, without the text; `attnmix.store.texts` names the columns."""
-        return read_table(self.texts_file, "tokenize", columns=[name for name, _ in TEXT_FIELDS if name != "text"])
+        """A row for each captured text, without the text; `attnmix.store.texts` names the columns."""
+        return self.captured.documents
 
-    @cached_property
+    @property
     def texts(self) -> dict[str, str]:
         """The captured texts by document."""
-        columns, filters = ["document", "text"], [("captured", "==", True)]
-        table = read_table(self.texts_file, "tokenize", columns=columns, filters=filters)
-        return dict(table.itertuples(index=False))
+        return self.captured.texts
 
-    @cached_property
+    @property
     def tokens(self) -> pd.DataFrame:
         """The captured tokens, a row for each row of a store; `attnmix.store.texts` names the columns."""
-        names = self.documents.loc[self.documents["captured"], "document"].tolist()
-        return read_table(self.tokens_file, "tokenize", filters=[("document", "in", names)])
-
-    @cached_property
-    def pairs(self) -> bool:
-        """True where the texts are pairs."""
-        with reading(self.tokens_file, "tokenize") as path:
-            return SEGMENT in pq.read_schema(path).names
-
-    def token_blocks(
-        self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
-    ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
-        with (
-            reading(self.tokens_file, "tokenize") as path,
-            pq.ParquetFile(path, page_checksum_verification=True) as file,
-        ):
-            for number in range(file.num_row_groups) if blocks is None else blocks:
-                yield file.read_row_group(number, columns=columns).to_pandas()
+        return self.captured.tokens
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -173,24 +152,6 @@ class Run:
         table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
         return table
 
-    @property
-    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and the rows of their difference."""
-        table = self.table("measure/mixing")
-        difference = table["checkpoint"] == "difference"
-        return table[~difference], table[difference]
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
-        table = self.table("measure/geometry")
-        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
-
-    @property
-    def layer_parts(self) -> list[list[str]]:
-        """By stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
-        return list(_read_json(self.layer_parts_file, "measure"))
-
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
         """Return the rows of `table` with these `values` by column, holding a part of the file in memory at a time."""
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
@@ -198,43 +159,43 @@ class Run:
         return rows
 
     def ratios(self, **options: Any) -> pd.DataFrame:
-        """Return checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
+        """Return the ratios of every token of the reviews in the statistics.
 
-        `word` numbers the words of a document from 0 on and is missing for special tokens. `options` are those of
-        `pandas.read_parquet`; rows that its `filters` leave out are not held in memory.
+        Columns: checkpoint, document, position, layer (1..L), the methods, token, word, token_class. `word` numbers the
+        words of a document from 0 on and is missing for special tokens. `options` are those of `pandas.read_parquet`;
+        rows that its `filters` leave out are not held in memory.
         """
-        table = read_table(self.measured / "tokens.parquet", "measure", **options)
-        return table.astype({"word": "Int32"}) if "word" in table else table
+        return _read_ratios(self.measured, "measure", **options)
 
     def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
-        """Return the rows of `ratios` of captured `documents` that pass the `filters` of `pandas.read_parquet`."""
-        return self.ratios(filters=[("document", "in", list(documents)), *filters])
+        """Return the ratios of captured `documents`, in the columns of `ratios`; `filters` of `pandas.read_parquet`."""
+        return _read_ratios(self.inspected, "inspect", filters=[("document", "in", list(documents)), *filters])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
-        return _read_array(arrays_folder("contributions", checkpoint, document, self.measured) / f"{method}.zarr")
+        return _read_array(arrays_folder("contributions", checkpoint, document, self.inspected) / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
         """Return the methods that have matrices, in no order."""
         return [
-            path.stem for path in arrays_folder("contributions", checkpoint, document, self.measured).glob("*.zarr")
+            path.stem for path in arrays_folder("contributions", checkpoint, document, self.inspected).glob("*.zarr")
         ]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored parts of a document's heads; none where the checkpoint was not measured or lacks them."""
-        folder = arrays_folder("heads", checkpoint, document, self.measured)
+        folder = arrays_folder("heads", checkpoint, document, self.inspected)
         names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if any(folder.glob("*.zarr")) else {}
 
     @property
     def token_scores(self) -> pd.DataFrame:
         """`document, position, method, score`; the score is NaN for a token that the method does not score."""
-        return read_table(self.token_scores_file, "faithfulness")
+        return read_table(self.token_scores_file, "inspect")
 
     @property
     def predictions(self) -> pd.DataFrame:
         """`document, predicted, probability` of the captured texts."""
-        return read_table(self.predictions_file, "faithfulness")
+        return read_table(self.predictions_file, "inspect")
 
     @property
     def layouts(self) -> list[str]:
@@ -257,7 +218,12 @@ class Run:
 
 
 def _read_array(path: Path) -> npt.NDArray[Any]:
-    return read_array(open_array(path, "measure"), path, "measure")
+    return read_array(open_array(path, "inspect"), path, "inspect")
+
+
+def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
+    table = read_table(folder / "tokens.parquet", stage, **options)
+    return table.astype({"word": "Int32"}) if "word" in table else table
 
 
 def _read_json(path: Path, stage: str) -> Any:

@@ -3,19 +3,21 @@
 Reviews are one parquet file for each split, with the columns text, label (from 0 on) and label_name; `text_pair` is the
 second of a pair of texts.
 
-`features/tokenize/texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a
-free text), text (both of a pair, each on a line), label (-1 of a free text), label_name, predicted_label (of the
-fine-tuned classifier, -1 of a free text), captured (its vectors are stored), measured (it is in the statistics),
-removed (tokens are removed from it), tokens, whole_tokens (before it was truncated), unknown_tokens.
-`features/tokenize/tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person
-reads it), start and end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and
-`segment` where there are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where
-there is a decoder next to an encoder. Captured texts come first, in the order of the stores' rows. Both files hold
-`BLOCK` texts in a row group.
+`features/tokenize/captured/` holds the texts whose vectors are stored, in the order of the stores' rows;
+`features/tokenize/reviews/` the test reviews in the statistics, then those in which only tokens are removed. In each,
+`texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a free text), text
+(both of a pair, each on a line), label (-1 of a free text), label_name, predicted_label (of the fine-tuned classifier,
+-1 of a free text), measured (it is in the statistics) and removed (tokens are removed from it), both false in
+`captured`, tokens, whole_tokens (before it was truncated), unknown_tokens.
+`tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person reads it), start and
+end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and `segment` where there
+are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where there is a decoder next to
+an encoder. Both files hold `BLOCK` texts in a row group.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -37,7 +39,7 @@ Text = str | tuple[str, str]
 TEXT_FIELDS = [
     *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
     ("predicted_label", pa.int64()),
-    *((name, pa.bool_()) for name in ("captured", "measured", "removed")),
+    *((name, pa.bool_()) for name in ("measured", "removed")),
     *((name, pa.int32()) for name in ("tokens", "whole_tokens", "unknown_tokens")),
 ]
 TOKEN_FIELDS = [
@@ -46,6 +48,49 @@ TOKEN_FIELDS = [
     *(("start", pa.int32()), ("end", pa.int32()), ("word", pa.int32()), ("token_class", pa.string())),
 ]
 MORE_TOKEN_FIELDS = [(SEGMENT, pa.int8()), (DECODER_TOKEN, pa.string())]
+
+
+class TokenizedFiles:
+    """The tables of some texts and of their tokens, as `tokenize` writes them into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.texts_file = folder / "texts.parquet"
+        self.tokens_file = folder / "tokens.parquet"
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """A row for each text, without the text."""
+        columns = [name for name, _ in TEXT_FIELDS if name != "text"]
+        return read_table(self.texts_file, "tokenize", columns=columns)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The texts by document."""
+        table = read_table(self.texts_file, "tokenize", columns=["document", "text"])
+        return dict(table.itertuples(index=False))
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """A row for each token."""
+        return read_table(self.tokens_file, "tokenize")
+
+    @cached_property
+    def pairs(self) -> bool:
+        """True where the texts are pairs."""
+        with reading(self.tokens_file, "tokenize") as path:
+            return SEGMENT in pq.read_schema(path).names
+
+    def token_blocks(
+        self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
+        with (
+            reading(self.tokens_file, "tokenize") as path,
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+        ):
+            for number in range(file.num_row_groups) if blocks is None else blocks:
+                yield file.read_row_group(number, columns=columns).to_pandas()
 
 
 def split_file(split: str, folder: Path) -> Path:

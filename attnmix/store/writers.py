@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from attnmix.core.names import Site
 from attnmix.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, create_array, write_table, writing
 from attnmix.store.heads import DIMENSIONS
-from attnmix.store.runs import LAYER_PARTS
 
 DIGITS = 6
 MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory
@@ -44,12 +43,6 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
             rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
 
-def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
-    """Write by stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
-    with atomic_path(folder / LAYER_PARTS) as path:
-        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
-
-
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
     """Write the rows of each document to `tokens.parquet` under `folder`, those of some in memory at a time."""
     schema = pa.schema(
@@ -57,7 +50,6 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
             *(("checkpoint", pa.string()), ("document", pa.string()), ("position", pa.int32()), ("layer", pa.int32())),
             *((method, pa.float32()) for method in methods),
             *(("token", pa.string()), ("word", pa.int32()), ("token_class", pa.string())),
-            ("in_statistics", pa.bool_()),
         ]
     )
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:

@@ -17,7 +17,7 @@ stale() { [[ $(dvc repro --dry --single-item "$1") == *"Running stage"* ]]; }
 
 dvc repro download
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-for stage in finetune capture measure; do
+for stage in finetune capture inspect measure; do
   [[ "$stage" != capture ]] || dvc repro tokenize
   if stale "$stage"; then
     srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" --max-restarts 3 \

@@ -22,12 +22,24 @@ SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
+    "inspect": "capture.max_length or measure.matrices",
     "measure": "capture.batch_tokens, capture.max_length, measure.gradient_max_length or measure.parts_max_length",
     "faithfulness": "capture.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }
 """Parameters that decide how much memory a stage takes."""
-STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = (
+    "sources",
+    "download",
+    "finetune",
+    "tokenize",
+    "capture",
+    "inspect",
+    "measure",
+    "faithfulness",
+    "reduce",
+    "render",
+)
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # Their messages, of each retry and each missing head: the pipeline reports errors itself. A level that is set by

@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from attnmix.core import settings
 from attnmix.core.errors import InputError
+from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 
 
 class Parameters(settings.Section):
@@ -29,6 +30,12 @@ class Parameters(settings.Section):
     faithfulness: settings.FaithfulnessParameters = settings.FaithfulnessParameters()
     umap: settings.UmapParameters = settings.UmapParameters()
     render: settings.RenderParameters = settings.RenderParameters()
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Those that are measured: only one if nothing was trained and no base is named, as both would be the same."""
+        trained = self.finetune.epochs > 0 or self.model.base
+        return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
     @model_validator(mode="after")
     def _texts_are_as_reviews(self) -> Self:

@@ -200,7 +200,7 @@ export function Heads() {
     return (
       <p class="note" id="heads-note">
         This text's queries and keys are not on the page, which would grow too large; they are in
-        features/measure/heads.
+        features/inspect/heads.
       </p>
     );
   const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelText(model)}`;

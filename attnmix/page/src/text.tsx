@@ -48,7 +48,7 @@ function whyMissing(token: number): string {
   if (data.matrices.length === 0)
     return "Which tokens a token took from was not measured: name contribution matrices in measure.matrices.";
   return measures.exchanged(token) === null
-    ? "What this text's tokens took from each other is not on the page, which would grow too large; it is in features/measure/contributions."
+    ? "What this text's tokens took from each other is not on the page, which would grow too large; it is in features/inspect/contributions."
     : "This token's row is too small to be told from rounding, so it is not shown.";
 }
 

@@ -1,0 +1,39 @@
+"""Ratios of single tokens as rows of a table."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from transformers import PreTrainedTokenizerFast
+
+from attnmix.measures.documents import CLASSES, Document
+
+
+def ratio_rows(
+    checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.floating]
+) -> pd.DataFrame:
+    """Return the ratios of one document, a row for each layer and token: `checkpoint, document, layer, position`."""
+    _, layers, tokens = ratios_MLT.shape
+    keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
+    index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
+    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, list(methods)).reset_index()
+
+
+def labelled_ratio_rows(
+    checkpoint: str,
+    document: Document,
+    methods: Sequence[str],
+    ratios_MLT: npt.NDArray[np.floating],
+    tokenizer: PreTrainedTokenizerFast,
+) -> pd.DataFrame:
+    """Return `ratio_rows` with what each token is: `token, word, token_class`."""
+    rows = ratio_rows(checkpoint, document.name, methods, ratios_MLT)
+    layers = ratios_MLT.shape[1]
+    columns = {
+        "token": tokenizer.convert_ids_to_tokens(document.ids.tolist()),
+        "word": [None if word < 0 else word for word in document.words.tolist()],
+        "token_class": [CLASSES[place] for place in document.classes],
+    }
+    repeated = {name: values * layers for name, values in columns.items()}
+    return rows.assign(**repeated).astype({"word": "Int32"})

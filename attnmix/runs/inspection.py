@@ -1,0 +1,160 @@
+"""Read the captured texts closely, one by one: ratios of every token, contribution matrices, heads, and token scores.
+
+Writes `features/inspect/`. Models and numbers are in float64, but for the classifier. The unfinished work is a file for
+each text, from which a killed run resumes; each process takes its share of the texts.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+from attnmix.core.device import exact_products, measuring_device, process_state
+from attnmix.core.disk import clear, publish
+from attnmix.core.names import IMPORTANCE_NAMES
+from attnmix.core.settings import MeasureParameters
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.documents import Document, read_documents
+from attnmix.measures.heads import record_heads
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.token_ratios import labelled_ratio_rows
+from attnmix.models.checkpoint import check_max_length, load_tokenizer
+from attnmix.models.families import family_of, present_names
+from attnmix.models.loading import load_base
+from attnmix.models.segments import read_segments
+from attnmix.store import writers
+from attnmix.store.files import atomic_path, write_table
+from attnmix.store.runs import Run, arrays_folder
+
+PUBLISHED = "published"  # the folder that becomes `features/inspect`
+
+
+@exact_products()
+def inspect(
+    parameters: MeasureParameters,
+    checkpoints: Sequence[str],
+    run: Run,
+    folder: Path,
+    *,
+    seed: int,
+    batch_tokens: int,
+    device: torch.device,
+) -> None:
+    """Write what is read of the captured texts in each of the `checkpoints`, and their classes and token scores.
+
+    `batch_tokens` is the size of the classifier's batches. Unfinished work is in `folder`. A `device` without float64
+    is replaced by the CPU.
+    """
+    device = measuring_device(device)
+    state = process_state(device)
+    share = slice(state.process_index, None, state.num_processes)
+    tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
+    longest = int(run.documents["tokens"].max())
+    methods, matrices = parameters.methods, parameters.matrices
+    for name in checkpoints:
+        path = run.checkpoints[name]
+        check_max_length("capture.max_length", longest, path)
+        base: Any = load_base(path)
+        base.to(device)
+        read_segments(base, tokenizer, run.captured.pairs)
+        methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
+        matrices = present_names("measure.matrices", matrices, family_of(base.config))
+        texts = DocumentMeasurer(base, methods, matrices)
+        _read_texts(name, texts, tokenizer.pad_token_id, run, folder, share)
+    classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
+    _score_tokens(classifier, run, folder, share, seed)
+    state.wait_for_everyone()
+    if not state.is_main_process:
+        return
+    published = folder / PUBLISHED
+    writers.write_ratios(published, methods, _ratio_rows(checkpoints, methods, tokenizer, run, folder))
+    _write_scores(run, folder)
+    publish(published, run.inspected)
+    clear(folder)
+    logging.info("inspected %d texts in %s", len(run.documents), " and ".join(checkpoints))
+
+
+def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
+    """Yield this process's share of the captured texts, each with its number."""
+    numbered = enumerate(read_documents(run.captured))
+    mine = islice(numbered, share.start, share.stop, share.step)
+    total = len(range(len(run.documents))[share])
+    yield from tqdm(mine, desc=description, total=total, unit="text", disable=None)
+
+
+def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run, folder: Path, share: slice) -> None:
+    """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
+    measurer = BatchMeasurer(texts.base, texts.methods, padding)
+    for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
+        contributions, heads = (
+            arrays_folder(kind, checkpoint, document.name, folder / PUBLISHED) for kind in ("contributions", "heads")
+        )
+        if heads.is_dir():
+            continue
+        (measures,) = measurer.measures([document])
+        with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
+            np.save(file, measures.ratios)
+        contributions.mkdir(parents=True, exist_ok=True)
+        for method, matrix in texts.contributions(document.ids).items():
+            attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
+            array = matrix.float().cpu().numpy()
+            writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
+        unfinished = heads.with_name(f"{heads.name}.part")
+        writers.write_heads(unfinished, record_heads(texts.base, document.ids, texts.layers))
+        unfinished.rename(heads)  # once all of the text is whole
+
+
+def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
+    """Write the class of each captured text, and scores of its tokens that need no matrices, as texts may be long."""
+    generator = np.random.default_rng(seed)
+    for number, document in _numbered(run, share, "token scores"):
+        file = _scores_file(folder, number)
+        if file.exists():
+            continue
+        review = Review(classifier, document, generator)
+        arrays: dict[str, Any] = {name: ATTRIBUTIONS[name].scores(review)[0] for name in IMPORTANCE_NAMES}
+        arrays["predicted"] = classifier.classes[review.predicted]
+        arrays["probability"] = review.probability
+        with atomic_path(file) as part, part.open("wb") as opened:
+            np.savez(opened, **arrays)
+
+
+def _ratio_rows(
+    checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
+) -> Iterator[pd.DataFrame]:
+    for checkpoint in checkpoints:
+        for number, document in enumerate(read_documents(run.captured)):
+            ratios_MLT = np.load(_ratios_file(folder, checkpoint, number))
+            yield labelled_ratio_rows(checkpoint, document, methods, ratios_MLT, tokenizer)
+
+
+def _write_scores(run: Run, folder: Path) -> None:
+    """Write `predictions.parquet` and `token_scores.parquet`."""
+    predictions, tables = [], []
+    for number, document in enumerate(run.documents["document"]):
+        with np.load(_scores_file(folder, number)) as arrays:
+            predictions.append((document, str(arrays["predicted"]), float(arrays["probability"])))
+            for name in IMPORTANCE_NAMES:
+                columns = {"document": document, "position": np.arange(len(arrays[name]), dtype=np.int32)}
+                tables.append(pd.DataFrame({**columns, "method": name, "score": arrays[name]}))
+    names = ["document", "predicted", "probability"]
+    write_table(folder / PUBLISHED / run.predictions_file.name, pd.DataFrame(predictions, columns=names))
+    write_table(folder / PUBLISHED / run.token_scores_file.name, pd.concat(tables, ignore_index=True))
+
+
+def _ratios_file(folder: Path, checkpoint: str, number: int) -> Path:
+    return folder / checkpoint / f"ratios-{number}.npy"
+
+
+def _scores_file(folder: Path, number: int) -> Path:
+    return folder / f"scores-{number}.npz"

@@ -1,0 +1,277 @@
+"""Measure texts in memory, for their page: `Measures.save`, `attnmix show` and `attnmix serve` all come here.
+
+The formulas are those of the stages. Left out is what takes longer than a reader waits: derivatives, and all maps but
+one, each point of the residual stream alone with one seed. No file is written.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import softmax
+from threadpoolctl import threadpool_limits
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from attnmix.arithmetic.kernels import computed_on
+from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.device import chosen, exact_products, measuring_device
+from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
+from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.maps.layouts import fit_layout, neighbours, points_for
+from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
+from attnmix.maps.quality import score_layout
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import RANDOM, random_model, shuffled_words
+from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.heads import record_heads
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sources import SOURCES
+from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
+from attnmix.measures.token_ratios import ratio_rows
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.encoding import batches_by_tokens
+from attnmix.models.families import family_of, present_names
+from attnmix.models.loading import check_tokenizer, load_base
+from attnmix.models.segments import read_segments
+from attnmix.runs.capture import captured_vectors
+from attnmix.runs.measure import stacked
+from attnmix.runs.reduce import NEAREST_VECTORS
+from attnmix.runs.tokens import TokenizedTexts
+from attnmix.store.results import Array, TextResults
+from attnmix.store.writers import DIGITS, columns_by_site
+
+LAYOUT = "separate"
+TABLES = ("mixing", "mixing_controls", "mixing_by_group", "geometry")  # those that the page reads
+BATCH_TOKENS = 4096  # padded tokens in one forward pass
+ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
+SEED = 111
+SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
+REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
+
+Sums = dict[str, Array]
+"""Those of `DocumentMeasures.sums` and of the controls, `[documents, ...]`."""
+
+
+class _Checkpoint(NamedTuple):
+    """One checkpoint's measurers."""
+
+    batches: BatchMeasurer
+    texts: DocumentMeasurer
+    gains: npt.NDArray[np.float64]
+    """`attention_gain` by layer."""
+
+
+class _Measured(NamedTuple):
+    """The measures of the texts in one checkpoint."""
+
+    sums: Sums
+    identities: npt.NDArray[np.float64]
+    """The largest error and the number of texts `[2, levels, identities]`."""
+    ratios: list[npt.NDArray[np.float32]]
+    """Of each text `[methods, layers, tokens]`."""
+    matrices: list[dict[str, Array]]
+    heads: list[dict[str, Array]]
+
+
+class TextMeasurer:
+    """Loaded models by checkpoint, one or `pretrained` and `finetuned`, and what is measured of texts in them."""
+
+    @exact_products()
+    def __init__(
+        self,
+        bases: Mapping[str, PreTrainedModel],
+        tokenizer: PreTrainedTokenizerFast,
+        padding: int,
+        methods: Sequence[str] = tuple(RATIOS),
+        matrices: Sequence[str] = tuple(MeasureParameters().matrices),
+        pairs: bool = False,
+        classifier: Classifier | None = None,
+    ) -> None:
+        """Take models without a head, in float32 and eval mode, whose attention is observed.
+
+        `padding` is the token that fills a batch up. With `pairs` the models are those of pairs of texts.
+        `classifier` is that of the last checkpoint.
+        """
+        self.tokenizer, self.classifier = tokenizer, classifier
+        self.checkpoints: dict[str, _Checkpoint] = {}
+        for name, base in bases.items():
+            family = family_of(base.config)
+            self.methods = present_names("measure.methods", list(methods), family, RATIOS)
+            texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts, texts.gains())
+        self.base = base
+        """The model whose vectors are laid out: the last."""
+        self.captured = name
+        self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
+        random: Any = random_model(base.config, SEED)
+        read_segments(random, tokenizer, pairs)
+        self.random = BatchMeasurer(random.to(base.device), self.methods, padding)
+
+    def results(self, tokenized: TokenizedTexts) -> TextResults:
+        """Return all that the page of the texts shows."""
+        texts = tokenized.texts.assign(measured=True, captured=True)
+        results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
+        documents = documents_of(results.documents, results.tokens)
+        with exact_products(), _few_threads(documents):
+            self._measure(results, documents, SOURCES if tokenized.pairs else ())
+            vectors = self._vectors(documents)
+            results.predictions = self._predictions(documents)
+            _lay_out(results, vectors)
+        return results
+
+    def _measure(self, results: TextResults, documents: Sequence[Document], sources: Sequence[str]) -> None:
+        """Fill in the tables, ratios, matrices and heads."""
+        with ThreadPoolExecutor(len(self.checkpoints)) as pool:
+            by_checkpoint = pool.map(self._measured, self.checkpoints, repeat(documents))
+            measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
+        blocks = {name: [each.sums] for name, each in measured.items()}
+        random = [_control_sums(self.random, "random_weights", documents)]
+        identities = {name: each.identities for name, each in measured.items()}
+        gains = {name: each.gains for name, each in self.checkpoints.items()}
+        sites = self.checkpoints[self.captured].batches.sites
+        samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
+        with io.BytesIO() as file:
+            draws = Draws([len(documents)], samples, SEED, file)
+            tables = mixing_tables(
+                blocks | {RANDOM: random}, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES
+            )
+        tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
+        tables["derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
+        results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
+        results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
+        results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
+        ratios = []
+        for name, each in measured.items():
+            for number, document in enumerate(documents):
+                ratios.append(ratio_rows(name, document.name, self.methods, each.ratios[number]))
+                results.matrices_by_text[name, document.name] = each.matrices[number]
+                results.heads_by_text[name, document.name] = each.heads[number]
+        results.ratios = pd.concat(ratios, ignore_index=True)
+
+    def _measured(self, name: str, documents: Sequence[Document]) -> _Measured:
+        with _few_threads(documents):  # OpenMP's number of threads is that of the calling thread only
+            return self._measures(name, documents)
+
+    def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
+        batches, texts, _ = self.checkpoints[name]
+        lengths = [len(document) for document in documents]
+        numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
+        batches.corpus = None
+        if len(documents) > 1:
+            batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
+        measures: list[Any] = [None] * len(documents)
+        for batch in numbered_batches:
+            for number, each in zip(batch, batches.measures([documents[number] for number in batch]), strict=True):
+                measures[number] = each
+        errors = np.stack([each.identities for each in measures])
+        shuffled = [shuffled_words(document, SEED) for document in documents]
+        matrices = []
+        for document in documents:
+            by_method = texts.contributions(document.ids)
+            matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
+        return _Measured(
+            stacked([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
+            np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)]),
+            [each.ratios for each in measures],
+            matrices,
+            [record_heads(texts.base, document.ids, texts.layers) for document in documents],
+        )
+
+    def _vectors(self, documents: Sequence[Document]) -> dict[Site, Array]:
+        """Return the vectors of the residual stream `[tokens, hidden]`, in float16 as in the stage `capture`."""
+        padding = self.checkpoints[self.captured].batches.pad_token_id
+        return captured_vectors(self.base, [document.ids for document in documents], self.points, "float16", padding)
+
+    def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
+        """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
+        if self.classifier is None:
+            return pd.DataFrame()
+        logits = self.classifier.logits([document.ids.tolist() for document in documents]).numpy()
+        probabilities = softmax(logits, axis=-1)
+        columns = {
+            "document": [document.name for document in documents],
+            "predicted": [self.classifier.classes[int(number)] for number in probabilities.argmax(-1)],
+            "probability": probabilities.max(-1),
+        }
+        return pd.DataFrame(columns)
+
+
+def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
+    """Return the measurer of single texts in these checkpoint folders, for a reader who waits.
+
+    Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
+    """
+    first = next(iter(checkpoints.values()))
+    tokenizer, device = load_tokenizer(first), measuring_device(chosen())
+    bases: dict[str, PreTrainedModel] = {}
+    for name, folder in checkpoints.items():
+        base: Any = load_base(folder)
+        check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
+        bases[name] = base.to(device)
+    classifier = None
+    if CAPTURED_CHECKPOINT in checkpoints:
+        classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, BATCH_TOKENS)
+    matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
+    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, matrices=matrices, classifier=classifier)
+
+
+def _few_threads(documents: Sequence[Document]) -> AbstractContextManager[Any]:
+    """Return a context with one thread for short texts, and with all of them for others."""
+    short = sum(len(document) for document in documents) <= ONE_THREAD_TOKENS
+    return threadpool_limits(1) if short else nullcontext()
+
+
+def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> Sums:
+    """Return the sums of a control with a forward pass of its own, of all documents in their order."""
+    sums: list[Any] = [None] * len(documents)
+    for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
+        in_batch = measurer.control_sums(name, [documents[number] for number in batch])
+        for number, each in zip(batch, in_batch, strict=True):
+            sums[number] = each
+    return stacked(sums)
+
+
+def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as its csv file would be read: rounded, each column of the type that its values have."""
+    return pd.read_csv(io.StringIO(table.round(DIGITS).to_csv(index=False)))
+
+
+def compile_maps() -> None:
+    """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
+    random = np.random.default_rng(0).normal(size=(MIN_UMAP_VECTORS, 4)).astype(np.float32)
+    fit_layout(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+
+
+def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
+    """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
+
+    By UMAP, and where a point has too few vectors for that, all by their principal components too.
+    """
+    umap = UmapParameters(stability_seeds=[])
+    vectors = {site: array.astype(np.float32) for site, array in stream.items()}
+    near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
+    results.nearest = columns_by_site(results.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
+    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
+    if len(layouts[LAYOUT]) < len(vectors):
+        layouts["pca"] = vectors
+    qualities = []
+    for layout, mapped in layouts.items():
+        if mapped:
+            maps = fit_layout(layout, mapped, umap)
+            places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
+            results.maps[layout] = columns_by_site(results.tokens, places)
+            qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed)[QUALITY_COLUMNS])
+    results.map_quality = pd.concat(qualities, ignore_index=True)

@@ -1,0 +1,184 @@
+"""What is known of measured texts, as the page and the figures read it: from a run's files, or from memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from attnmix.core.names import STEP_MEASURES, Site
+
+if TYPE_CHECKING:
+    import xarray
+
+Array = npt.NDArray[Any]
+SCORE_COLUMNS = ["document", "position", "method", "score"]
+
+
+class Results(Protocol):
+    """The readers that a page needs. `attnmix.store.runs.Run` has them of files, `TextResults` of memory."""
+
+    @property
+    def documents(self) -> pd.DataFrame:
+        """A row for each text; `attnmix.store.texts` names the columns."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The captured texts by document."""
+
+    @property
+    def tokens(self) -> pd.DataFrame:
+        """A row for each captured token; `attnmix.store.texts` names the columns."""
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """`document, predicted, probability` of the captured texts, where there is a classifier."""
+
+    @property
+    def token_scores(self) -> pd.DataFrame:
+        """`document, position, method, score`."""
+
+    @property
+    def layouts(self) -> list[str]:
+        """The layouts that have maps."""
+
+    @property
+    def map_quality(self) -> pd.DataFrame:
+        """`layout, layer, point, measure, value, chance`."""
+
+    @property
+    def nearest(self) -> pd.DataFrame:
+        """`document, position, layer, point, nearest`: lists of row numbers of `tokens`."""
+
+    @property
+    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The mean ratios of the checkpoints, and the rows of their difference."""
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
+
+    def metrics(self, stage: str) -> dict[str, Any]:
+        """Return the metrics of a stage."""
+
+    def table(self, name: str, **options: Any) -> pd.DataFrame:
+        """Return a table by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
+
+    def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
+        """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position`, and the methods."""
+
+    def matrices(self, checkpoint: str, document: str) -> list[str]:
+        """Return the methods that have matrices."""
+
+    def matrix(self, checkpoint: str, document: str, method: str) -> Array:
+        """Return one method's matrices `[layers, tokens, sources]`."""
+
+    def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
+        """Return the parts of a document's heads by name; none where they are not known."""
+
+    def map(self, layout: str) -> pd.DataFrame:
+        """Return `document, position, layer, point, x, y` of one layout."""
+
+
+class MixingTables:
+    """Readings of tables that `table` returns, the same for files and memory."""
+
+    def table(self, name: str, **options: Any) -> pd.DataFrame:
+        """Return a table by its `name`, `<stage>/<table>`."""
+        raise NotImplementedError
+
+    @property
+    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The mean ratios of the checkpoints, and the rows of their difference."""
+        table = self.table("measure/mixing")
+        difference = table["checkpoint"] == "difference"
+        return table[~difference], table[difference]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
+        table = self.table("measure/geometry")
+        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
+
+
+@dataclass
+class TextResults(MixingTables):
+    """The results of some texts in memory: plain data."""
+
+    documents: pd.DataFrame
+    tokens: pd.DataFrame
+    computed_on: str
+    """The processor, as the metrics of `measure` name it."""
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """By name, `<stage>/<table>`."""
+    ratios: pd.DataFrame = field(default_factory=pd.DataFrame)
+    matrices_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
+    """By checkpoint and document."""
+    heads_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
+    maps: dict[str, pd.DataFrame] = field(default_factory=dict)
+    map_quality: pd.DataFrame = field(default_factory=pd.DataFrame)
+    nearest: pd.DataFrame = field(default_factory=pd.DataFrame)
+    predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts by document."""
+        return dict(zip(self.documents["document"], self.documents["text"], strict=True))
+
+    @property
+    def layouts(self) -> list[str]:
+        """The layouts that have maps."""
+        return list(self.maps)
+
+    def metrics(self, stage: str) -> dict[str, Any]:
+        """Return the metrics of a stage: where it was computed."""
+        return {"computed_on": self.computed_on}
+
+    def table(self, name: str, **_options: Any) -> pd.DataFrame:
+        """Return a table by its `name`."""
+        return self.tables[name]
+
+    def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
+        """Return the ratios of the tokens of `documents`."""
+        return self.ratios[self.ratios["document"].isin(documents)]
+
+    def matrices(self, checkpoint: str, document: str) -> list[str]:
+        """Return the methods that have matrices."""
+        return list(self.matrices_by_text.get((checkpoint, document), {}))
+
+    def matrix(self, checkpoint: str, document: str, method: str) -> Array:
+        """Return one method's matrices `[layers, tokens, sources]`."""
+        return self.matrices_by_text[checkpoint, document][method]
+
+    def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
+        """Return the parts of a document's heads by name; none where they are not known."""
+        return self.heads_by_text.get((checkpoint, document), {})
+
+    def map(self, layout: str) -> pd.DataFrame:
+        """Return `document, position, layer, point, x, y` of one layout."""
+        return self.maps[layout]
+
+
+def labelled_vectors(vectors: Mapping[Site, Array], tokens: pd.DataFrame) -> dict[str, xarray.DataArray]:
+    """Return by capture point the vectors `[layer, token, hidden]` of all layers that have it, of `vectors` by site.
+
+    Each token has the columns of `tokens` as coordinates.
+    """
+    import xarray
+
+    coordinates: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
+    by_point: dict[str, dict[int, Array]] = defaultdict(dict)
+    for site, array in vectors.items():
+        by_point[site.point][site.layer] = array
+    labelled = {}
+    for point, by_layer in by_point.items():
+        layers = {"layer": list(by_layer)}
+        stacked = np.stack(list(by_layer.values()))
+        labelled[point] = xarray.DataArray(stacked, coordinates | layers, ("layer", "token", "hidden"), name=point)
+    return labelled

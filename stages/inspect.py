@@ -1,0 +1,30 @@
+"""Read the captured texts closely: every token's ratios, contribution matrices, heads, and what the class rests on.
+
+    python -m stages inspect
+    torchrun --nproc-per-node 4 -m stages inspect
+
+Writes `features/inspect/`; `docs/measures.md` says what each number is.
+"""
+
+from pathlib import Path
+
+from attnmix.arithmetic.kernels import use
+from attnmix.core.device import chosen
+from attnmix.runs.inspection import inspect
+from attnmix.store.runs import Run
+from stages.common.parameters import Parameters
+from stages.common.resume import unfinished_folder
+
+
+def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
+    run = Run(Path())
+    inspect(
+        parameters.measure,
+        parameters.checkpoints,
+        run,
+        unfinished_folder("inspect", parameters, run.root),
+        seed=parameters.seed,
+        batch_tokens=parameters.capture.batch_tokens,
+        device=chosen(),
+    )
