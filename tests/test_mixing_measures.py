@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,13 +222,11 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
     expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
     np.testing.assert_allclose(together.samples, expected)
     monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
-    with io.BytesIO() as file:
-        draws = Draws([4, 2, 3], 50, 7, file)
-        for _ in range(2):
-            parts = zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True)
-            actual = draws.resample(parts)
-            for one, other in zip(actual, together, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-12)
+    draws = Draws(9, 50, 7)
+    for _ in range(2):
+        actual = draws.resample(zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True))
+        for one, other in zip(actual, together, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
@@ -237,16 +234,15 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
     labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
     # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
-    blocks: dict[str, Any] = {name: [{0: each, 1: each - cells / 4}] for name, each in sums.items()}
+    rows = {name: {"true": each, "control": each - cells / 4} for name, each in sums.items()}
 
-    def mean(place: int, **options: Any) -> Mean:
-        return Mean("mixing_controls", labels, lambda block: (block[place], cells), **options)
+    def mean(name: str, **options: Any) -> Mean:
+        return Mean("mixing_controls", labels, lambda part: (part[name], cells), **options)
 
-    with io.BytesIO() as file:
-        draws = Draws([5], 300, 7, file)
-        below_true = partial(below, resample_checkpoints(mean(0), blocks, draws))
-        means = [mean(1, more=below_true), mean(1, more=below_true, checkpoints=("random",))]
-        table = mean_tables(means, blocks, draws)["mixing_controls"]
+    draws = Draws(5, 300, 7)
+    below_true = partial(below, resample_checkpoints(mean("true"), rows, draws))
+    means = [mean("control", more=below_true), mean("control", more=below_true, checkpoints=("random",))]
+    table = mean_tables(means, rows, draws)["mixing_controls"]
     assert tuple(table) == COLUMNS["mixing_controls"]
     assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
     expected = {name: each.sum(0).ravel() / 33 - 0.25 for name, each in sums.items()}

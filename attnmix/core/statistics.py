@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
 MIN_UNEXPLAINED = 1e-9  # smallest share of a variance that a given variable leaves; less is rounding
-BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, so that memory does not grow with their number
+BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, as 8 bytes each before they are kept as one
 
 
 class Interval(NamedTuple):
@@ -82,40 +81,30 @@ class Resampled(NamedTuple):
 
 
 class Draws:
-    """Counts of each document in each bootstrap sample, the same for the same seed and number of documents.
+    """How often each document is in each bootstrap sample: the same for the same seed and number of documents."""
 
-    They are kept in `file` by block of documents: a sample is drawn as a whole, sums are read block by block.
-    """
+    def __init__(self, documents: int, samples: int, seed: int) -> None:
+        generator, shares = np.random.default_rng(seed), np.full(documents, 1 / documents)
+        self.counts = np.empty((samples, documents), np.uint8)  # the chance that one reaches 256 is below 1e-500
+        step = max(1, BLOCK_DRAWS // documents)
+        for start in range(0, samples, step):
+            stop = min(start + step, samples)
+            self.counts[start:stop] = generator.multinomial(documents, shares, size=stop - start)
 
-    def __init__(self, blocks: Sequence[int], samples: int, seed: int, file: IO[bytes]) -> None:
-        """Draw for blocks of these numbers of documents."""
-        self.blocks, self.samples, self.file = blocks, samples, file
-        documents, generator = sum(blocks), np.random.default_rng(seed)
-        ends, shares = np.cumsum(blocks), np.full(documents, 1 / documents)
-        for start in range(0, samples, block_samples := max(1, BLOCK_DRAWS // documents)):
-            counts = generator.multinomial(documents, shares, size=min(block_samples, samples - start))
-            counts = counts.astype(np.uint8)  # the chance that a count reaches 256 is below 1e-500
-            for end, size in zip(ends, blocks, strict=True):
-                file.seek(samples * (end - size) + start * size)
-                file.write(counts[:, end - size : end].tobytes())
-
-    def __iter__(self) -> Iterator[Doubles]:
-        """Yield the counts of each block `[samples, documents]`."""
-        self.file.seek(0)
-        for size in self.blocks:
-            counts = np.frombuffer(self.file.read(self.samples * size), dtype=np.uint8)
-            yield counts.reshape(self.samples, size).astype(np.float64)
-
-    def resample(self, blocks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
+    def resample(self, parts: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
         """Return means of the documents' sums `[documents, ...]` and their counts, which broadcast to the sums.
 
-        `blocks` have the sizes of `self.blocks`, and are read one after the other.
+        The documents come in `parts`, in their order, of which one is in memory at a time.
         """
         totals: list[Any] = [0.0] * 5
-        for (sums, counts), weights in zip(blocks, self, strict=True):
-            resampled = [np.tensordot(weights, each, axes=1) for each in (sums, counts)]
-            block = [sums.sum(0), counts.sum(0), *resampled, (counts > 0).sum(0)]
-            totals = [total + each for total, each in zip(totals, block, strict=True)]
+        start = 0
+        for sums, counts in parts:
+            weights = self.counts[:, start : start + len(sums)].astype(np.float64)
+            start += len(sums)
+            sums_of_samples = np.tensordot(weights, sums, axes=1)
+            counts_of_samples = np.tensordot(weights, counts, axes=1)
+            part = [sums.sum(0), counts.sum(0), sums_of_samples, counts_of_samples, (counts > 0).sum(0)]
+            totals = [total + each for total, each in zip(totals, part, strict=True)]
         sums, counts, sums_of_samples, counts_of_samples, documents = totals
         mean = _ratio(sums, counts)
         counts, documents = (np.broadcast_to(each, mean.shape).astype(np.float64) for each in (counts, documents))
@@ -123,9 +112,8 @@ class Draws:
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return `Draws.resample` of the documents as one block."""
-    with io.BytesIO() as file:
-        return Draws([len(sums)], samples, seed, file).resample([(sums, np.asarray(counts, dtype=np.float64))])
+    """Return `Draws.resample` of the documents as one part."""
+    return Draws(len(sums), samples, seed).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:

@@ -73,8 +73,8 @@ class DocumentMeasures:
 
         `token_class` and `position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
-        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `document`,
-        `label` and `predicted` are the review's.
+        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `label` and
+        `predicted` are the review's.
         """
         tokens = len(self.document)
         positions_T = position_groups(tokens)
@@ -89,9 +89,7 @@ class DocumentMeasures:
             counts[grouping] = membership_TG.sum(0)[:, None, None]
         for name, count in counts.items():
             sums[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
-        document = self.document
-        names = {"document": document.name, "label": document.label, "predicted": document.predicted}
-        return sums | {name: np.array(value) for name, value in names.items()}
+        return sums | {"label": np.array(self.document.label), "predicted": np.array(self.document.predicted)}
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -1,15 +1,14 @@
 """The csv files of `measure`: means over documents with their bootstrap intervals.
 
-Every mean is declared once, as a `Mean`: the rows that it gives to a table, and how a block of documents becomes sums
-and counts. One loop resamples them all.
+Every mean is declared once, as a `Mean`: the rows that it gives to a table, and how documents become sums and counts.
+One loop resamples them all.
 """
 
-import io
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,13 +70,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The columns of every csv file."""
 
 
-class DocumentBlock(Protocol):
-    """D documents in the statistics: arrays `[D, ...]` by name, as in `DocumentMeasures.sums`."""
-
-    def __getitem__(self, name: str, /) -> npt.NDArray[Any]: ...
-
-
-Blocks = Sequence[DocumentBlock]
+Rows = Mapping[str, npt.NDArray[Any]]
+"""D documents in the statistics: arrays `[D, ...]` by name, as in `DocumentMeasures.sums`; `document` names them."""
+PART_DOCUMENTS = 256  # in memory at a time
 
 
 class Mean(NamedTuple):
@@ -85,36 +80,43 @@ class Mean(NamedTuple):
 
     table: str
     labels: Labels  # by column; those with several values are the axes of the mean, in this order
-    totals: Callable[[DocumentBlock], Totals]
+    totals: Callable[[Rows], Totals]
     checkpoints: Sequence[str] = ()  # those that have it; empty: all, and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """Further columns, and those that replace others, of a checkpoint."""
     complete: bool = True  # True if cells without any token are rows too
 
 
-def mean_tables(means: Iterable[Mean], blocks: Mapping[str, Blocks], draws: Draws) -> dict[str, pd.DataFrame]:
-    """Return the tables of the declared `means` by name, from each checkpoint's `blocks`."""
+def mean_tables(means: Iterable[Mean], rows: Mapping[str, Rows], draws: Draws) -> dict[str, pd.DataFrame]:
+    """Return the tables of the declared `means` by name, from the `rows` of each checkpoint's documents."""
     frames: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for each in means:
-        for checkpoint, resampled in resample_checkpoints(each, blocks, draws).items():
+        for checkpoint, resampled in resample_checkpoints(each, rows, draws).items():
             columns: dict[str, Any] = dict(zip(_INTERVAL, resampled.interval(), strict=True))
             columns |= {"tokens": resampled.counts, "documents": resampled.documents}
             if _SIMULTANEOUS[0] in COLUMNS[each.table]:
                 columns |= zip(_SIMULTANEOUS, resampled.simultaneous()[1:], strict=True)
             if each.more is not None:
                 columns |= each.more(checkpoint, resampled)
-            rows = _rows(each.table, checkpoint, each.labels, columns)
-            frames[each.table].append(rows if each.complete else rows.dropna(subset="mean"))
+            cells = _rows(each.table, checkpoint, each.labels, columns)
+            frames[each.table].append(cells if each.complete else cells.dropna(subset="mean"))
     return {name: pd.concat(parts) for name, parts in frames.items()}
 
 
-def resample_checkpoints(mean: Mean, blocks: Mapping[str, Blocks], draws: Draws) -> dict[str, Resampled]:
+def resample_checkpoints(mean: Mean, rows: Mapping[str, Rows], draws: Draws) -> dict[str, Resampled]:
     """Return the mean of each checkpoint that has it, and of the paired difference where two have."""
-    names = mean.checkpoints or [name for name in blocks if name != RANDOM]
-    means = {name: draws.resample(map(mean.totals, blocks[name])) for name in names}
+    names = mean.checkpoints or [name for name in rows if name != RANDOM]
+    means = {name: draws.resample(map(mean.totals, in_parts(rows[name]))) for name in names}
     if not mean.checkpoints and len(means) == 2:
         means[DIFFERENCE] = means["finetuned"].minus(means["pretrained"])
     return means
+
+
+def in_parts(rows: Rows) -> Iterator[Rows]:
+    """Yield `PART_DOCUMENTS` of the documents at a time; arrays on disk are read where they are used."""
+    documents = len(next(iter(rows.values())))
+    for start in range(0, documents, PART_DOCUMENTS):
+        yield {name: array[start : start + PART_DOCUMENTS] for name, array in rows.items()}
 
 
 def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -129,7 +131,7 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
 
 
 def mixing_tables(
-    blocks: Mapping[str, Blocks],
+    rows: Mapping[str, Rows],
     identities: Mapping[str, Doubles],
     gains: Mapping[str, Doubles],
     methods: Sequence[str],
@@ -141,21 +143,21 @@ def mixing_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
-    Blocks of the model with random weights are among the `blocks`. `identities` are the largest error and the number of
+    Those of the model with random weights are among the `rows`. `identities` are the largest error and the number of
     documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
     `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
     means only those among `names` are made, and always `geometry`.
     """
     checkpoints = list(gains)
     numbers = range(1, len(gains[checkpoints[0]]) + 1)
-    heads = blocks[checkpoints[0]][0]["by_head"].shape[1]
+    heads = rows[checkpoints[0]]["by_head"].shape[1]
     attention = {"layer": numbers, "point": ["attention"]}
     ratios = {"layer": numbers, "method": methods}
     steps = {"layer": numbers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     by_head = {"grouping": ["head"], "group": range(1, heads + 1), "layer": numbers, "method": ["attn_n"]}
     to_first = attention | {"measure": ["attention_to_first"]}
     mixing = Mean("mixing", ratios, partial(_ratios, "all"))
-    below_true = partial(below, resample_checkpoints(mixing, blocks, draws))
+    below_true = partial(below, resample_checkpoints(mixing, rows, draws))
     means = [mixing]
     for tokens_of, weight in product(TOKEN_SUBSETS, ("token", "review")):
         labels = {"weight": [weight], "tokens_of": [tokens_of], "layer": ["all", *numbers], "method": methods}
@@ -177,7 +179,7 @@ def mixing_tables(
     means.append(geometry_mean(to_first, partial(_stored, "to_first")))
     means.append(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, _lengths))
     wanted = {*names, "geometry"}
-    tables = mean_tables([each for each in means if each.table in wanted], blocks, draws)
+    tables = mean_tables([each for each in means if each.table in wanted], rows, draws)
     frames, errors = [tables["geometry"]], []
     for name in checkpoints:
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
@@ -185,14 +187,14 @@ def mixing_tables(
         levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
         errors.append(_rows("identities", name, levels, columns).query("documents > 0"))
-    frames += [*cosine_rows({name: blocks[name] for name in checkpoints}, sites)]
-    frames += [*share_rows({name: blocks[name] for name in checkpoints}, attention, seed)]
+    frames += [*cosine_rows({name: rows[name] for name in checkpoints}, sites)]
+    frames += [*share_rows({name: rows[name] for name in checkpoints}, attention, seed)]
     return tables | {"geometry": pd.concat(frames), "identities": pd.concat(errors)}
 
 
-def cosine_rows(blocks: Mapping[str, Blocks], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
+def cosine_rows(rows: Mapping[str, Rows], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
-    for checkpoint, each in blocks.items():
+    for checkpoint, each in rows.items():
         sums_NXD, tokens_N, classes_N = _first_texts(each, "unit_sums")
         intervals = []
         for place in range(len(sites)):
@@ -204,27 +206,23 @@ def cosine_rows(blocks: Mapping[str, Blocks], sites: Sequence[Site]) -> Iterator
             intervals.append(np.stack([np.ravel(interval) for interval in (all_texts, *classes)], -1))
         columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
         columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
-        rows = _rows(
-            "geometry",
-            checkpoint,
-            {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]},
-            columns,
-        )
-        yield rows[rows["mean"].notna() | (rows["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
+        labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
+        table = _rows("geometry", checkpoint, labels, columns)
+        yield table[table["mean"].notna() | (table["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
 
 
-def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
+def share_rows(rows: Mapping[str, Rows], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` on what other tokens give: its shares by corpus, predicted class, text and token.
 
     And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
     """
     shares: dict[str, tuple[Doubles, Doubles]] = {}
-    for checkpoint, each in blocks.items():
+    for checkpoint, each in rows.items():
         sums_NLD, tokens_N, classes_N = _first_texts(each, "others")
         kept = usable(classes_N, tokens_N)
         if len(np.unique(classes_N[kept])) < 2:
             return
-        squares_NL = np.concatenate([block["lengths"][..., 0] for block in each])[: len(kept)]
+        squares_NL = each["lengths"][: len(kept), :, 0]
         texts = Moments(*(part[kept] for part in Moments.from_sums(sums_NLD, squares_NL, tokens_N)))
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = whole.shares(), without.shares()
@@ -240,45 +238,40 @@ def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> It
         yield _rows("geometry", checkpoint, attention | {"measure": SHARES}, columns)
 
 
-def _first_texts(blocks: Blocks, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
+def _first_texts(rows: Rows, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
     """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
-    parts, number = [], 0
-    for block in blocks:
-        if number < MAX_TEXTS:
-            parts.append([block[each] for each in (name, f"{name}_counts", "predicted")])
-            number += len(parts[-1][0])
-    sums, counts, classes = (np.concatenate(each)[:MAX_TEXTS] for each in zip(*parts, strict=True))
+    sums, counts, classes = (np.asarray(rows[key][:MAX_TEXTS]) for key in (name, f"{name}_counts", "predicted"))
     return sums, counts.ravel(), classes
 
 
-def _stored(name: str, block: DocumentBlock) -> Totals:
-    """Return sums and counts as the block has them."""
-    return block[name], block[f"{name}_counts"]
+def _stored(name: str, rows: Rows) -> Totals:
+    """Return sums and counts as the rows have them."""
+    return np.asarray(rows[name]), np.asarray(rows[f"{name}_counts"])
 
 
-def _lengths(block: DocumentBlock) -> Totals:
+def _lengths(rows: Rows) -> Totals:
     """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
-    return block["lengths"][:, :, 1:], block["lengths_counts"]
+    return rows["lengths"][:, :, 1:], rows["lengths_counts"]
 
 
-def _ratios(tokens_of: str, block: DocumentBlock) -> Totals:
+def _ratios(tokens_of: str, rows: Rows) -> Totals:
     """Return sums of the ratios over a kind of tokens `[D, layers, methods]`, and their numbers."""
     grouping, groups = TOKEN_SUBSETS[tokens_of]
-    return block[grouping][:, groups].sum(1), block[f"{grouping}_counts"][:, groups].sum(1)
+    return rows[grouping][:, groups].sum(1), rows[f"{grouping}_counts"][:, groups].sum(1)
 
 
-def _with_all_layers(tokens_of: str, weight: str, block: DocumentBlock) -> Totals:
+def _with_all_layers(tokens_of: str, weight: str, rows: Rows) -> Totals:
     """Return sums and counts with the mean over the layers before the layers `[D, 1 + layers, methods]`."""
-    sums, tokens = _ratios(tokens_of, block)
+    sums, tokens = _ratios(tokens_of, rows)
     sums = np.concatenate([sums.mean(1, keepdims=True), sums], axis=1)
     if weight == "token":
         return sums, tokens
     return sums / np.maximum(tokens, 1), (tokens > 0).astype(np.float64)
 
 
-def _by_length(block: DocumentBlock) -> Totals:
+def _by_length(rows: Rows) -> Totals:
     """Return the same of documents by their length `[D, lengths, layers, methods]`."""
-    sums, tokens = _ratios("all", block)
+    sums, tokens = _ratios("all", rows)
     membership_DG11 = np.eye(len(LENGTHS))[length_class(tokens.ravel())][..., None, None]
     return sums[:, None] * membership_DG11, tokens[:, None] * membership_DG11
 
@@ -300,13 +293,13 @@ def below(true_means: Mapping[str, Resampled], checkpoint: str, means: Resampled
     return dict(zip(_BELOW, (*rest.interval(), *rest.simultaneous()[1:]), strict=True))
 
 
-def by_review(blocks: Mapping[str, Blocks], methods: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Yield `mixing_by_review`, block by block: each review's mean over all its tokens, and their number."""
-    for name, each in blocks.items():
-        for block in each:
-            ratios, tokens = _ratios("all", block)
-            labels = {"document": block["document"], "layer": range(1, ratios.shape[1] + 1), "method": methods}
-            columns = {"mean": ratios / tokens, "tokens": tokens, "label": block["label"][:, None, None]}
+def by_review(rows: Mapping[str, Rows], methods: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Yield `mixing_by_review`, some documents at a time: each one's mean over all its tokens, and their number."""
+    for name, documents in rows.items():
+        for part in in_parts(documents):
+            ratios, tokens = _ratios("all", part)
+            labels = {"document": part["document"], "layer": range(1, ratios.shape[1] + 1), "method": methods}
+            columns = {"mean": ratios / tokens, "tokens": tokens, "label": part["label"][:, None, None]}
             columns = {column: np.broadcast_to(values, ratios.shape) for column, values in columns.items()}
             yield _rows("mixing_by_review", name, labels, columns)
 
@@ -356,9 +349,7 @@ def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int)
         Mean("parts", {"rule": [rule], "quantity": QUANTITIES, "layer": levels}, partial(_stored, rule), complete=False)
         for rule in RULES
     ]
-    with io.BytesIO() as file:
-        blocks = {name: [arrays] for name, arrays in totals.items()}
-        return mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))["parts"]
+    return mean_tables(means, totals, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))["parts"]
 
 
 def derivative_tables(
@@ -400,7 +391,5 @@ def derivative_tables(
             rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
     means = [Mean("derivatives", {"quantity": [key]} | axes, partial(_stored, key)) for key, axes in quantities.items()]
     means[-1] = means[-1]._replace(checkpoints=tuple(derivatives), more=_correlations)
-    with io.BytesIO() as file:
-        blocks = {name: [each] for name, each in totals.items()}
-        tables = mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))
+    tables = mean_tables(means, totals, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     return tables | {"derivatives_by_review": pd.concat(rows)}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -32,7 +31,7 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import GROUPS, BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
+from attnmix.measures.controls import RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.ratios import RATIOS
@@ -48,6 +47,7 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.store import writers
+from attnmix.store.document_rows import Rows, gather_rows
 from attnmix.store.files import atomic_path
 from attnmix.store.runs import Run
 
@@ -58,6 +58,7 @@ GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
 SIZE_PARAMETERS = "capture.max_length or measure.documents"
 MEASURES = "measures"  # the kind of batch that is no control
+IDENTITIES = "identities"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
 
@@ -122,24 +123,23 @@ def measure(
     state.wait_for_everyone()
     if not state.is_main_process:
         return
-    blocks = {name: work.blocks() for name, work in works.items()}
+    rows = {name: work.rows() for name, work in works.items()}
     identities = {name: work.identities() for name, work in works.items()}
     derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
     parts = {name: work.read_parts(parts_reviews) for name, work in works.items()}
-    with TemporaryFile(dir=folder) as file:
-        draws = Draws(corpus.block_sizes(), BOOTSTRAP_SAMPLES, seed, file)
-        all_blocks = blocks | {RANDOM: random.blocks()}
-        sources = SOURCES if pairs else ()
-        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed, sources)
+    draws = Draws(len(corpus), BOOTSTRAP_SAMPLES, seed)
+    all_rows = rows | {RANDOM: random.gathered("random_weights")}
+    sources = SOURCES if pairs else ()
+    tables = mixing_tables(all_rows, identities, gains, methods, batches.sites, draws, seed, sources)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
     tables["parts"] = parts_table(parts, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
-    writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
+    writers.write_plot("measure/mixing_by_review", by_review(rows, methods), run.tables)
     machine = {"computed_on": computed_on(arithmetic, device)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
-    rows = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))
-    writers.write_ratios(folder / PUBLISHED, methods, rows)
+    token_ratios = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))
+    writers.write_ratios(folder / PUBLISHED, methods, token_ratios)
     publish(folder / PUBLISHED, run.measured)
     clear(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
@@ -182,11 +182,11 @@ class CheckpointWork:
         for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             measures = measurer.measures(documents, [number in sampled for number in batch])
-            arrays = stacked([each.sums() for each in measures])
             errors = np.stack([each.identities for each in measures])
-            arrays["identities"] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
-            arrays |= {f"ratios_{number}": each.ratios for number, each in zip(batch, measures, strict=True)}
-            _write_arrays(file, arrays)
+            arrays = {str(number): each.ratios for number, each in zip(batch, measures, strict=True)}
+            arrays[IDENTITIES] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
+            _write_arrays(_token_file(file), arrays)
+            _write_arrays(file, stacked([each.sums() for each in measures]))
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
         """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
@@ -240,20 +240,28 @@ class CheckpointWork:
 
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
-        errors, documents = np.stack([np.load(file)["identities"] for _, file in self.batches(MEASURES)], axis=1)
+        files = [_token_file(file) for _, file in self.batches(MEASURES)]
+        errors, documents = np.stack([np.load(file)[IDENTITIES] for file in files], axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
-    def blocks(self) -> "list[StoredBlock]":
-        """Return the blocks of documents."""
-        return [StoredBlock(self, block) for block in self.corpus.blocks]
+    def rows(self) -> Rows:
+        """Return the sums of all documents, and of the control with shuffled words, with a row for each document."""
+        rows = self.gathered(MEASURES) | self.gathered("shuffled_words")
+        rows["document"] = self.corpus.texts["document"].to_numpy()
+        return rows
+
+    def gathered(self, kind: str) -> Rows:
+        """Return the sums of the documents, or of a control with a pass of its own, with a row for each document."""
+        return gather_rows(self.batches(kind), len(self.corpus), self.folder / self.checkpoint / kind)
 
     def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the ratios of the documents in their order, with what each token is."""
         for block in self.corpus.blocks:
-            files = {number: file for batch, file in self.batches(MEASURES, [block]) for number in batch}
+            batches = self.batches(MEASURES, [block])
+            files = {number: _token_file(file) for batch, file in batches for number in batch}
             for number in sorted(files):
                 document = self.corpus.document(number)
-                ratios_MLT = np.load(files[number])[f"ratios_{number}"]
+                ratios_MLT = np.load(files[number])[str(number)]
                 yield labelled_ratio_rows(self.checkpoint, document, methods, ratios_MLT, tokenizer)
 
     def _gradient(self, number: int) -> Path:
@@ -271,20 +279,9 @@ class CheckpointWork:
         yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
 
 
-@dataclass(frozen=True)
-class StoredBlock:
-    """A block of documents in one checkpoint, whose arrays are read when they are asked for."""
-
-    work: CheckpointWork
-    number: int
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return an array of the documents, in their order."""
-        documents, parts, control = [], [], name.removesuffix("_counts")
-        for batch, file in self.work.batches(control if control in OWN_PASS else MEASURES, [self.number]):
-            documents += batch
-            parts.append(np.load(file)[name])
-        return np.asarray(np.concatenate(parts)[np.argsort(documents)])
+def _token_file(file: Path) -> Path:
+    """Return the file of the ratios and identities of a batch, which is whole once the batch's own `file` exists."""
+    return file.with_name(f"tokens-{file.name}")
 
 
 def stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:

@@ -137,18 +137,16 @@ class TextMeasurer:
         with ThreadPoolExecutor(len(self.checkpoints)) as pool:
             by_checkpoint = pool.map(self._measured, self.checkpoints, repeat(documents))
             measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
-        blocks = {name: [each.sums] for name, each in measured.items()}
-        random = [_control_sums(self.random, "random_weights", documents)]
+        names = np.array([document.name for document in documents])
+        rows = {name: each.sums | {"document": names} for name, each in measured.items()}
+        all_rows = rows | {RANDOM: _control_sums(self.random, "random_weights", documents)}
         identities = {name: each.identities for name, each in measured.items()}
         gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
-        with io.BytesIO() as file:
-            draws = Draws([len(documents)], samples, SEED, file)
-            tables = mixing_tables(
-                blocks | {RANDOM: random}, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES
-            )
-        tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
+        draws = Draws(len(documents), samples, SEED)
+        tables = mixing_tables(all_rows, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES)
+        tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
         tables["derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
