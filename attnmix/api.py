@@ -66,6 +66,7 @@ from attnmix.text_controls import (
     control_totals,
     own_share_obstacle,
     own_share_totals,
+    sink_totals,
 )
 
 if TYPE_CHECKING:
@@ -96,8 +97,9 @@ def measure(
 
     `controls` are measured beside the ratios, and `Measures.controls` and `compare` show them: each ratio again with
     the words in random order (`shuffled_words`), with other texts' mean value (`corpus_value`), with the text's own
-    (`text_mean_value`), `without_value_bias` or with `random_weights`; `swap`, which exchanges inputs between texts;
-    and `class_share`, how much of what tokens take is the class's, for which `labels` has a class for each text.
+    (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
+    exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
+    has a class for each text.
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
@@ -228,6 +230,23 @@ class Measures:
         [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
         """
         return mean_table({OWN_SHARE: self.own_share_totals()}).drop(columns="measure")
+
+    def sinks(self) -> pd.DataFrame:
+        """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+
+        `attention_to_first` and `attention_to_last` are the mean weights of the other tokens on them, `value_of_first`
+        and `value_of_last` the lengths of their values relative to those between them, and `massive_activation` the
+        largest absolute number of the layer's output relative to the median. Much attention and a short value make a
+        sink: weights then say that tokens mix where they do not. `controls=["without_special_sources"]` has the ratios
+        without what special tokens give.
+
+        >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
+        >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
+        ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
+        """
+        with self._measured_weights().observed(self.tokenized.pairs) as base:
+            measurer = BatchMeasurer(base, self.methods, _padding(self.model))
+            return mean_table(sink_totals(measurer, _given(self.model, self.documents, self.tokenized)))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
         """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.

@@ -22,6 +22,7 @@ from attnmix.measures.controls import CONTROLS, SAME_PASS, random_model, shuffle
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
@@ -92,7 +93,7 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
     if names or CLASS_SHARE in controls:
         if "corpus_value" in names:
             measurer.read_corpus(_corpus_batches(given))
-        arrays = _same_pass(measurer, given, names)
+        arrays = _same_pass(measurer, given, [*names, "others", "lengths"])
         totals |= {name: TextTotals(arrays[name], arrays[f"{name}_counts"]) for name in names}
         if CLASS_SHARE in controls:
             totals |= _class_shares(arrays, given)
@@ -107,6 +108,15 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
     if SWAP in controls:
         totals |= _swaps(measurer.base, given)
     return {name: totals[name] for name in _in_order(totals)}
+
+
+def sink_totals(measurer: BatchMeasurer, given: Given) -> dict[str, TextTotals]:
+    """Return the totals `[N, L]` of attention to the first token and of `SINK_MEASURES`, by name."""
+    arrays = _same_pass(measurer, given, ["to_first", "sinks"])
+    totals = {"attention_to_first": TextTotals(arrays["to_first"], arrays["to_first_counts"])}
+    for place, name in enumerate(SINK_MEASURES):
+        totals[name] = TextTotals(arrays["sinks"][..., place], arrays["sinks_counts"][..., place])
+    return totals
 
 
 def own_share_obstacle(base: PreTrainedModel) -> str | None:
@@ -145,14 +155,13 @@ def _corpus_batches(given: Given) -> list[list[Document]]:
 
 
 def _same_pass(measurer: BatchMeasurer, given: Given, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return what one forward pass says of each text `[N, ...]` by name: the controls `names`, and what others give."""
-    kept = [*names, "others", "lengths"]
+    """Return what one forward pass says of each text `[N, ...]`: the sums that are named, and their counts."""
     by_text: dict[str, dict[str, Any]] = {}
     for batch in given.batches():
         in_statistics = [replace(document, measured=True) for document in batch]
         for measures in measurer.measures(in_statistics):
             sums = measures.sums()
-            by_text[measures.document.name] = {key: sums[key] for name in kept for key in (name, f"{name}_counts")}
+            by_text[measures.document.name] = {key: sums[key] for name in names for key in (name, f"{name}_counts")}
     texts = [by_text[document.name] for document in given.documents]
     return {key: np.stack([text[key] for text in texts]) for key in texts[0]}
 

@@ -30,8 +30,8 @@ from attnmix.models import convert
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
-    *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.controls),
-    *(api.Measures.matrix, api.Measures.parts, api.Measures.save),
+    *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
+    *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.save),
     *(api.capture, api.compare, api.layout),
 ]
 
