@@ -22,8 +22,8 @@ import sys
 import tempfile
 import warnings
 import webbrowser
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -32,18 +32,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 
+from attnmix.comparison import BOOTSTRAP_SEED, LESS, Comparison, compared, control_table, mean_table
+from attnmix.core.device import measuring_device
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import CONTROLS
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.measures.ratios import RATIOS
+from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
@@ -53,18 +56,34 @@ from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.store.files import atomic_path
 from attnmix.store.results import labelled_vectors
 from attnmix.store.runs import Run
+from attnmix.text_controls import (
+    CLASS_SHARE_PERMUTED,
+    CONTROL_NAMES,
+    OWN_SHARE,
+    Given,
+    TextTotals,
+    check_controls,
+    control_totals,
+    own_share_obstacle,
+    own_share_totals,
+    sink_totals,
+)
 
 if TYPE_CHECKING:
     import xarray
 
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
-MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
-BOOTSTRAP_SEED = 111
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
 def measure(
-    model: Model, texts: Any, *, methods: str | Sequence[str] | None = None, max_length: int | None = None
+    model: Model,
+    texts: Any,
+    *,
+    methods: str | Sequence[str] | None = None,
+    max_length: int | None = None,
+    controls: str | Sequence[str] = (),
+    labels: Sequence[Any] | None = None,
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
 
@@ -76,15 +95,30 @@ def measure(
     an error. Raise `InputError` for anything else, an empty or missing text, an unknown method, or numbers that are not
     to be trusted: the parts of a layer must sum to the model's output.
 
+    `controls` are measured beside the ratios, and `Measures.controls` and `compare` show them: each ratio again with
+    the words in random order (`shuffled_words`), with other texts' mean value (`corpus_value`), with the text's own
+    (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
+    exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
+    has a class for each text.
+
+    Six questions, one measure each, and what fools it (docs/measures/which.md):
+
+        how much of a vector is still its own, from the input   `parts`, `own_share`    a constant that a sink gives
+        how much one layer takes from other tokens              `swap`                  tokens that sum to a constant
+        from which token                                        `parts()["projection"]` a constant that a sink gives
+        would the ratio be as high without it                   `controls`              a message in the weights alone
+        does one model mix more than another                    `compare`               the seed, the length of texts
+        what the class rests on                                 `Model.intervene`       edits unlike any real text
+
     >>> result = attnmix.measure(model, "time flies like an arrow")
-    >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))
+    >>> print(result.by_layer().query("method == 'attnresln_n'")[["layer", "mean"]].round(3).to_string(index=False))
      layer  mean
-         1 0.266
-         2 0.227
-         3 0.212
-         4 0.234
-         5 0.186
-         6 0.335
+         1 0.254
+         2 0.196
+         3 0.174
+         4 0.182
+         5 0.153
+         6 0.294
     >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
     >>> attnmix.measure(model, encoding).tokens["token"].tolist()
     ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
@@ -98,7 +132,12 @@ def measure(
         if absent := sorted(set(names) - set(present)):
             raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
     given = _tokenized(model, texts, max_length)
+    classes = _classes(labels, len(given.texts))
+    controls = _names(controls)
+    check_controls(controls, classes, len(given.texts))
     documents = documents_of(given.texts, given.tokens)
+    if classes is not None:
+        documents = [replace(each, predicted=int(number)) for each, number in zip(documents, classes, strict=True)]
     with model.observed(given.pairs) as base:
         measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
@@ -107,7 +146,9 @@ def measure(
             ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-    return Measures(model, documents, given, present, [ratios[i] for i in range(len(ratios))], encoder_layers)
+        totals = control_totals(controls, measurer, _given(model, documents, given))
+    arrays = [ratios[number] for number in range(len(ratios))]
+    return Measures(model, documents, given, present, arrays, encoder_layers, totals, _digest(model))
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,6 +163,11 @@ class Measures:
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
     """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
+    control_totals: Mapping[str, TextTotals] = field(default_factory=dict)
+    """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
+    weights: bytes = b""
+    """A digest of the weights that were measured."""
+    _own_shares: list[TextTotals] = field(default_factory=list)
     _matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -166,11 +212,120 @@ class Measures:
         return [self.model.tokenizer.convert_ids_to_tokens(start), *tokens[:-1]]
 
     def by_layer(self) -> pd.DataFrame:
-        """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts`.
+        """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
-        The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts.
+        The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts. `tokens` is the
+        mean length of a text, on which a ratio depends.
         """
-        return _means(self, resample(*_sums(self), BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED))
+        return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
+
+    def own_share(self) -> pd.DataFrame:
+        """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
+
+        It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
+        the tokens of at most 20 texts, which are cut to 48 tokens: it takes a second or two a text. Raise `InputError`
+        for a family whose layers cannot be taken apart.
+
+        >>> result.own_share()["mean"].round(2).tolist()
+        [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+        """
+        return mean_table({OWN_SHARE: self.own_share_totals()}).drop(columns="measure")
+
+    def sinks(self) -> pd.DataFrame:
+        """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+
+        `attention_to_first` and `attention_to_last` are the mean weights of the other tokens on them, `value_of_first`
+        and `value_of_last` the lengths of their values relative to those between them, and `massive_activation` the
+        largest absolute number of the layer's output relative to the median. Much attention and a short value make a
+        sink: weights then say that tokens mix where they do not. `controls=["without_special_sources"]` has the ratios
+        without what special tokens give.
+
+        >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
+        >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
+        ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
+        """
+        with self._measured_weights().observed(self.tokenized.pairs) as base:
+            measurer = BatchMeasurer(base, self.methods, _padding(self.model))
+            return mean_table(sink_totals(measurer, _given(self.model, self.documents, self.tokenized)))
+
+    def controls(self, method: str | None = None) -> pd.DataFrame:
+        """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.
+
+        `layer` is a number, or `all` for the mean over layers. `mean` is the ratio where the control has taken
+        something away, `below` the ratio less that; `swap` and `class_share` are no ratios and have the mean alone.
+        `class_share_permuted` is the share that 5 % of all permutations of the classes exceed. Intervals are over
+        texts; `below_simultaneous_low, below_simultaneous_high` hold for all rows at once, from 20 texts on. `method`
+        is the ratio; without it, the one that covers most of attention's block. Raise `InputError` for another one.
+
+        >>> controls = ["text_mean_value", "without_value_bias"]
+        >>> table = attnmix.measure(model, ["time flies", "like an arrow"], controls=controls).controls()
+        >>> print(table.query("layer == 'all'")[["control", "mean", "below"]].round(2).to_string(index=False))
+                   control  mean  below
+           text_mean_value  0.25  -0.06
+        without_value_bias  0.18   0.00
+        """
+        method = preferred_ratio(self.methods) if method is None else method
+        if method not in self.methods:
+            raise InputError(f"method: {method!r}; allowed: {', '.join(self.methods)}")
+        if not self.control_totals:
+            allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
+            raise InputError(f"controls: none was asked for; {allowed}")
+        totals = {name: self._control(name, method) for name in self.control_totals}
+        less = {name: self._less(name, method) for name in self.control_totals if name in CONTROLS}
+        return control_table(totals, less)
+
+    def ratio_totals(self) -> dict[str, TextTotals]:
+        """Return each text's sums of every ratio over its tokens, and their number, by method."""
+        tokens_N1 = np.array([[len(each)] for each in self.documents], np.float64)
+        sums_NLM = np.stack([array.sum(-1, dtype=np.float64).T for array in self.arrays])
+        return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
+
+    def own_share_totals(self) -> TextTotals:
+        """Return the sums of `own_share` over the tokens of a sample of the texts."""
+        if not self._own_shares:
+            with self._measured_weights().observed(self.tokenized.pairs) as base:
+                self._own_shares.append(own_share_totals(base, _given(self.model, self.documents, self.tokenized)))
+        return self._own_shares[0]
+
+    def own_share_obstacle(self) -> str | None:
+        """Return why the own share cannot be computed, if so."""
+        if self._own_shares:
+            return None
+        if self.weights != _digest(self.model):
+            return f"the weights of {self.model.name} have changed since it was measured"
+        return own_share_obstacle(self.model.network.base_model)
+
+    def quantities(self, methods: Sequence[str]) -> dict[str, TextTotals]:
+        """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""
+        ratios, totals = self.ratio_totals(), dict[str, TextTotals]()
+        names = [name for name in self.control_totals if name in CONTROLS and name != "random_weights"]
+        for method in methods:
+            totals[method] = ratios[method]
+            for name in names:
+                totals[f"{method} {LESS} {name}"] = self._less(name, method)
+        shares = [name for name in self.control_totals if name not in (*CONTROLS, CLASS_SHARE_PERMUTED)]
+        return totals | {name: self.control_totals[name] for name in shares}
+
+    def _control(self, name: str, method: str) -> TextTotals:
+        """Return the totals `[texts, layers]` of a control, of one ratio where it is a control of ratios."""
+        totals = self.control_totals[name]
+        if name not in CONTROLS:
+            return totals
+        return TextTotals(totals.sums[..., self.methods.index(method)], totals.counts[..., 0])
+
+    def _less(self, name: str, method: str) -> TextTotals:
+        """Return the totals of a ratio less its control."""
+        ratio = self.ratio_totals()[method]
+        return TextTotals(ratio.sums - self._control(name, method).sums, ratio.counts)
+
+    def _measured_weights(self) -> Model:
+        """Return the model; raise `InputError` where its weights are no longer those that were measured."""
+        if self.weights != _digest(self.model):
+            raise InputError(
+                f"model: the weights of {self.model.name} have changed since measure(model, texts); allowed: measure "
+                "again, or ask for matrices, parts and own shares before they change"
+            )
+        return self.model
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
         """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
@@ -193,7 +348,7 @@ class Measures:
         known, layer_matrix = self._matrices.setdefault(text, {}), name.removesuffix("_rollout")
         if name not in known:
             matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
-            with self.model.observed(self.tokenized.pairs) as base:
+            with self._measured_weights().observed(self.tokenized.pairs) as base:
                 wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
@@ -238,7 +393,7 @@ class Measures:
         document = self.documents[text]
         tokens = self._labels(text, layer=1)
         positions = _positions(rows, len(tokens))
-        with self.model.observed(self.tokenized.pairs) as base:
+        with self._measured_weights().observed(self.tokenized.pairs) as base:
             reader = PartsReader(copy.deepcopy(base).double(), rule)
             batch = padded([document.ids.tolist()], 0, base.device)
             parts = reader.read(batch) if rows is None else reader.read_rows(batch, positions)
@@ -372,28 +527,40 @@ def capture(
     return run
 
 
-def compare(before: Measures, after: Measures) -> pd.DataFrame:
-    """Return the change of every mean ratio between two models on the same texts, paired by text.
+def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Measures]) -> Comparison:
+    """Return what differs between two models on the same texts, paired by text: `after` less `before`.
 
-    Columns: `layer, method, before, after, difference, ci_low, ci_high, texts`; the 95 % bootstrap interval of the
-    difference is over texts, and NaN with fewer than 8. Raise `InputError` where texts, tokens or layers differ.
+    Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
+    that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
+    `class_share` where `measure` was asked for them. `Comparison.by_layer` and `all_rows` have the others.
 
-    >>> float(attnmix.compare(result, result)["difference"].abs().max())
+    A row says `higher` or `lower` of `these_models` where the 95 % interval over texts, which holds for all rows shown
+    at once, leaves out 0. That is no statement about how they were trained: two seeds of one setting differ too. For
+    that, give lists: the results of several models of each side that differ in the seed. Then `trainings` says `higher`
+    or `lower` where the interval over trainings leaves out 0 too; otherwise it is `open`.
+
+    The own share is computed when it is first asked for (`Measures.own_share`), and left out where that is impossible.
+    Models of which only one has a ratio, as their norms stand elsewhere, are compared by the ratios that both have.
+    Raise `InputError` where texts, tokens, numbers of layers or controls differ.
+
+    >>> comparison = attnmix.compare(result, result)
+    >>> comparison.rows[["measure", "layer", "difference", "these_models", "trainings"]].values.tolist()
+    [['own_share', 6, 0.0, 'open', 'open'], ['attnresln_n', 'all', 0.0, 'open', 'open']]
+    >>> float(comparison.all_rows()["difference"].abs().max())
     0.0
     """
-    for each in (before, after):
-        if not isinstance(each, Measures):
-            raise InputError(f"compare: {type(each).__name__}; allowed: two results of measure(model, texts)")
-    same_ids = [each.ids.tolist() for each in before.documents] == [each.ids.tolist() for each in after.documents]
-    if not same_ids or before.tokenized.pairs != after.tokenized.pairs:
-        raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
-    if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
-        raise InputError("compare: the two have other layers or methods; allowed: the same")
-    first, second = (resample(*_sums(each), BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED) for each in (before, after))
-    table = _means(after, second.minus(first)).rename(columns={"mean": "difference"})
-    table.insert(2, "before", first.mean.ravel())
-    table.insert(3, "after", second.mean.ravel())
-    return table
+    sides = [[side] if isinstance(side, Measures) else _results(side) for side in (before, after)]
+    return compared(*sides)
+
+
+def _results(side: Any) -> list[Measures]:
+    """Return the results of one side of a comparison; raise `InputError` for anything else."""
+    results = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
+    wrong = [each for each in results if not isinstance(each, Measures)]
+    if wrong or not results:
+        given = type(wrong[0]).__name__ if wrong else "nothing"
+        raise InputError(f"compare: {given}; allowed: two results of measure(model, texts), or a list of them a side")
+    return results
 
 
 def layout(
@@ -428,21 +595,6 @@ def layout(
     return xy.reshape(*array.shape[:-1], 2)
 
 
-def _sums(measures: Measures) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return each text's sums of ratios `[texts, layers, methods]` and numbers of tokens `[texts, 1, 1]`."""
-    sums = [each.sum(-1, dtype=np.float64).T for each in measures.arrays]
-    return np.stack(sums), np.array([len(each) for each in measures.documents], np.float64)[:, None, None]
-
-
-def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
-    layers = range(1, measures.arrays[0].shape[1] + 1)
-    table = pd.MultiIndex.from_product([layers, measures.methods], names=["layer", "method"]).to_frame(index=False)
-    texts = len(measures.documents)
-    for column, values in zip(("mean", "ci_low", "ci_high"), resampled.interval(), strict=True):
-        table[column] = values.ravel() if texts >= MIN_INTERVAL_TEXTS or column == "mean" else np.nan
-    return table.assign(texts=texts)
-
-
 def _check_model(model: Any, call: str) -> None:
     if not isinstance(model, Model):
         raise InputError(f"model: {type(model).__name__}; allowed: what load(...) returns, as in {call}")
@@ -465,6 +617,30 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
             extent = f"{whole_tokens} tokens, of which the {side} {longest} are measured"
             warnings.warn(f"text {number} has {extent}", stacklevel=3)
     return tokenized
+
+
+def _given(model: Model, documents: Sequence[Document], tokenized: TokenizedTexts) -> Given:
+    return Given(documents, model.tokenizer, tokenized.pairs, BATCH_TOKENS, BOOTSTRAP_SEED)
+
+
+def _digest(model: Model) -> bytes:
+    """Return the sums of all weights, by which a training step in between is seen."""
+    base: Any = model.network.base_model
+    dtype = torch.float64 if measuring_device(base.device) == base.device else torch.float32
+    with torch.no_grad():
+        sums = torch.stack([weight.sum(dtype=dtype) for weight in base.parameters()])
+    return bytes(sums.cpu().numpy().tobytes())
+
+
+def _classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
+    """Return the number of each text's class; raise `InputError` where there is not one for each."""
+    if labels is None:
+        return None
+    given = pd.Series(list(labels), dtype=object)
+    if len(given) != texts or given.isna().any():
+        problem = f"{len(given)}, of which {int(given.isna().sum())} are missing"
+        raise InputError(f"labels: {problem}; allowed: a class for each of the {texts} texts")
+    return pd.factorize(given.map(str), sort=True)[0].astype(np.int64)
 
 
 def _padding(model: Model) -> int:

@@ -1,17 +1,16 @@
-"""Compare two models on the same texts: the change of each layer's mixing ratio, paired by text.
+"""Compare two models on the same texts: own share, mixing ratio and controls, paired by text.
 
     python examples/do_two_models_differ.py [BEFORE AFTER]
 
 Without arguments, the default model is compared with its own architecture under random weights. After `make repro`, try
-`models/pretrained models/finetuned`. With twenty reviews of the sample:
+`models/pretrained models/finetuned`. Below the table it prints what may not be concluded from it. With twenty reviews
+of the sample:
 
-     layer  before  after  difference  ci_low  ci_high  differs
-         1   0.078  0.261       0.183   0.179    0.188     True
-         2   0.081  0.282       0.201   0.198    0.203     True
-         3   0.079  0.278       0.199   0.195    0.202     True
-         4   0.087  0.280       0.194   0.189    0.199     True
-         5   0.087  0.277       0.190   0.184    0.197     True
-         6   0.075  0.294       0.219   0.205    0.236     True
+                             measure layer before after              difference these_models trainings texts tokens
+                           own_share     6  0.811 0.485 -0.326 [-0.342, -0.311]        lower      open    20     48
+                         attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]       higher      open    20     90
+    attnresln_n less text_mean_value   all  0.000 0.020 +0.020 [+0.016, +0.025]       higher      open    20     90
+       attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.060, +0.078]       higher      open    20     90
 """
 
 import sys
@@ -38,7 +37,8 @@ else:
     before = with_random_weights(after)
 
 texts = pd.read_json(SAMPLE, lines=True)["text"].head(20)
-measured = [attnmix.measure(model, texts, methods=["attnres_n"]) for model in (before, after)]
-changes = attnmix.compare(*measured)
-changes["differs"] = (changes["ci_low"] > 0) | (changes["ci_high"] < 0)
-print(changes.drop(columns=["method", "texts"]).round(3).to_string(index=False))
+options = {"methods": ["attnresln_n"], "controls": ["text_mean_value", "corpus_value"]}
+measured = [attnmix.measure(model, texts, **options) for model in (before, after)]
+comparison = attnmix.compare(*measured)
+print(comparison)  # what differs in these two models, what may not be concluded from it, and why
+print(comparison.by_layer("attnresln_n").round(3).to_string(index=False))

@@ -1,27 +1,30 @@
 """Measure the mixing ratio of each layer, others / (others + own) by length, with intervals over texts.
 
+It is a ratio of one attention block; `result.own_share()` says how much of a vector is still the token's own since the
+input.
+
     python examples/how_much_each_layer_mixes.py [MODEL]
 
 MODEL is a hub identifier, a folder, or `package://<package>/<folder>`. With the default model and twenty reviews of
 the sample:
 
-    method  attn_n  attn_w  attnres_n
+    method  attn_n  attn_w  attnresln_n
     layer
-    1        0.911   0.971      0.261
-    2        0.853   0.951      0.282
-    3        0.850   0.951      0.278
-    4        0.891   0.965      0.280
-    5        0.899   0.965      0.277
-    6        0.918   0.981      0.294
+    1        0.911   0.971        0.242
+    2        0.853   0.951        0.250
+    3        0.850   0.951        0.236
+    4        0.891   0.965        0.225
+    5        0.899   0.965        0.222
+    6        0.918   0.981        0.263
 
-    attnres_n with its 95 % interval over texts
+    attnresln_n with its 95 % interval over texts
      layer  mean  ci_low  ci_high
-         1 0.261   0.257    0.266
-         2 0.282   0.279    0.284
-         3 0.278   0.274    0.281
-         4 0.280   0.276    0.286
-         5 0.277   0.270    0.284
-         6 0.294   0.280    0.311
+         1 0.242   0.239    0.246
+         2 0.250   0.247    0.252
+         3 0.236   0.233    0.240
+         4 0.225   0.221    0.229
+         5 0.222   0.216    0.228
+         6 0.263   0.250    0.279
 """
 
 import sys
@@ -36,10 +39,10 @@ SAMPLE = Path(__file__).parents[1] / "data/sample/test.jsonl"
 
 model = attnmix.load(MODEL)
 texts = pd.read_json(SAMPLE, lines=True)["text"].head(20)
-result = attnmix.measure(model, texts, methods=["attn_w", "attn_n", "attnres_n"])
+result = attnmix.measure(model, texts, methods=["attn_w", "attn_n", "attnresln_n"])
 
 table = result.by_layer()
 print(table.pivot(index="layer", columns="method", values="mean").round(3))
 print()
-print("attnres_n with its 95 % interval over texts")
-print(table.query("method == 'attnres_n'")[["layer", "mean", "ci_low", "ci_high"]].round(3).to_string(index=False))
+print("attnresln_n with its 95 % interval over texts")
+print(table.query("method == 'attnresln_n'")[["layer", "mean", "ci_low", "ci_high"]].round(3).to_string(index=False))

@@ -106,7 +106,8 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     def measure(layer_pass: LayerPass) -> Tensor:
         value_BTE = layer_pass.value
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
-        values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True))
+        no_special_SB = ids_BT.new_empty(0, len(ids_BT))
+        values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True), no_special_SB)
         controls_CMBT = control_ratios(list(RATIOS), layer_pass, all_parts(layer_pass), values)
         documents = [layer_pass.document(text) for text in range(len(ids_BT))]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
@@ -117,6 +118,8 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     ((ratios_MBT, *controls_CMBT),) = map_layers(measure, base, _batch(ids_BT), POINTS)
     by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
     for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
+        if control == "without_special_sources":
+            continue  # the planted texts have none
         for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
             by_token[f"{name} - {control}"] = ratio_BT - control_BT
             if control == BIAS:

@@ -348,7 +348,12 @@ class ReferenceLayer:
         F = np.zeros((tokens, tokens, W_O.shape[-1]))
         for h in range(w.heads):
             F += self.attention[h][:, :, None] * (value[h] @ W_O[h])[None]
-        self.F = w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"]))
+        self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
+
+    def add_up(self, F: Array) -> None:
+        """The parts after what each source gives `[tokens, sources, hidden]`, the layer's points left as they are."""
+        w, tokens = self.weights, len(self.x)
+        self.F = F
         self.R = self.F.copy()
         for i in range(tokens):
             self.R[i, i] += self.x[i]
@@ -411,7 +416,22 @@ class ReferenceLayer:
             other = copy(self)
             other.split(value)
             values[name] = other.ratios()
-        return values
+        return values | {"without_special_sources": self.without_sources([])}
+
+    def without_sources(self, sources: list[int]) -> dict[str, Array]:
+        """The ratios without what some sources give to other tokens."""
+        if not self.parallel:
+            self.layer_parts()
+        other, F, weights = copy(self), self.F.copy(), self.attention.mean(0)
+        shares = []
+        for token in range(len(F)):
+            removed = [source for source in sources if source != token]
+            F[token, removed] = 0
+            others = 1 - weights[token, token] - weights[token, removed].sum()
+            shares.append(others / (others + weights[token, token]))
+        other.add_up(F)
+        values = other.ratios() | {"attn_w": np.array(shares)}
+        return values | ({"attnres_w": np.array(shares) / 2} if "attnres_w" in values else {})
 
     def layer_parts(self) -> tuple[Array, Array]:
         """What each source [token, source, width] has of the layer's output, and the rest of it [token, width]."""

@@ -30,7 +30,8 @@ from attnmix.models import convert
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
-    *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
+    *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
+    *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.save),
     *(api.capture, api.compare, api.layout),
 ]
 
@@ -135,10 +136,11 @@ def test_intervals_are_over_texts_and_a_comparison_is_paired(model: attnmix.Mode
         for layer in other.encoder.layer:
             layer.attention.output.dense.weight.mul_(2)
     before, after = attnmix.measure(model, texts), attnmix.measure(attnmix.load(other, model.tokenizer), texts)
-    table = attnmix.compare(before, after)
+    table = attnmix.compare(before, after).all_rows()
+    table = table[(table["layer"] != "all") & (table["measure"] != "own_share")]
     means = [each.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean() for each in (before, after)]
-    keys = pd.MultiIndex.from_frame(table[["layer", "method"]])
-    assert (table.query("method == 'attnres_n'")["ci_low"] > 0).all(), "attention that is twice as long mixes more"
+    keys = pd.MultiIndex.from_frame(table[["layer", "measure"]])
+    assert (table.query("measure == 'attnres_n'")["ci_low"] > 0).all(), "attention that is twice as long mixes more"
     np.testing.assert_allclose(table["difference"], (means[1] - means[0]).loc[keys], atol=1e-6)
     rows = before.by_layer()
     assert (rows["ci_low"] <= rows["mean"]).all()

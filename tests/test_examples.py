@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 import runpy
 import subprocess
@@ -92,6 +93,19 @@ def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.Monk
     exec(snippet, names)
     assert {"model", "result", "run"} <= names.keys()
     assert "flies" in Path("page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_examples_of_which_measure_for_which_question_print_what_the_page_shows() -> None:
+    page = (REPOSITORY / "docs/measures/which.md").read_text(encoding="utf-8")
+    runner, names = doctest.DocTestRunner(), dict[str, Any]()
+    questions = page.split("\n## ")[1:7]
+    assert all("```pycon" in question for question in questions), "one worked example for each question"
+    for block in re.findall(r"```pycon\n(.*?)```", page, re.DOTALL):
+        example = doctest.DocTestParser().get_doctest(block, names, "which.md", "docs/measures/which.md", 0)
+        example.globs = names  # each goes on where the one before it ended
+        runner.run(example, clear_globs=False)
+    assert runner.summarize().failed == 0
 
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))

@@ -260,7 +260,7 @@ def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: P
         (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
         (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
         (lambda m: attnmix.measure(m, "good film").save(None), r"^path: NoneType; allowed: .* as in save\(path\)$"),
-        (lambda m: attnmix.compare(m, m), r"^compare: Model; allowed: two results of measure\(model, texts\)$"),
+        (lambda m: attnmix.compare(m, m), r"^compare: Model; allowed: two results of measure\(model, texts\), "),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
             for n in (0, 1, 2, 3.0, 65)

@@ -34,7 +34,8 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 # What users call themselves, and packages that hold a docstring.
 RUN_BY_NO_STAGE = {
-    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "model", "serve")),
+    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "comparison", "model", "serve")),
+    "attnmix/text_controls.py",
     *("attnmix/serve.html", "attnmix/serve.js"),
     *(f"attnmix/runs/{name}.py" for name in ("__init__", "text_results")),
     "stages/__init__.py",

@@ -56,15 +56,8 @@ RATIO_MARKS = {
     "layer_n": Mark("Norm-based, whole layer", "#999999", "P", "After the whole" + _LENGTH_RATIO),
 }
 """Ratios; the meaning is that of one value, whose `{layer}` and `{share}` are filled in."""
-RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()} | {
-    "attnres_w": "Attention weights, skip as half",
-    "attn_n": "Norm-based, attention alone",
-    "attnres_n": "Norm-based, with skip",
-    "attnresln_n": "Norm-based, with skip and LayerNorm",
-    "enc_n": "Norm-based, with both skips and LayerNorms",
-    "layer_n": "Norm-based, with the feed-forward network too",
-}
-"""Labels of the ratios on the page, which has room to say how they differ."""
+RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()}
+"""Labels of the ratios, the same on the page as in figures and tables."""
 _MATRICES = {
     "attention": "Attention",
     "norm": "Norm-based",

@@ -33,6 +33,7 @@ from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
 from attnmix.measures.ratios import Parts, all_parts, formulas, mixing_ratios, ratio_points
+from attnmix.measures.sinks import sink_measures
 from attnmix.measures.sources import SOURCES, source_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
@@ -57,9 +58,10 @@ class DocumentMeasures:
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     counted: Mapping[str, npt.NDArray[np.floating]]
-    """Arrays by name, for a document in the statistics; all but `geometry` are sums over its tokens.
+    """Arrays by name, for a document in the statistics; all but `geometry` and `sinks` are sums over its tokens.
 
     `geometry`   [sites, measures]
+    `sinks`      [layers, measures]
     `unit_sums`  [sites, largest width]: vectors of norm 1, then zeros
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: each head's ratio
@@ -82,7 +84,8 @@ class DocumentMeasures:
         counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
         if self.document.segments is not None:
             counts |= dict.fromkeys(SOURCES, int((self.document.segments >= 0).sum()))
-        sums["geometry"], counts["geometry"] = np.nan_to_num(sums["geometry"]), ~np.isnan(sums["geometry"])
+        for name in ("geometry", "sinks"):
+            sums[name], counts[name] = np.nan_to_num(sums[name]), ~np.isnan(sums[name])
         for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
             membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
             sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
@@ -235,7 +238,9 @@ class _BatchPass:
         """Return what the statistics take of a block of documents in one layer: sums over its tokens, by name."""
         methods, constants = self.measurer.methods, self.constants[part.call.number - 1]
         shape = block.mask_BT.shape
-        values = ControlValues(constants.value_bias_E, self._corpus_values(block, part), block.means(part.value))
+        shifted = part.call.stack != self.measurer.family.stacks[0]
+        means_B1E, special_SB = block.means(part.value), block.special_positions(shifted)
+        values = ControlValues(constants.value_bias_E, self._corpus_values(block, part), means_B1E, special_SB)
         controls_CMBT = control_ratios(methods, part, parts, values)
         others_BTD = parts.attention.others.double().unflatten(0, shape)
         own_BTD = parts.residual.own.double().unflatten(0, shape)
@@ -245,9 +250,10 @@ class _BatchPass:
             "lengths": block.sums(torch.stack(lengths, -1)),
             "steps": block.sums(step_measures(part)),
             "by_head": block.sums(head_ratios(part, constants.head_factors_HdR)),
+            "sinks": sink_measures(part, block.mask_BT),
         }
         by_name |= zip(SAME_PASS, block.sums(controls_CMBT.permute(2, 3, 0, 1)).unbind(1), strict=True)
-        segments_BT = block.segments(shifted=part.call.stack != self.measurer.family.stacks[0])
+        segments_BT = block.segments(shifted)
         if segments_BT is not None:
             sources_SMBT = source_ratios(methods, part, parts, segments_BT)
             in_text_BT = (segments_BT == 0) | (segments_BT == 1)

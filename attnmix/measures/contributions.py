@@ -21,8 +21,7 @@ from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, do
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
-from attnmix.measures.swaps import SWAPS, layer_swap_ratios
-from attnmix.models.attention import attention_by, explicit
+from attnmix.measures.swaps import SWAPS, document_swaps
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
@@ -223,15 +222,9 @@ class DocumentMeasurer:
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""
-        tokens = min(len(ids), len(donor_ids))
-        if tokens == 0:
+        if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
-        chains, donors = (
-            document_chains(self.base_32, self._batch(each[:tokens])["input_ids"]) for each in (ids, donor_ids)
-        )
-        with attention_by(explicit(), self.base_32):
-            ratios_LST = layer_swap_ratios(chains, donors).double()
-        return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
+        return document_swaps(self.base_32, ids, donor_ids)
 
     def gains(self) -> Doubles:
         """Return `attention_gain` of each layer."""

@@ -1,8 +1,9 @@
 """Controls of the mixing ratios: the same ratios where something that they should depend on has been taken away.
 
-A ratio that a control reproduces says nothing of what the control took away. Three come from the forward pass that is
-measured anyway, with other values v_j in place of x_j W_V + b_V: attention weights, skip connection and norms (with
-their deviations) stay as they are. `shuffled_words` and `random_weights` are forward passes of their own.
+A ratio that a control reproduces says nothing of what the control took away. Four come from the forward pass that is
+measured anyway: three with other values v_j in place of x_j W_V + b_V, one without special tokens as sources. Attention
+weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and `random_weights` are
+forward passes of their own.
 
 Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes,
 E = heads * head width, D hidden.
@@ -24,6 +25,7 @@ from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
 from attnmix.measures.layers import LayerPass, NetworkPart, map_layers
 from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.sinks import without_special_sources
 from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
@@ -52,6 +54,9 @@ CONTROLS = {
         "v_j = the mean of x_k W_V + b_V over tokens k of other texts with j's token class and group of positions",
     ),
     "without_value_bias": Control("v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
+    "without_special_sources": Control(
+        "F_ij = 0 for every special token j other than i; weights relative to those that are left"
+    ),
 }
 """Every control by its name."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
@@ -107,6 +112,7 @@ class ControlValues(NamedTuple):
     bias_E: Tensor  # b_V
     corpus_BTE: Tensor  # the corpus values v_j
     mean_B1E: Tensor  # mean_k v_k over the document's tokens
+    special_SB: Tensor  # positions of each document's special tokens, then -1
 
 
 def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, values: ControlValues) -> Tensor:
@@ -135,9 +141,10 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
         bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
         networks = _networks_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
     ratios = []
-    for name in SAME_PASS:
+    for name in projected:
         split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
         ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight, networks.get(name))))
+    ratios.append(formulas(methods, without_special_sources(layer_pass, parts, values.special_SB)))
     ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
 

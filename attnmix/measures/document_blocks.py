@@ -84,6 +84,17 @@ class DocumentBlock:
         first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
         return torch.cat([first_B1, self.segments_BT[:, :-1]], 1).masked_fill(~self.mask_BT, PADDING_SEGMENT)
 
+    def special_positions(self, shifted: bool) -> Tensor:
+        """Return the positions `[S, B]` of each document's special tokens, then -1.
+
+        `shifted` as a decoder reads them, one token later, after a first one that is special.
+        """
+        positions = [np.flatnonzero(document.words < 0) for document in self.documents]
+        if shifted:
+            later = zip(positions, self.lengths, strict=True)
+            positions = [np.append(0, place[place < length - 1] + 1) for place, length in later]
+        return self._padded(positions, -1).T
+
     def part(self, vectors_BTD: Tensor) -> Tensor:
         """Return the block's part of the vectors of all documents of the batch."""
         return vectors_BTD[self.places, : self.tokens]

@@ -13,14 +13,19 @@ Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from transformers import PreTrainedModel
 
-from attnmix.measures.derivatives import Chain, differentials
+from attnmix.core.statistics import Doubles
+from attnmix.measures.derivatives import Chain, differentials, document_chains
 from attnmix.measures.layers import Block, heads_output
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import LayerCall
+from attnmix.models.encoding import padded
 
 SWAPS = ("swap", "swap_derivative")
 DONORS = ("same_class", "other_class")  # of the review whose inputs are exchanged, by the predicted class
@@ -44,6 +49,25 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
         return _own_rows(torch.stack([layer(input_BTD) for input_BTD in inputs])) - y_BTD
 
     return _share_of_others(moved(others_TT & ~own_TT), moved(own_TT), y_BTD)
+
+
+def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
+    """Return the next text of the same class as text `number` and of another, by `DONORS`; None where there is none."""
+    others = np.roll(np.arange(len(classes)), -number)[1:]
+    same = classes[others] == classes[number]
+    return [int(chosen[0]) if len(chosen) else None for chosen in (others[same], others[~same])]
+
+
+def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
+    """Return `layer_swap_ratios` `[L, swaps, T]` of the tokens that both documents have, NaN of the others."""
+    tokens = min(len(ids), len(donor_ids))
+    chains, donors = (
+        document_chains(base, padded([each[:tokens].tolist()], 0, base.device)["input_ids"])
+        for each in (ids, donor_ids)
+    )
+    with attention_by(explicit(), base):
+        ratios_LST = layer_swap_ratios(chains, donors).double()
+    return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:

@@ -26,6 +26,7 @@ from attnmix.measures.input_parts import QUANTITIES, RULES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.swaps import DONORS, SWAPS
 
 Totals = tuple[Doubles, Doubles]
@@ -177,6 +178,7 @@ def mixing_tables(
     means.append(geometry_mean({"site": sites, "measure": GEOMETRY_MEASURES}, partial(_stored, "geometry")))
     means.append(geometry_mean(steps, partial(_stored, "steps"), complete=False))
     means.append(geometry_mean(to_first, partial(_stored, "to_first")))
+    means.append(geometry_mean(attention | {"measure": SINK_MEASURES}, partial(_stored, "sinks"), complete=False))
     means.append(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, _lengths))
     wanted = {*names, "geometry"}
     tables = mean_tables([each for each in means if each.table in wanted], rows, draws)

@@ -63,13 +63,14 @@ class AttentionCall:
 
     def diagonal(self) -> Tensor:
         """Return a_ii `[B, T, H]`."""
-        return self._one_key(self.key, None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1))
+        return self.one_key(self.key, None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1))
 
     def to_first(self) -> Tensor:
         """Return a_i0 `[B, T, H]`."""
-        return self._one_key(self.key[..., :1, :], None if self.mask is None else self.mask[..., 0])
+        return self.one_key(self.key[..., :1, :], None if self.mask is None else self.mask[..., 0])
 
-    def _one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
+    def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
+        """Return a_ij `[B, T, H]` of one key j for each query, `[B, H, T or 1, d]`, which each of them sees."""
         scores = _capped((self.query * key).sum(-1) * self.scaling, self.softcap)
         if mask is not None:
             scores = scores + mask

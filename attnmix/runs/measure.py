@@ -37,6 +37,7 @@ from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obs
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.measures.sources import SOURCES
+from attnmix.measures.swaps import next_donors
 from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -190,10 +191,9 @@ class CheckpointWork:
 
     def _donors(self, number: int) -> Iterator[Document]:
         """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
-        others = np.roll(np.arange(len(self.corpus)), -number)[1:]
-        same = self.corpus.predicted[others] == self.corpus.predicted[number]
-        for chosen in (others[same], others[~same]):
-            yield self.corpus.document(chosen[0]) if len(chosen) else self.corpus.document(number).take(chosen)
+        for donor in next_donors(number, self.corpus.predicted):
+            own = self.corpus.document(number)
+            yield own.take(np.arange(0)) if donor is None else self.corpus.document(donor)
 
     def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return what `gradients` wrote, by the name of the review."""

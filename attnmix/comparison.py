@@ -1,0 +1,379 @@
+"""Two models on the same texts: which quantities differ, and of what a difference says something.
+
+A difference can be of these two models, or of how they were trained. The interval over texts tells the former alone:
+two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by the
+simultaneous interval over texts, and `trainings`, which stays `open` until several trainings are compared.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.stats import t as student
+
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, MIN_SIMULTANEOUS, Interval, Resampled, resample
+from attnmix.measures.batches import LENGTHS, length_class
+from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.text_controls import CLASS_SHARE, OWN_SHARE, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP, TextTotals
+
+if TYPE_CHECKING:
+    from attnmix.api import Measures
+
+ALL_LAYERS = "all"
+LESS = "less"  # between a ratio and the control that is taken from it
+OPEN, HIGHER, LOWER = "open", "higher", "lower"
+MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
+TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
+"""The layer and the standard deviation, in points, by which five seeds of a setting of the study differ most.
+
+Of the ratio `attnresln_n`, from the intervals in docs/study/answer_layers.csv.
+"""
+BOOTSTRAP_SEED = 111
+_MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
+
+
+class Cell(NamedTuple):
+    """A row of a comparison: a quantity of one layer, or its mean over all layers."""
+
+    measure: str
+    layer: int | str
+
+
+def packed(totals: Mapping[str, TextTotals]) -> tuple[list[Cell], TextTotals]:
+    """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
+
+    `own_share` counts from the input on, so that its mean over layers says nothing.
+    """
+    cells, sums, counts = list[Cell](), [], []
+    for measure, each in totals.items():
+        counts_NL = np.broadcast_to(each.counts, each.sums.shape)
+        if measure != OWN_SHARE:
+            cells.append(Cell(measure, ALL_LAYERS))
+            sums.append(each.sums.mean(1, keepdims=True))
+            counts.append(counts_NL[:, :1])
+        cells += [Cell(measure, layer) for layer in range(1, each.sums.shape[1] + 1)]
+        sums.append(each.sums)
+        counts.append(counts_NL)
+    return cells, TextTotals(np.concatenate(sums, 1), np.concatenate(counts, 1))
+
+
+def resampled(totals: TextTotals) -> Resampled:
+    """Return the means over texts, with the same draws of texts for every model."""
+    counts = np.broadcast_to(totals.counts, totals.sums.shape)
+    return resample(totals.sums, counts, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED)
+
+
+def mean_table(totals: Mapping[str, TextTotals]) -> pd.DataFrame:
+    """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
+    cells, cell_totals = packed(totals)
+    table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
+    by_layer = table[table["layer"] != ALL_LAYERS]
+    order = {measure: place for place, measure in enumerate(totals)}
+    by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
+    columns = ["layer", "measure", *_MEAN_COLUMNS]
+    return by_layer[columns].astype({"layer": int}).reset_index(drop=True)
+
+
+def control_table(totals: Mapping[str, TextTotals], less: Mapping[str, TextTotals]) -> pd.DataFrame:
+    """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
+    cells, cell_totals = packed(totals)
+    table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
+    columns = ["below", *(f"below_{name}" for name in ("low", "high", "simultaneous_low", "simultaneous_high"))]
+    below = pd.DataFrame(columns=["measure", "layer", *columns])
+    if less:
+        cells, cell_totals = packed(less)
+        rest = resampled(cell_totals)
+        pointwise, simultaneous = rest.interval(), rest.simultaneous()
+        values = (rest.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
+        below = pd.DataFrame(cells).assign(**dict(zip(columns, values, strict=True)))
+    table = table.merge(below, how="left", on=["measure", "layer"])
+    order = ["measure", "layer", *_MEAN_COLUMNS[:3], *columns, *_MEAN_COLUMNS[3:]]
+    return table[order].rename(columns={"measure": "control"})
+
+
+def _mean_columns(means: Resampled) -> dict[str, Any]:
+    """Return means with the intervals of each alone, numbers of texts and their mean lengths."""
+    interval, texts = means.interval(), means.documents.astype(int)
+    ends = [np.where(texts >= MIN_INTERVAL_TEXTS, end, np.nan) for end in (interval.low, interval.high)]
+    values = (means.mean, *ends, texts, _mean_lengths(means))
+    return dict(zip(_MEAN_COLUMNS, values, strict=True))
+
+
+def _mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
+    """Return the mean number of tokens of a text; NaN where every text counts once, as in a class share."""
+    counts = np.asarray(means.counts)
+    return np.where(counts == means.documents, np.nan, counts / np.maximum(means.documents, 1))
+
+
+def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
+    """Return those to read first: the own share after the last layer, then means over layers of what is not a ratio.
+
+    Of the ratios, that named `ratio` and its controls.
+    """
+    own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
+    first = {cell.measure for cell in cells if cell.measure in (ratio, CLASS_SHARE)}
+    first |= {cell.measure for cell in cells if cell.measure.startswith((f"{ratio} {LESS} ", SWAP))}
+    return own_share[-1:] + [cell for cell in cells if cell.measure in first and cell.layer == ALL_LAYERS]
+
+
+class Trainings(NamedTuple):
+    """The mean of every cell in the texts, of the models of one side."""
+
+    names: Sequence[str]
+    means: Sequence[Resampled]  # [cells] of each model, of the same texts in every sample
+
+    def mean(self) -> Resampled:
+        """Return the mean over the models."""
+        means = np.mean([each.mean for each in self.means], axis=0)
+        samples = np.mean([each.samples for each in self.means], axis=0)
+        return Resampled(means, samples, self.means[0].documents, self.means[0].counts)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What differs between two models on the same texts, as `compare` returns it; printed with its cautions.
+
+    Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
+    `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
+    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `trainings_low, trainings_high` over
+    trainings, where several are compared; `texts` and `tokens`, the mean length of a text
+    (none of `class_share`, in which every text counts once).
+
+    `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
+                     such texts; else `open`
+    `trainings`      the same only where the interval over trainings leaves out 0 too: what another training with
+                     another seed can be expected to show; `open` without several trainings
+    """
+
+    before: Trainings
+    after: Trainings
+    cells: Sequence[Cell]
+    preferred: Sequence[Cell]
+    """Those that `rows` shows: from the input to the last layer, then means over layers."""
+    notes: Sequence[str]
+    """What was left out or sampled, and how the change of the preferred ratio depends on the length of a text."""
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The few rows to read first: the own share after the last layer, the preferred ratio, the controls."""
+        return self._table([self.cells.index(cell) for cell in self.preferred])
+
+    def by_layer(self, measure: str) -> pd.DataFrame:
+        """Return the rows of one measure, such as `own_share`, by layer."""
+        places = [place for place, cell in enumerate(self.cells) if cell.measure == measure]
+        if not places:
+            allowed = ", ".join(dict.fromkeys(cell.measure for cell in self.cells))
+            raise InputError(f"measure: {measure!r}; allowed: {allowed}")
+        return self._table([place for place in places if self.cells[place].layer != ALL_LAYERS])
+
+    def all_rows(self) -> pd.DataFrame:
+        """Return every row: the more there are, the wider are the simultaneous intervals."""
+        return self._table(range(len(self.cells)))
+
+    @property
+    def caution(self) -> str:
+        """What the rows do not show."""
+        models = max(len(self.before.means), len(self.after.means))
+        if models == 1:
+            spreads = " and ".join(
+                f"{points:g} points in layer {layer} with {labels}"
+                for labels, (layer, points) in TRAINING_SPREADS.items()
+            )
+            return (
+                "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
+                f"alone differ too: in the study the ratio of five seeds had a standard deviation of {spreads} "
+                "(docs/study/answer_layers.csv). So a difference here is one of these two models, not yet of how they "
+                "were trained; for that, compare several trainings: compare([a, b, c], [d, e, f])."
+            )
+        sides = [
+            f"{len(side.means)} trainings" if len(side.means) > 1 else "one, taken to vary as the others,"
+            for side in (self.before, self.after)
+        ]
+        return (
+            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
+            "another base model or other settings are not covered."
+        )
+
+    def to_markdown(self) -> str:
+        """Return the rows to read first as a table in Markdown, and the cautions below it."""
+        shown = self._shown()
+        lines = ["| " + " | ".join(shown.columns) + " |", "| " + " | ".join(["---"] * shown.shape[1]) + " |"]
+        lines += ["| " + " | ".join(row) + " |" for row in shown.itertuples(index=False)]
+        return "\n".join([*lines, "", *(f"- {text}" for text in self._texts())])
+
+    def __repr__(self) -> str:
+        return "\n".join([self._shown().to_string(index=False), *self._texts()])
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._texts())
+        return self._shown().to_html(index=False) + paragraphs
+
+    def _texts(self) -> list[str]:
+        return [f"Caution: {self.caution}", *self.notes]
+
+    def _shown(self) -> pd.DataFrame:
+        """Return `rows` as text, with one interval."""
+        rows, shown = self.rows, pd.DataFrame()
+        for column in ("measure", "layer"):
+            shown[column] = rows[column].map(str)
+        for column in ("before", "after"):
+            shown[column] = rows[column].map("{:.3f}".format)
+        intervals = zip(rows["difference"], rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
+        shown["difference"] = [_with_interval(*each) for each in intervals]
+        for column in ("these_models", "trainings"):
+            shown[column] = rows[column]
+        shown["texts"] = rows["texts"].map(str)
+        shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
+        return shown
+
+    def _table(self, places: Sequence[int]) -> pd.DataFrame:
+        """Return the rows of some cells, whose simultaneous intervals hold for all of them at once."""
+        cells = list(places)
+        before, after = _taken(self.before.mean(), cells), _taken(self.after.mean(), cells)
+        change = after.minus(before)
+        table = pd.DataFrame([self.cells[place] for place in cells], columns=list(Cell._fields))
+        table["before"], table["after"], table["difference"] = before.mean, after.mean, change.mean
+        texts = change.documents.astype(int)
+        pointwise, simultaneous = change.interval(), change.simultaneous()
+        table["ci_low"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.low, np.nan)
+        table["ci_high"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.high, np.nan)
+        table["simultaneous_low"], table["simultaneous_high"] = simultaneous.low, simultaneous.high
+        table["these_models"] = _direction(simultaneous)
+        table["trainings"] = OPEN
+        if max(len(self.before.means), len(self.after.means)) > 1:
+            over_trainings = _over_trainings(self.before, self.after, cells)
+            table["trainings_low"], table["trainings_high"] = over_trainings.low, over_trainings.high
+            agreed = table["these_models"] == _direction(over_trainings)
+            table["trainings"] = table["these_models"].where(agreed, OPEN)
+        table["texts"], table["tokens"] = texts, _mean_lengths(change)
+        return table
+
+
+def compared(before: Sequence[Measures], after: Sequence[Measures]) -> Comparison:
+    """Return the comparison of the results of some models with those of others; `attnmix.compare` says what it is."""
+    results = [*before, *after]
+    methods, notes = _comparable(results)
+    ratio, documents = preferred_ratio(methods), results[0].documents
+    quantities = [result.quantities(methods) for result in results]
+    obstacles = [obstacle for result in results if (obstacle := result.own_share_obstacle())]
+    if obstacles:
+        notes.append(f"own_share is left out: {obstacles[0]}.")
+    else:
+        own_shares = [{OWN_SHARE: result.own_share_totals()} for result in results]
+        quantities = [own | others for own, others in zip(own_shares, quantities, strict=True)]
+        notes.append(_own_share_note(len(documents)))
+    if len(documents) < MIN_SIMULTANEOUS:
+        notes.append(_few_texts_note(len(documents)))
+    lengths = np.array([len(document) for document in documents])
+    if len(np.unique(length_class(lengths))) > 1:
+        notes.append(_length_note(ratio, _mean_change((before, after), ratio), lengths))
+    cells = packed(quantities[0])[0]
+    means = [resampled(packed(totals)[1]) for totals in quantities]
+    names = [result.model.name for result in results]
+    number = len(before)
+    sides = Trainings(names[:number], means[:number]), Trainings(names[number:], means[number:])
+    return Comparison(*sides, cells, preferred_cells(cells, ratio), notes)
+
+
+def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
+    """Return the ratios that all results have, and notes; raise `InputError` where they cannot be compared."""
+    first = results[0]
+    for each in results[1:]:
+        same_ids = [one.ids.tolist() for one in first.documents] == [one.ids.tolist() for one in each.documents]
+        if not same_ids or first.tokenized.pairs != each.tokenized.pairs:
+            raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
+        layers = [result.arrays[0].shape[1] for result in (first, each)]
+        if layers[0] != layers[1]:
+            numbers = f"{layers[0]} and {layers[1]}"
+            raise InputError(f"compare: the two have other layers, {numbers}; allowed: the same number")
+        if list(first.control_totals) != list(each.control_totals):
+            asked = [", ".join(result.control_totals) or "none" for result in (first, each)]
+            raise InputError(f"compare: the two have other controls, {asked[0]} and {asked[1]}; allowed: the same")
+    shared = [method for method in first.methods if all(method in result.methods for result in results)]
+    if not shared:
+        raise InputError("compare: the two have no ratio in common; measure both with the same `methods`")
+    everything = {method for result in results for method in result.methods}
+    only_some = [method for method in RATIOS if method in everything - set(shared)]
+    if not only_some:
+        return shared, []
+    return shared, [f"Not all models have {', '.join(only_some)}; compared is {preferred_ratio(shared)}."]
+
+
+def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
+    """Return the change of a ratio in each text, the mean over layers and models."""
+    means = []
+    for side in sides:
+        totals = [result.ratio_totals()[ratio] for result in side]
+        means.append(np.mean([(each.sums / each.counts).mean(1) for each in totals], axis=0))
+    change: npt.NDArray[np.float64] = means[1] - means[0]
+    return change
+
+
+def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
+    """Return the mean change of a measure in texts of each class of length."""
+    classes_N = length_class(lengths_N)
+    parts = []
+    for place in np.unique(classes_N):
+        inside_N = classes_N == place
+        texts = _counted(int(inside_N.sum()))
+        parts.append(f"{100 * change_N[inside_N].mean():+.1f} at {LENGTHS[place]} tokens ({texts})")
+    return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
+
+
+def _own_share_note(texts: int) -> str:
+    """Return of which texts and tokens the own share is."""
+    return f"own_share is of {_counted(min(texts, SAMPLE_TEXTS))}, cut to {OWN_SHARE_TOKENS} tokens where longer."
+
+
+def _few_texts_note(texts: int) -> str:
+    """Return that no verdict is given of so few texts."""
+    verdicts = "simultaneous intervals, and with them verdicts,"
+    return f"{_counted(texts)}: {verdicts} take {MIN_SIMULTANEOUS} texts or more."
+
+
+def _counted(texts: int) -> str:
+    return f"{texts} text{'s' * (texts != 1)}"
+
+
+def _direction(interval: Interval) -> npt.NDArray[Any]:
+    """Return `HIGHER`, `LOWER` or `OPEN` for each cell of a difference."""
+    return np.select([interval.low > 0, interval.high < 0], [HIGHER, LOWER], OPEN)
+
+
+def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
+    """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
+
+    Welch's, for trainings of unequal spread and number. A side of one model is taken to vary as the other side does:
+    taken as fixed, one training would differ from several others of its own setting.
+    """
+    sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
+    difference = sides[1].mean(0) - sides[0].mean(0)
+    variances = [side.var(0, ddof=1) / len(side) for side in sides if len(side) > 1]
+    degrees = [len(side) - 1 for side in sides if len(side) > 1]
+    if len(variances) == 1:
+        (several,) = (len(side) for side in sides if len(side) > 1)
+        variance, freedom = variances[0] * (several + 1), np.full_like(difference, degrees[0])
+    else:
+        variance = variances[0] + variances[1]
+        weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
+        freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
+    half = student.ppf(1 - (1 - LEVEL) / (2 * len(cells)), freedom) * np.sqrt(variance)
+    return Interval(difference, difference - half, difference + half)
+
+
+def _taken(resampled: Resampled, cells: Sequence[int]) -> Resampled:
+    counts = np.asarray(resampled.counts)[cells]
+    return Resampled(resampled.mean[cells], resampled.samples[:, cells], resampled.documents[cells], counts)
+
+
+def _with_interval(difference: float, low: float, high: float) -> str:
+    if np.isnan(low):
+        return f"{difference:+.3f}"
+    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"

@@ -1,0 +1,87 @@
+"""Attention sinks and massive activations: how much of the attention goes to the ends of a text, and what they give.
+
+A sink is a token that gets much attention and gives little: its values are short (Xiao et al., ICLR 2024; Gu et al.,
+ICLR 2025). It then keeps tokens from mixing (Barbero et al., 2025), while attention weights say that they mix, so every
+ratio is also measured without special tokens as sources. Massive activations are the few numbers of a sink's vector
+that are far above all others (Sun et al., COLM 2024).
+
+Shapes: B documents, H heads, T tokens, N = B * T, D hidden, d head width, E = H * d.
+"""
+
+import torch
+from torch import Tensor
+
+from attnmix.measures.layers import LayerPass
+from attnmix.measures.ratios import Parts, Split
+from attnmix.models.attention import AttentionCall
+
+SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
+"""Measures of a text in one layer; `attention_to_first` is counted token by token.
+
+`attention_to_last`            mean weight of all other tokens on the last one
+`value_of_first`, `_of_last`   length of its value, all heads together, relative to the mean of the tokens between
+`massive_activation`           largest absolute number in the layer's output, relative to the median
+"""
+
+
+def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
+    """Return each document's a_ij `[B, T, H]` of one source j, at `positions_B`; 0 where token i does not see it."""
+    place_B111 = positions_B[:, None, None, None]
+    key_BH1d = call.key.take_along_dim(place_B111, -2)
+    mask_BHT = None if call.mask is None else call.mask.take_along_dim(place_B111, -1).squeeze(-1)
+    weights_BTH = call.one_key(key_BH1d, mask_BHT)
+    if not call.causal:
+        return weights_BTH
+    tokens_T = torch.arange(call.key.shape[-2], device=positions_B.device)
+    hidden_BT = tokens_T < positions_B.unsqueeze(-1)
+    return weights_BTH.masked_fill(hidden_BT.unsqueeze(-1), 0)
+
+
+def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Tensor) -> Parts:
+    """Return the parts of all tokens without what other tokens give that are special.
+
+    `special_SB` has the positions of each document's special tokens, -1 where it has no more. A token's own part is
+    kept. Weights on the other tokens are relative to what is left of them and to its own weight.
+    """
+    call = layer_pass.attention
+    removed_BTHd = torch.zeros_like(call.value.transpose(1, 2))
+    weight_BT = torch.zeros_like(removed_BTHd[..., 0, 0])
+    places_T = torch.arange(weight_BT.shape[1], device=weight_BT.device)
+    for place_B in special_SB:
+        position_B = place_B.clamp_min(0)
+        is_other_BT = (place_B >= 0).unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
+        weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
+        value_B1Hd = call.value.take_along_dim(position_B[:, None, None, None], -2).transpose(1, 2)
+        removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
+        weight_BT += weights_BTH.mean(-1)
+    removed_ND = removed_BTHd.flatten(-2).flatten(0, 1) @ layer_pass.block.output.W
+    others_weight_N = (parts.mixed_weight - weight_BT.flatten()).clamp_min(0)
+    total_N = others_weight_N + 1 - parts.mixed_weight
+    mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
+    return parts.with_others(Split(parts.projected.own, parts.projected.others - removed_ND), mixed_weight_N)
+
+
+def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
+    """Return `SINK_MEASURES` of each document `[B, measures]`; NaN of a text of one or, for values, two tokens."""
+    places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    last_B = mask_BT.sum(-1) - 1
+    before_last_BT = places_T < last_B.unsqueeze(-1)
+    on_last_BT = weights_on(layer_pass.attention, last_B).mean(-1).double()
+    length_BT = layer_pass.value.double().norm(dim=-1)
+    between_B = _mean(length_BT, before_last_BT & (places_T > 0))
+    last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)
+    output_BX = layer_pass.features["layer_output"].abs().masked_fill(~mask_BT.unsqueeze(-1), torch.nan).flatten(1)
+    largest_B = output_BX.nan_to_num(0).amax(-1)
+    measures = (
+        _mean(on_last_BT, before_last_BT),
+        length_BT[:, 0] / between_B,
+        last_length_B / between_B,
+        (largest_B / output_BX.nanmedian(-1).values).double(),
+    )
+    return torch.stack(measures, -1)
+
+
+def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the mean over the tokens of a mask `[B]`; NaN without any."""
+    mean_B: Tensor = values_BT.masked_fill(~mask_BT, 0).sum(-1) / mask_BT.sum(-1)
+    return mean_B

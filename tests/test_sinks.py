@@ -1,0 +1,102 @@
+"""Sinks: what the ends of a text do, and the ratios without what special tokens give, by independent computations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import write_family
+from family_reference import run_reference
+from transformers import AutoModel
+
+import attnmix
+from attnmix.measures.sinks import SINK_MEASURES
+
+TEXTS = ["time flies like an arrow", "the film was very good , and not so cold .", "the plot was dull ."]
+FAMILIES = ["bert", "gpt2", "bart"]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def result(family: str, tmp_path: Path) -> attnmix.Measures:
+    model = attnmix.load(str(write_family(family, tmp_path / family)))
+    return attnmix.measure(model, TEXTS, controls=["without_special_sources"])
+
+
+def references(result: attnmix.Measures, family: str) -> list[Any]:
+    return [run_reference(family, result.model.network.base_model, each.ids.tolist()) for each in result.documents]
+
+
+def special_places(result: attnmix.Measures, number: int, layer: int) -> list[int]:
+    """The places of special tokens as a layer reads them: a decoder beside an encoder one later, after its start."""
+    words = result.documents[number].words
+    if result.encoder_layers is None or layer <= result.encoder_layers:
+        return np.flatnonzero(words < 0).tolist()
+    return [0, *(np.flatnonzero(words[:-1] < 0) + 1).tolist()]
+
+
+def test_ratios_without_special_sources_leave_out_what_those_give(result: attnmix.Measures, family: str) -> None:
+    texts = references(result, family)
+    for method in result.methods:
+        table = result.controls(method)
+        for layer in range(1, result.arrays[0].shape[1] + 1):
+            ratios = [
+                reference.layers[layer - 1].without_sources(special_places(result, number, layer))[method]
+                for number, reference in enumerate(texts)
+            ]
+            row = table[table["layer"] == layer].iloc[0]
+            assert row["mean"] == pytest.approx(np.concatenate(ratios).mean(), abs=1e-5), (method, layer)
+            whole = np.concatenate([array[result.methods.index(method), layer - 1] for array in result.arrays])
+            assert row["below"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
+
+
+def test_sink_measures_are_those_of_attention_values_and_outputs(result: attnmix.Measures, family: str) -> None:
+    texts = references(result, family)
+    sinks = result.sinks().set_index(["layer", "measure"])["mean"]
+    for layer in range(1, result.arrays[0].shape[1] + 1):
+        expected = dict[str, list[float]]({name: [] for name in SINK_MEASURES})
+        to_first = []
+        for reference in texts:
+            step = reference.layers[layer - 1]
+            weights, lengths = step.attention.mean(0), np.sqrt((step.value**2).sum((0, 2)))
+            between = lengths[1:-1].mean()
+            output = np.abs(step.points["layer_output"])
+            values = (weights[:-1, -1].mean(), lengths[0] / between, lengths[-1] / between)
+            massive = output.max() / np.median(output)
+            for name, value in zip(SINK_MEASURES, (*values, massive), strict=True):
+                expected[name].append(float(value))
+            to_first += weights[1:, 0].tolist()
+        for name, by_text in expected.items():
+            assert sinks[layer, name] == pytest.approx(np.mean(by_text), rel=0.02), (layer, name)
+        assert sinks[layer, "attention_to_first"] == pytest.approx(np.mean(to_first), abs=1e-5)
+
+
+def test_a_planted_sink_is_seen_and_taken_out(tiny_bert: Path) -> None:
+    """A first token that gets nearly all attention and gives nothing: weights say that tokens mix, and it gave that."""
+    network = AutoModel.from_pretrained(tiny_bert)
+    attention = network.encoder.layer[0].attention.self
+    with torch.no_grad():
+        # With a key that all queries like, and a value of 0, of the one token whose first number is large.
+        network.embeddings.word_embeddings.weight[2, 0] += 100
+        for linear in (attention.query, attention.key, attention.value):
+            linear.weight.zero_()
+            linear.bias.zero_()
+        attention.query.bias.fill_(1)
+        attention.key.weight[:, 0] = 4
+        attention.value.weight.copy_(torch.eye(24))
+        attention.value.weight[0, 0] = 0
+        attention.value.weight[:, 0] = 0
+    model = attnmix.load(network, attnmix.load(str(tiny_bert)).tokenizer)
+    result = attnmix.measure(model, TEXTS, controls=["without_special_sources"])
+    sinks = result.sinks().query("layer == 1").set_index("measure")["mean"]
+    assert sinks["attention_to_first"] > 0.9
+    assert sinks["value_of_first"] < 0.5
+    row = result.controls("attn_w").query("layer == 1").iloc[0]
+    assert row["below"] > 0.05
