@@ -324,6 +324,20 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     return torch.stack([quantities[name] for name in QUANTITIES])
 
 
+def source_shares(parts: dict[str, Tensor]) -> Tensor:
+    """Return each source's share `[L, T, T]` of each token's vector after every layer, from `PartsReader.read`.
+
+    A row sums to 1. A token's share of itself is `own_share`; the rest is divided among the other sources by the
+    lengths of their parts.
+    """
+    own_LT = parts["own_share"][1:]
+    length_LTT = parts["length"][1:].clone()
+    length_LTT.diagonal(dim1=-2, dim2=-1).zero_()
+    lengths_LT1 = length_LTT.sum(-1, keepdim=True)
+    portion_LTT = torch.where(lengths_LT1 > 0, length_LTT / lengths_LT1, 0)
+    return (1 - own_LT)[..., None] * portion_LTT + torch.diag_embed(own_LT)
+
+
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
     """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection on them."""
     return (parts * whole_TD).sum(-1) / whole_TD.square().sum(-1)

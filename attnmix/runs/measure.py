@@ -28,7 +28,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import check_disk, clear, publish
-from attnmix.core.settings import MeasureParameters
+from attnmix.core.names import PARTS
+from attnmix.core.settings import MAX_PARTS_TOKENS, MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import GROUPS, BatchMeasurer
@@ -36,7 +37,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.heads import record_heads
-from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
+from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle, source_shares
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
@@ -169,12 +170,19 @@ def _kept_bytes(base: PreTrainedModel, methods: list[str], matrices: list[str], 
     vectors_T = heads * hidden * captured_T
     vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
     queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
-    matrices_T = len(with_rollouts(matrices)) * captured_T**2
+    matrices_T = (len(with_rollouts(matrices)) + 1) * captured_T**2  # with the parts
     captured_numbers = int((vectors_T + queries_and_keys_T + matrices_T).sum())
     ratio_numbers = len(methods) * int(corpus.lengths.sum(dtype=int))
     groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
     geometry = measured * len(sites) * max(sites.values())
     return FLOAT32_BYTES * int(layers * (captured_numbers + ratio_numbers) + measured * groups + geometry)
+
+
+def parts_matrix(base: PreTrainedModel, document: Document) -> dict[str, torch.Tensor]:
+    """Return `source_shares` of a document by their name; nothing of a long one, or in a family without parts."""
+    if len(document) > MAX_PARTS_TOKENS or parts_obstacle(family_of(base.config)):
+        return {}
+    return {PARTS: source_shares(PartsReader(base).read(padded([document.ids.tolist()], 0, base.device)))}
 
 
 @dataclass(frozen=True)
@@ -218,7 +226,8 @@ class CheckpointWork:
             document = self.corpus.document(number)
             contributions = arrays_folder("contributions", self.checkpoint, document.name, published)
             contributions.mkdir(parents=True, exist_ok=True)
-            for method, matrix in measurer.contributions(document.ids).items():
+            matrices = measurer.contributions(document.ids) | parts_matrix(measurer.base, document)
+            for method, matrix in matrices.items():
                 attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
                 array = matrix.float().cpu().numpy()
                 writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)

@@ -8,7 +8,6 @@ import { Heads } from "./heads";
 import { MapPane } from "./map";
 import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
-import { Tour } from "./tour";
 import { Select, Slider } from "./ui";
 import { nameOf } from "./words";
 
@@ -45,9 +44,6 @@ const Bar = () => (
         </>
       )}
     </span>
-    <button id="tour-button" onClick={() => set({ tour: 1 })}>
-      Tour
-    </button>
   </div>
 );
 
@@ -63,7 +59,6 @@ const Page = () => (
     </section>
     <MapPane />
     <More />
-    <Tour />
   </>
 );
 
