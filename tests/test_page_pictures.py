@@ -21,7 +21,7 @@ from attnmix.store.runs import Run
 SCREEN = {"width": 1400, "height": 900}
 TOKEN = 14  # of the first text, with a short name
 LAYER = 2
-TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#00664a", "#b3135f"))
+TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
 # Parts of two pictures' squares that may differ: of the browser's own picture, and of another program's, which smooths
 # edges and small images in its own way.
 ALIKE, NEARLY_ALIKE = 0.01, 0.03
@@ -195,7 +195,7 @@ def test_tokens_are_underlined_and_overlined_as_the_data_say(saved: dict[str, Sa
             assert picture.distance(x, y, colour, 0.5) < 60
     words = "".join(label.text for label in picture.labels).replace(" ", "")
     assert all(re.sub(r"\s", "", row["token"]).lstrip("#") in words for row in rows)
-    (chosen,) = (each for each in picture.elements("rect") if each.get("stroke") == "#b3135f")
+    (chosen,) = (each for each in picture.elements("rect") if each.get("stroke") == "#be2367")
     assert picture.distance(float(chosen.get("x")), float(chosen.get("y")) + 10, MARK, 0.5) < 60
 
 
@@ -244,9 +244,9 @@ def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     assert picture.elements("image") == []
     dots = [each for each in picture.elements("circle") if each.get("fill") != "none"]
     assert 20 < len(dots) <= len(rows)
-    rings = [each for each in picture.elements("circle") if each.get("stroke") == "#b3135f"]
+    rings = [each for each in picture.elements("circle") if each.get("stroke") == "#be2367"]
     assert len(rings) == 1
-    assert sum(label.colour == "#b3135f" for label in picture.labels) == 1
+    assert sum(label.colour == "#be2367" for label in picture.labels) == 1
 
 
 def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(run: Path, chromium: Any) -> None:

@@ -82,11 +82,15 @@ def _headline(run: Run, own: pd.DataFrame) -> str:
 def _sentences(run: Run, own: pd.DataFrame) -> list[str]:
     _, differences = run.mixing
     if differences.empty:
-        return [_one_model(run)]
+        return [*_own_tokens(run, own), _one_model(run)]
     sentences = [_own_change(own), _ratio_change(run), _shuffled_change(run)]
     if _texts(run) == 1:
         sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
     return [sentence for sentence in sentences if sentence]
+
+
+def _own_tokens(run: Run, own: pd.DataFrame) -> list[str]:
+    return [] if own.empty else [f"The {{own part}} is a mean over the {len(run.tokens)} tokens here."]
 
 
 def _one_model(run: Run) -> str:

@@ -14,15 +14,16 @@ import { ARROWS, Pane, PRINTED_WIDTH, ScaleRamp, Select, Slider, Term, useWidth 
 import { nameOf } from "./words";
 
 const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
-const CELL_WIDTH = [15, 84]; // pixels, at least and at most
+const CELL_WIDTH = [15, 120]; // pixels, at least and at most
 const ROOM = { screen: 0.38, paper: 330 }; // for the rows of all models: of the window's height, and in pixels
 const ROW_HEIGHT = [9, 30]; // pixels, at least and at most, with the gap
 const GAP = 0.28; // of a row, through which lines go
 const TITLE_HEIGHT = 24; // pixels, above the rows of a model
+const INDENT = 5; // pixels, left of the first token, into which its name and frame reach
 const NAME_SIZE = 12; // pixels
 const LETTERS = 13; // of a name
 const NAMES_HEIGHT = { level: 24, upright: 92 }; // pixels
-const NUMBERED = 38; // pixels, of a cell with its number in it
+const NUMBERED = 56; // pixels, of a cell with its number in it
 const MAX_SIDE = 16_000; // pixels of a canvas
 const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
 const NAMED_SOURCES = 4; // in the sentence below the picture
@@ -39,7 +40,7 @@ const layerName = (layer: number) => (layer === 0 ? "input" : data.labels.layers
 function layoutOf(number: number, models: string[], width: number) {
   const tokens = tokensOf(number);
   const least = printing.value ? 0 : CELL_WIDTH[0];
-  const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, (width - LEVELS_WIDTH) / tokens.length));
+  const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, (width - LEVELS_WIDTH - 2 * INDENT) / tokens.length));
   const rows = models.length * (layerCount + 1);
   const room = printing.value ? ROOM.paper : ROOM.screen * innerHeight;
   const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], room / rows)));
@@ -50,13 +51,22 @@ function layoutOf(number: number, models: string[], width: number) {
   const height = models.length * blockHeight + NAMES_HEIGHT[upright ? "upright" : "level"];
   const column = (token: number) => (rightToLeft ? tokens.length - 1 - positionOf(token) : positionOf(token));
   return {
-    ...{ tokens, models, cellWidth, rowHeight, blockHeight, upright, height, width: cellWidth * tokens.length },
-    x: (token: number) => column(token) * cellWidth,
+    ...{
+      tokens,
+      models,
+      cellWidth,
+      rowHeight,
+      blockHeight,
+      upright,
+      height,
+      width: 2 * INDENT + cellWidth * tokens.length,
+    },
+    x: (token: number) => INDENT + column(token) * cellWidth,
     top: (model: string) => models.indexOf(model) * blockHeight,
     y: (model: string, layer: number) =>
       models.indexOf(model) * blockHeight + TITLE_HEIGHT + (layerCount - layer) * rowHeight,
     cellAt(x: number, y: number): Cell | null {
-      const place = Math.floor(x / cellWidth);
+      const place = Math.floor((x - INDENT) / cellWidth);
       const block = Math.floor(y / blockHeight);
       const level = layerCount - Math.floor((y - block * blockHeight - TITLE_HEIGHT) / rowHeight);
       if (place < 0 || place >= tokens.length || block < 0 || level < 0) return null;
@@ -103,16 +113,16 @@ function cellMarks(layout: Layout): Mark[] {
   };
   const number = (box: [number, number, number, number], ink: string, value: number) => {
     if (cellWidth < NUMBERED || rowHeight < 15) return;
-    const [left, top, width] = box;
+    const [left, top] = box;
     const text = state.change.value ? measures.shareText(value).replace(" points", "") : wholePercent(value);
     numbers.push({
       kind: "text",
       text,
-      x: left + width / 2,
+      x: left + 6,
       y: top + height / 2,
       fill: ink,
       size: 11,
-      anchor: "middle",
+      anchor: "start",
     });
   };
   for (const model of models)
