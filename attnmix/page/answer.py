@@ -62,7 +62,8 @@ def _headline(run: Run, own: pd.DataFrame) -> str:
     if own.empty and differences.empty:
         return headline(curves)
     if own.empty:
-        before, after = (percent(mean, 1) for mean in preferred_means(curves).values())
+        means = preferred_means(curves)
+        before, after = percent(means["pretrained"], 1), percent(means["finetuned"], 1)
         return f"Tokens mix at a ratio of {before} before fine-tuning, {after} after, in this one training"
     last = own[own["layer"] == own["layer"].max()].set_index("checkpoint")
     shares = {name: percent(mean) for name, mean in last["mean"].items()}

@@ -273,6 +273,18 @@ function ChosenText() {
   );
 }
 
+/** What the picture holds, for who checks it: where each cell's corner is, and the shares of the lines. */
+function drawnCells() {
+  const { models, tokens, cellWidth, rowHeight, x, y } = layout.value;
+  const cells = models.flatMap((model) =>
+    range(layerCount + 1).flatMap((layer) =>
+      tokens.map((token) => ({ model, layer, token, x: x(token), y: y(model, layer) })),
+    ),
+  );
+  const flows = models.flatMap((model) => (origins.value.get(model)?.flows ?? []).map((flow) => ({ ...flow, model })));
+  return { cells, flows, width: cellWidth - 1, height: rowHeight * (1 - GAP) };
+}
+
 function paint(canvas: HTMLCanvasElement): void {
   const { width, height } = layout.value;
   const sharpest = MAX_SIDE / Math.max(width, height);
@@ -294,7 +306,8 @@ function Canvas() {
   const number = state.document.value;
   const { width, height, tokens, models, cellAt: cellOf } = layout.value;
   useEffect(() => {
-    const drawn: DrawnCanvas = Object.assign(canvas.current!, { shapes: () => shapesOf(marksOf(layout.peek())) });
+    const shapes = () => shapesOf(marksOf(layout.peek()));
+    const drawn: DrawnCanvas = Object.assign(canvas.current!, { shapes, drawn: drawnCells });
     const stops = [effect(() => paint(drawn)), effect(() => scrollToChosen(drawn.closest(".scroll")!))];
     return () => stops.forEach((stop) => stop());
   }, []);
@@ -452,6 +465,7 @@ export function Grid() {
   return (
     <Pane
       id="grid"
+      first
       title={<bdi>{`${name}: what each token takes from others, layer by layer`}</bdi>}
       file={`${name}, ${measures.shareName()}`}
       rows={rows}

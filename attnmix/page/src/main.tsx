@@ -1,4 +1,4 @@
-// The page: one bar of choices above four panes.
+// The page: one bar of choices, what the run found with the picture of a text, and the views that go on from it.
 
 import { render } from "preact";
 import { headCount } from "./attention";
@@ -51,12 +51,12 @@ const Page = () => (
   <>
     <Bar />
     <Answer />
-    <Layers />
     <section id="inside" aria-labelledby="inside-title">
       <h2 id="inside-title">Text{headCount > 0 && " and heads"}</h2>
       <Text />
       {headCount > 0 && <Heads />}
     </section>
+    <Layers />
     <MapPane />
     <More />
   </>
