@@ -90,6 +90,15 @@ def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own:
     assert after == pytest.approx([0.25 + own / 2, 0.5 + own])
 
 
+def test_few_reviews_have_no_interval() -> None:
+    run = planted(own=0.05)
+    run.tables["measure/parts"]["documents"] = 7
+    found = answer(run)
+    assert found["headline"].endswith("training")
+    assert found["sentences"][0].endswith("by +5.0 points; 7 reviews are too few for an {interval}.")
+    assert len(found["sentences"][0].split()) <= MAX_WORDS
+
+
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert "by \u221230.0 points, 95% {interval} \u221240.0 to \u221220.0, over 8 reviews" in change

@@ -12,7 +12,7 @@ import pandas as pd
 
 from attnmix.core.names import PARTS
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
-from attnmix.page.arrays import curve
+from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
 from attnmix.page.sentences import most_and_least, percent, points, preferred
 from attnmix.store.runs import Run
 
@@ -76,8 +76,10 @@ def _headline(run: Run, own: pd.DataFrame) -> str:
         "in this one training"
     )
     interval = last.loc["difference"] if "difference" in last.index else None
-    measurable = interval is None or interval["ci_low"] > 0 or interval["ci_high"] < 0
-    return text if measurable else f"{text}: no measurable change"
+    if interval is None or interval["documents"] < MIN_INTERVAL_DOCUMENTS:
+        return text
+    changes = interval["ci_low"] > 0 or interval["ci_high"] < 0
+    return text if changes else f"{text}: no measurable change"
 
 
 def _sentences(run: Run, own: pd.DataFrame) -> list[str]:
@@ -101,9 +103,12 @@ def _one_model(run: Run) -> str:
 
 def _own_change(own: pd.DataFrame) -> str:
     rows = own[own["checkpoint"] == "difference"]
-    if rows.empty or rows["ci_low"].isna().all():
+    if rows.empty:
         return ""
     last = rows.loc[rows["layer"].idxmax()]
+    if last["documents"] < MIN_INTERVAL_DOCUMENTS:
+        change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
+        return f"The {{own part}} changes by {change} points; {reviews} are too few for an {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
         f"The {{own part}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
