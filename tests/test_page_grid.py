@@ -217,7 +217,10 @@ def test_text_too_long_for_parts_says_so_and_another_share_is_shown(
     length = (tokens()["document"] == "test/0").sum()
     assert f"{length} tokens" in note
     assert "at most 5" in note
+    assert "Choose another share" in note
     choose(shown.page, "share", "alti")
+    assert "Choose another share" not in shown.page.locator("#parts-note").inner_text()
+    choose(shown.page, "document", "1")
     assert shown.page.locator("#parts-note").count() == 0
     shown.close()
 

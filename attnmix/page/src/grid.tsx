@@ -444,13 +444,14 @@ function rows() {
 function PartsNote() {
   const { name, length } = data.documents[state.document.value];
   const hasParts = checkpoints.some((checkpoint) => data.contributions[name]?.[checkpoint]?.parts);
-  if (hasParts || state.share.value !== "parts") return null;
+  const isLong = length > data.partsLimit;
+  if (hasParts || (state.share.value !== "parts" && !isLong)) return null;
   return (
     <p class="note" id="parts-note">
-      {length > data.partsLimit
+      {isLong
         ? `This text has ${length} tokens. Exact parts are taken of texts of at most ${data.partsLimit}, as their time grows with the square of the length. `
         : "The exact parts of this text are not on the page. "}
-      Choose another share.
+      {state.share.value === "parts" && "Choose another share."}
     </p>
   );
 }
