@@ -293,7 +293,8 @@ class Measures:
             return None
         if self.weights != _digest(self.model):
             return f"the weights of {self.model.name} have changed since it was measured"
-        return own_share_obstacle(self.model.network.base_model)
+        base: Any = self.model.network.base_model
+        return own_share_obstacle(base)
 
     def quantities(self, methods: Sequence[str]) -> dict[str, TextTotals]:
         """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""

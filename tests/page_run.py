@@ -110,7 +110,7 @@ def choose(page: Any, label: str, option: str) -> None:
     """Choose an option of a select, a button of the models, or a place of a slider."""
     if label == "checkpoint":
         page.locator(f"#checkpoint [value={option}]").click()
-    elif label in ("layer", "point"):
+    elif label in ("layer", "point", "threshold"):
         page.locator(f"#{label}").fill(option)
     else:
         page.locator(f"#{label}").select_option(value=option)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import REPOSITORY
 
-from attnmix.page.sentences import answer, class_lens
+from attnmix.page.answer import answer
+from attnmix.page.sentences import class_evidence, class_lens
 
 GIVEN = "what tokens give each other in layer 2 is"
+GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
+MAX_WORDS = 15  # of a short sentence
 
 
 class PlantedRun:
-    """A run of two layers, of which only the tables that the headline reads exist."""
+    """A run of two layers, of which only the tables that the page's sentences read exist."""
 
-    def __init__(self, change: float, share: float, chance: float = 0.02) -> None:
+    def __init__(self, change: float = 0.1, share: float = 0.3, chance: float = 0.02, own: float = -0.3) -> None:
         layers = pd.DataFrame({"layer": [1, 2], "method": "attnresln_n", "tokens": 10})
-        self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8)
-        self.curves = self.curves.assign(ci_low=0.1, ci_high=0.4)
+        after = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8, ci_low=0.1, ci_high=0.4)
+        before = after.assign(checkpoint="pretrained", mean=[0.2 - change, 0.3 - change])
+        self.curves = pd.concat([after, before])
         self.differences = layers.assign(checkpoint="difference", mean=change)
         means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
         weighted = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
@@ -40,10 +46,25 @@ class PlantedRun:
         rows.append(("lens_agreement", "others", 2, 0.94))
         use = pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
         controls = [("text_mean_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
-        parts = [self.curves.assign(control=control, checkpoint=name) for control, name in controls]
+        parts = [after.assign(control=control, checkpoint=name) for control, name in controls]
+        parts.append(self.differences.assign(control="shuffled_words", mean=0.07))
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
         self.tables["measure/mixing_controls"] = pd.concat(parts)
+        owns = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
+        rows = [
+            (name, rule, "own_share", layer, mean * layer / 2, mean * layer / 2 - 0.1, mean * layer / 2 + 0.1, 8)
+            for rule, size in (("chord", 1), ("tangent", 0.9))
+            for layer in (0, 1, 2)
+            for name, mean in ((each, size * value) for each, value in owns.items())
+        ]
+        columns = ["checkpoint", "rule", "quantity", "layer", "mean", "ci_low", "ci_high", "documents"]
+        self.tables["measure/parts"] = pd.DataFrame(rows, columns=columns)
         self.tables["faithfulness/margins"] = pd.DataFrame({"predicted": ["good", "bad", "good", "good"]})
+
+        self.tokens = pd.DataFrame({"document": ["test/0"] * 10})
+
+    def matrices(self, *_: str) -> list[str]:
+        return []
 
     @property
     def mixing(self) -> Any:
@@ -53,49 +74,73 @@ class PlantedRun:
         return self.tables[name]
 
 
+def planted(**values: float) -> Any:
+    return PlantedRun(**values)
+
+
+@pytest.mark.parametrize(("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": no measurable change")])
+def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
+    found = answer(planted(own=own))
+    assert found["headline"].startswith(
+        f"A word's last vector: 50% its own before fine-tuning, {50 + 100 * own:.0f}% after, in this one training"
+    )
+    assert found["headline"].endswith(ending)
+    before, after = (series["values"] for series in found["chart"]["series"])
+    assert before == pytest.approx([0.25, 0.5])
+    assert after == pytest.approx([0.25 + own / 2, 0.5 + own])
+
+
+def test_few_reviews_have_no_interval() -> None:
+    run = planted(own=0.05)
+    run.tables["measure/parts"]["documents"] = 7
+    found = answer(run)
+    assert found["headline"].endswith("training")
+    assert found["sentences"][0].endswith("by +5.0 points; 7 reviews are too few for an {interval}.")
+    assert len(found["sentences"][0].split()) <= MAX_WORDS
+
+
+def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
+    change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
+    assert "by \u221230.0 points, 95% {interval} \u221240.0 to \u221220.0, over 8 reviews" in change
+    assert "goes from 15% to 25%" in ratio
+    assert "it changes by +7.0 points; in true order, +10.0" in shuffled
+    for sentence in (change, ratio, shuffled):
+        assert len(sentence.split()) <= MAX_WORDS
+        terms = re.findall(r"\{(.*?)\}", sentence)
+        assert terms
+        assert all(re.search(rf'^  "?{term}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
+
+
 @pytest.mark.parametrize(
-    ("change", "share", "headline", "verb"),
+    ("change", "share", "verdict", "verb"),
     [
-        (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class", "rises"),
-        (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class", "rises"),
-        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class", "rises"),
-        (
-            0.1,
-            0.0,
-            "Fine-tuning raises the mixing ratio, but what tokens give each other hardly tells the class",
-            "rises",
-        ),
-        (
-            -0.1,
-            0.0,
-            "Fine-tuning lowers the mixing ratio, but what tokens give each other hardly tells the class",
-            "falls",
-        ),
-        (
-            0.0,
-            0.0,
-            "Fine-tuning changes neither the mixing ratio nor what tokens give each other measurably",
-            "does not change",
-        ),
+        (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class.", "rises"),
+        (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class.", "rises"),
+        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class.", "rises"),
+        (-0.1, 0.0, "What tokens give each other hardly tells the predicted class.", "falls"),
+        (0.0, 0.0, "What tokens give each other hardly tells the predicted class.", "does not change"),
     ],
 )
-def test_each_outcome_has_its_headline(change: float, share: float, headline: str, verb: str) -> None:
-    found = answer(PlantedRun(change, share))  # type: ignore[arg-type]  # it stands in for a run
-    assert found["headline"] == headline
-    assert f"{verb}" in found["sentences"][0]
-    assert f"from 25.0% to {25 + 100 * change:.1f}%" in found["sentences"][0]
-    assert f"{100 * share:.0f}% of what other tokens give" in found["sentences"][1]
-    assert "In layer 2" in found["sentences"][1] or share == 0
-    assert "94% of them" in class_lens(PlantedRun(change, share))[0]  # type: ignore[arg-type]  # it stands in for a run
-    assert "the same answer for every text would keep 75%" in found["sentences"][-2]
-    assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in found["sentences"][-1]
-    after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")
-    assert after["values"] == pytest.approx([share / 10, share])
+def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, verdict: str, verb: str) -> None:
+    said, ratio, part, *rest = class_evidence(planted(change=change, share=share))
+    assert said == verdict
+    assert verb in ratio
+    assert f"from 25.0% to {25 + 100 * change:.1f}%" in ratio
+    assert f"{100 * share:.0f}% of what other tokens give" in part
+    assert "In layer 2" in part or share == 0
+    assert "94% of them" in class_lens(planted(change=change, share=share))[0]
+    assert "the same answer for every text would keep 75%" in rest[-2]
+    assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in rest[-1]
 
 
-def test_without_classes_or_without_training_nothing_is_said_of_them() -> None:
-    run: Any = PlantedRun(0.0, 0.3)
+def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
+    run = planted(change=0.1)
+    run.tables["measure/parts"] = run.tables["measure/parts"].iloc[:0]
+    found = answer(run)
+    assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
+    assert not any("own part" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
-    assert answer(run)["headline"] == "Fine-tuning changes mixing by no more than chance would"
+    assert class_evidence(run) == []
     run.differences = run.differences.iloc[:0]
+    run.curves = run.curves[run.curves["checkpoint"] == "finetuned"]
     assert answer(run)["headline"].startswith("Layer 2 mixes tokens most")

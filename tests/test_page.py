@@ -19,8 +19,8 @@ from browser import Opened, browser, violations
 from conftest import REPOSITORY
 from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
 
+from attnmix.page.answer import headline
 from attnmix.page.arrays import visible
-from attnmix.page.sentences import headline
 from attnmix.page.shape import SHAPE, typescript
 from attnmix.store.runs import Run
 from stages import render
@@ -44,28 +44,22 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
 
 
 def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened: Opened) -> None:
-    page, run = opened.page, Run(Path())
-    means = run.mixing[0].query("method == 'attnresln_n'").pivot(index="layer", columns="checkpoint", values="mean")
-    controls = run.table("measure/mixing_controls").query("method == 'attnresln_n' and control == 'text_mean_value'")
-    controls = controls.pivot(index="layer", columns="checkpoint", values="mean")
+    page = opened.page
+    own = Run(Path()).table("measure/parts").query("rule == 'chord' and quantity == 'own_share' and layer > 0")
+    means = own.pivot(index="layer", columns="checkpoint", values="mean")
+    shares = {name: f"{100 * means[name].iloc[-1]:.0f}%" for name in ("pretrained", "finetuned")}
+    headline = page.locator("#headline").inner_text()
+    assert f"{shares['pretrained']} its own before fine-tuning, {shares['finetuned']} after" in headline
     rows = opened.values("answer-chart")
-    expected = {"Fine-tuned": means["finetuned"], "Pretrained": means["pretrained"]}
-    expected |= {"Fine-tuned, one value shared by all tokens": controls["finetuned"]}
-    for name, values in expected.items():
-        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-3)
+    for name, checkpoint in (("Fine-tuned", "finetuned"), ("Pretrained", "pretrained")):
+        assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)
         assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews have no interval
     heights = page.locator("#answer-chart circle").evaluate_all("all => all.map(each => +each.getAttribute('cy'))")
     drawn = [float(row[name]) for name in list(rows[0])[1::3] for row in rows]
     slope, start = np.polyfit(drawn, heights, 1)
     assert slope < 0
     assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
-    assert page.locator("#sentence [aria-selected=true]").count() == 1  # a word is selected already
-    assert page.locator("#answer .kept").is_visible()
-    token = int(page.locator("#sentence [aria-selected=true]").get_attribute("data-token"))
-    where, layer = tokens().iloc[token], int(page.locator("#layer").input_value())
-    ratios = run.captured_ratios([where["document"]]).set_index(["checkpoint", "layer", "position"])["attnresln_n"]
-    ratio = ratios["finetuned", layer, where["position"]]
-    assert f"Its mixing ratio is {100 * ratio:.1f}%" in page.locator("#answer").inner_text()
+    assert page.locator("#words [aria-selected=true]").count() == 1  # a word is selected already
 
 
 def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None:
@@ -84,8 +78,8 @@ def follow(page: Any, link: str) -> None:
     page.wait_for_selector("html[data-ready]", state="attached")
 
 
-CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "matrix": "attention"}
-CHOICES |= {"shade": "ratio", "layout": "aligned", "colour": "class", "lines": "norm"}
+CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "share": "attention", "threshold": "7"}
+CHOICES |= {"effect": "leave_one_out", "layout": "aligned", "colour": "class", "lines": "norm"}
 
 
 def chosen_now(page: Any) -> dict[str, str]:
@@ -216,9 +210,9 @@ def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
     page.locator("#token-1").click()
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    for hidden in ("#bar", "#play", "#point", ".files", "#tour-button", "#text-note"):
+    for hidden in ("#bar", "#play", "#point", ".files", "#threshold", "#text-note"):
         assert not page.locator(hidden).first.is_visible(), hidden
-    for printed in ("headline", "words", "card", "heads-lines", "map-canvas", "findings"):
+    for printed in ("headline", "grid-canvas", "words", "card", "heads-lines", "map-canvas", "findings"):
         assert page.locator(f"#{printed}").is_visible(), printed
     assert re.search(r"revision v1\.0.*Printed \d{4}-\d\d-\d\d\.", page.locator("footer").inner_text())
     page.emulate_media(media=None)
@@ -289,12 +283,20 @@ def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
     for summary in page.locator(".fold > summary").all():
         summary.click()
     panes = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
-    assert {"answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "steps", "removal"} <= set(panes)
+    assert {"grid", "answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "steps", "removal"} <= set(
+        panes
+    )
     for pane in panes:
         name, content = opened.file(pane, "csv")
         assert name.endswith(".csv")
         # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
-        assert ("fine_tuned" in name) == (pane == "map-pane") or pane in ("answer-chart", "removal", "layers-chart")
+        assert ("fine_tuned" in name) == (pane == "map-pane") or pane in (
+            "grid",
+            "answer-chart",
+            "removal",
+            "layers-chart",
+            "class-shares",
+        )
         lines = [line for line in content.decode().splitlines() if not line.startswith("# ")]
         columns, *rows = csv.reader(lines)
         assert {len(row) for row in rows} <= {len(columns)}, pane
@@ -340,7 +342,6 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
     for name in ("Layer", "Place in the model"):
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
-    page.locator("#tour-button").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
     assert violations(page) == []
     shown.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened
+from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
 from page_run import LAYOUTS, choose, open_changed, save_page, tokens
@@ -21,8 +22,6 @@ from attnmix.figures.labels import STEP_MEASURES
 from attnmix.page.arrays import visible
 from attnmix.store.features import read_features
 from attnmix.store.runs import Run
-
-MAX_OPACITY = 0.68  # of a word's shade
 
 
 @pytest.fixture
@@ -45,13 +44,14 @@ def number(text: str) -> float:
     return float(re.findall(r"[-+]?\d+(?:\.\d+)?", text.replace("\N{MINUS SIGN}", "-"))[-1])
 
 
-def assert_shades(page: Any, expected: Any) -> list[str]:
-    """Assert how far every word is shaded, from 0 to 1, and return the colours; an unshaded word's is empty."""
-    styles = page.locator("#words span").evaluate_all("all => all.map(each => each.getAttribute('style') ?? '')")
-    parts = [re.search(r"var\(--(\w+)\) / ([\d.]+)", style) for style in styles]
-    opacities = [float(part[2]) if part else 0 for part in parts]
-    assert opacities == pytest.approx(list(MAX_OPACITY * np.clip(expected, 0, 1)), abs=0.01)
-    return [part[1] if part and float(part[2]) else "" for part in parts]
+def assert_shades(page: Any, places: Any) -> None:
+    """Assert the colour of every word, from its place on the scale: from 0 to 1, or from -1 to 1 with a sign."""
+    colours = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
+    for colour, place in zip(colours, places, strict=True):
+        if np.isnan(place):
+            assert colour == ""
+        else:
+            assert distance(as_lab(colour), shade(place)) < 2, (colour, place)
 
 
 def test_words_and_phrases_are_found_and_walked_with_the_keyboard(first: Opened) -> None:
@@ -74,19 +74,20 @@ def test_words_and_phrases_are_found_and_walked_with_the_keyboard(first: Opened)
     assert page.locator("#words span.found").count() >= 2
 
 
-def test_words_are_shaded_by_ratio_and_by_importance(first: Opened) -> None:
+def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(first: Opened) -> None:
     page = first.page
-    choose(page, "shade", "ratio")
-    ratios = Run(Path()).captured_ratios(tokens()["document"].unique().tolist())
-    ratios = ratios.query("checkpoint == 'finetuned' and layer == 2").set_index("document")["attnresln_n"]
-    low, high = np.quantile(ratios, 0.05, method="lower"), np.quantile(ratios, 0.95, method="higher")
-    legend = page.locator("#text-legend").inner_text()
-    assert f"{100 * low:.1f}% or less" in legend
-    assert f"{100 * high:.1f}% or more" in legend
-    assert_shades(page, (ratios["test/0"] - low) / (high - low))
-    choose(page, "shade", "leave_one_out")
-    scores = Run(Path()).token_scores.query("document == 'test/0'")["score"].abs()
-    assert_shades(page, (scores / scores.quantile(0.9, interpolation="nearest")).fillna(0))
+    for layer in ("1", "3"):
+        choose(page, "layer", layer)
+        assert_shades(page, 1 - np.diagonal(shares("finetuned", int(layer), method="parts")))
+        choose(page, "share", "attnresln_n")
+        ratios = Run(Path()).captured_ratios(["test/0"]).query(f"checkpoint == 'finetuned' and layer == {layer}")
+        assert_shades(page, ratios["attnresln_n"])
+        legend = page.locator("#text-legend").inner_text()
+        assert re.search(r"0%\s+100%\s+mixing ratio", legend), legend
+        choose(page, "share", "parts")
+    choose(page, "effect", "leave_one_out")
+    scores = Run(Path()).token_scores.set_index("document")["score"]
+    assert_shades(page, scores["test/0"] / scores.abs().max())
 
 
 @pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
@@ -95,8 +96,8 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
     choose(page, "checkpoint", checkpoint)
     page.locator("#token-3").click()
     page.locator("#token-5").hover()  # which changes nothing in the card
-    for method in ("alti", "attention", "value_zeroing", "norm"):
-        choose(page, "matrix", method)
+    for method in ("parts", "alti", "attention", "value_zeroing", "norm"):
+        choose(page, "share", method)
         matrix = 100 * shares(checkpoint, 2, method=method)
         own, others = re.search(r"([\d.]+)% its own, ([\d.]+)% from other", page.locator("#card").inner_text()).groups()
         assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
@@ -116,42 +117,16 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
 
 def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -> None:
     page = first.page
+    choose(page, "share", "alti")
     page.get_by_label("Change by fine-tuning").check()
-    changes = {
-        name: np.diagonal(shares("pretrained", 2, name) - shares("finetuned", 2, name))
-        for name in tokens()["document"].unique()
-    }
-    most = np.quantile(np.abs(np.concatenate(list(changes.values()))), 0.9, method="nearest")
+    changes = np.diagonal(shares("pretrained", 2) - shares("finetuned", 2))
     legend = page.locator("#text-legend").inner_text().replace("\u2212", "-")
-    ends = [float(end) for end in re.findall(r"([-+][\d.]+) points or", legend)]
-    assert ends == pytest.approx([-100 * most, 100 * most], rel=0.01)
-    colours = assert_shades(page, np.abs(changes["test/0"]) / most)
-    assert len({(change > 0, colour) for change, colour in zip(changes["test/0"], colours, strict=True) if colour}) == 2
+    assert re.findall(r"[-+][\d.]+ points", legend) == ["-100.0 points", "+100.0 points"]
+    assert_shades(page, changes)
+    assert changes.min() < 0 < changes.max()
     page.locator("#token-3").click()
     assert "+0.0" not in page.locator("#card").inner_text()
     assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
-
-
-def test_the_tour_stays_on_the_screen_while_it_drives_the_views(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#tour-button").click()
-    curves = Run(Path()).mixing[0].query("checkpoint == 'finetuned'").groupby("method")["mean"]
-    for step in range(1, 7):
-        assert f"Step {step} of 6" in page.locator("#tour").inner_text()
-        page.wait_for_timeout(900)  # smooth scrolling
-        box, height = page.locator("#tour").bounding_box(), page.viewport_size["height"]
-        assert box["y"] >= 0
-        assert box["y"] + box["height"] <= height
-        view = page.locator("#answer" if step in (1, 2, 6) else "#layers").bounding_box()
-        assert -10 < view["y"] < height / 2 or view["y"] <= 0 < view["y"] + view["height"]
-        if step in (3, 4, 5):
-            assert 0 < page.locator("#layers-chart svg.chart").bounding_box()["y"] < box["y"] - 100
-        if step == 1:
-            share = f"{100 * curves.get_group('attn_w').mean():.0f}% of what attention adds"
-            assert share in page.locator("#tour").inner_text()
-        page.wait_for_function(f"() => location.hash.includes('tour={step}')")
-        page.locator("#tour .strong").click()
-    assert page.locator("#tour").count() == 0
 
 
 # The map.
@@ -453,16 +428,6 @@ def test_curves_of_few_documents_have_no_interval_and_stay_within_the_plot(copie
             box = path_box.bounding_box()
             assert not box or (box["y"] >= chart["y"] - 1 and box["y"] + box["height"] <= chart["y"] + chart["height"])
         shown.close()
-
-
-@pytest.mark.parametrize("opener", ["#tour-button", "#answer button.strong"])
-def test_focus_returns_from_the_tour_to_the_button_that_opened_it(opened: Opened, opener: str) -> None:
-    page = opened.page
-    page.locator(opener).click()
-    page.locator("#tour").get_by_role("button", name="Next").click()
-    page.keyboard.press("Escape")
-    assert page.locator("#tour").count() == 0
-    assert page.evaluate("opener => document.activeElement === document.querySelector(opener)", opener)
 
 
 def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does(opened: Opened) -> None:

@@ -262,6 +262,8 @@ class FaithfulnessParameters(Section):
     max_length: Tokens = 48
 
 
+MAX_PARTS_TOKENS = 128
+"""Tokens of the longest captured text whose vectors are taken apart, which takes time by the square of their number."""
 MIN_UMAP_VECTORS = 20
 """Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's.
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
+from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, PARTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
+from attnmix.measures.input_parts import document_shares
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
@@ -162,6 +163,14 @@ class DocumentMeasurer:
         """Return the document's matrices `[layers, tokens, tokens]` by name, in the host's memory."""
         by_layer = self._map_layers(self._matrices_on_host, ids)
         return contributions(self.declared, by_layer, self.starts)
+
+    def all_matrices(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        """Return `contributions`, and as `PARTS` the shares of parts since the input where the text has them."""
+        matrices = self.contributions(ids)
+        shares_LTT = document_shares(self.base, ids)
+        if shares_LTT is not None:
+            matrices[PARTS] = shares_LTT
+        return matrices
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int

@@ -17,6 +17,8 @@ D hidden, H heads, E = H * head width, W width of the feed-forward network.
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -25,9 +27,11 @@ from transformers import PreTrainedModel
 from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import DECODER_INPUT
+from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, checkpoint_name, run_layers, value_map
 from attnmix.measures.weights import Linear, Norm
 from attnmix.models.capture_points import widths
+from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
@@ -322,6 +326,27 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     quantities = parts | {"own_projection": own_projection_KT}
     return torch.stack([quantities[name] for name in QUANTITIES])
+
+
+def source_shares(parts: dict[str, Tensor]) -> Tensor:
+    """Return each source's share `[L, T, T]` of each token's vector after every layer, from `PartsReader.read`.
+
+    A row sums to 1. A token's share of itself is `own_share`; the rest is divided among the other sources by the
+    lengths of their parts.
+    """
+    own_LT = parts["own_share"][1:]
+    length_LTT = parts["length"][1:].clone()
+    length_LTT.diagonal(dim1=-2, dim2=-1).zero_()
+    lengths_LT1 = length_LTT.sum(-1, keepdim=True)
+    portion_LTT = torch.where(lengths_LT1 > 0, length_LTT / lengths_LT1, 0)
+    return (1 - own_LT)[..., None] * portion_LTT + torch.diag_embed(own_LT)
+
+
+def document_shares(base: PreTrainedModel, ids: npt.NDArray[np.int32]) -> Tensor | None:
+    """Return `source_shares` of a text; None of a long one, or in a family without parts."""
+    if len(ids) > MAX_PARTS_TOKENS or parts_obstacle(family_of(base.config)):
+        return None
+    return source_shares(PartsReader(base).read(padded([ids.tolist()], 0, base.device)))
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:

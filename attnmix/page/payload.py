@@ -11,12 +11,14 @@ import pandas as pd
 
 from attnmix.core import names
 from attnmix.core.names import Site
+from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
+from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import answer, document_note, map_note, most_and_least
+from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.store.results import Results
 from attnmix.store.runs import map_sites, row_shares
@@ -32,6 +34,13 @@ CONTROL_LABELS = {
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
 }
+PART_LABELS = {names.PARTS: "Exact parts since the input"}
+CLASS_SHARE_LABELS = {
+    "before": "Before fine-tuning",
+    "after": "After fine-tuning",
+    "permuted": "Shuffled classes: 95 of 100 draws below",
+}
+MATRIX_ORDER = (names.PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
 DERIVATIVE_LABELS = {
     "norm_of_sum": "Derivative, others moved together",
     "norm_of_block": "Derivative, others moved independently",
@@ -89,7 +98,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "labels": {
             "methods": labels.RATIO_LABELS,
             "checkpoints": dict(checkpoints),
-            "matrices": labels.MATRIX_LABELS,
+            "matrices": PART_LABELS | labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,
             "controls": CONTROL_LABELS,
             "derivatives": {name: each for name, each in DERIVATIVE_LABELS.items() if name in moved},
@@ -98,7 +107,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "captured": list(checkpoints)[-1],
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
-        "layer": int(most["layer"]),
+        "layer": _first_stack_layers(texts, layers) if names.PARTS in matrices else int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
@@ -107,6 +116,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
         "removal": _removal(run) if has_classifier else {"shares": [], "lines": {}},
+        "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
         "probes": _probes(run, layers) if has_classifier else {},
         "steps": _series(
             _labelled(steps, measure=labels.STEP_MEASURES, step=labels.STEP_MARKS),
@@ -136,7 +146,8 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
         "sourcesKept": SOURCES,
-        "matrices": [name for name in MATRICES if name in matrices],
+        "matrices": [name for name in dict.fromkeys(MATRIX_ORDER) if name in matrices],
+        "partsLimit": MAX_PARTS_TOKENS,
         "attention": encode_heads(
             (document, {each: parts for each in names.CHECKPOINT_NAMES if (parts := run.heads(each, document))})
             for document in documents
@@ -157,6 +168,16 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     }
 
 
+def _first_stack_layers(texts: CapturedTexts, layers: range) -> int:
+    """Return the last layer whose vectors can be taken apart: the encoder's, where a decoder follows it."""
+    return texts.encoder or layers[-1]
+
+
+def _class_share_rows(run: Results) -> pd.DataFrame:
+    shares = class_shares(run)
+    return shares.assign(quantity=shares["quantity"].map(CLASS_SHARE_LABELS)).dropna(subset="quantity")
+
+
 def _numbers(values: npt.NDArray[np.float64]) -> list[float | None]:
     return [None if np.isnan(each) else float(each) for each in values]
 
@@ -165,7 +186,7 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
     """Return means and intervals by layer, in dictionaries nested by the columns `keys`."""
     series: Data = {}
     shown = table[table["layer"].isin(layers) & table["mean"].notna()]
-    for path, rows in shown.groupby(list(keys), sort=False):
+    for path, rows in shown.groupby(list(keys), sort=False):  # a path is a tuple, of one column too
         place = series
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -317,7 +338,7 @@ def _contributions(documents: Sequence[str], run: Results) -> Data:
         entries = {}
         for checkpoint in names.CHECKPOINT_NAMES:
             if stored := run.matrices(checkpoint, document):
-                methods = [method for method in MATRICES if method in stored]
+                methods = [method for method in dict.fromkeys(MATRIX_ORDER) if method in stored]
                 shares = [largest_shares(run.matrix(checkpoint, document, method), SOURCES) for method in methods]
                 entries[checkpoint] = dict(zip(methods, shares, strict=True))
                 size += sum(len(each["sources"]) + len(each["shares"]) for each in shares)

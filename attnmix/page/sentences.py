@@ -12,9 +12,9 @@ import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.settings import MIN_UMAP_VECTORS
-from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS, RATIO_MARKS
+from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.page.arrays import curve, visible
+from attnmix.page.arrays import visible
 from attnmix.store.results import Results
 
 DERIVATIVE_FORMS = {
@@ -47,12 +47,10 @@ class Subject(NamedTuple):
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
     (curves, differences), measure = run.mixing, run.metrics("measure")
-    found = answer(run)
-    words: dict[str, Any] = {"headline": found["headline"], "lead": " ".join(found["sentences"])}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
         plural = "" if texts == 1 else "s"
-        return words | {
+        return {
             "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
@@ -62,10 +60,11 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "computed_on": {"measures": measure["computed_on"]},
         }
     finetune, download = run.metrics("finetune"), run.metrics("download")
+    evidence = [*class_evidence(run), *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)]
     test = finetune["test"]
     low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
-    return words | {
+    return {
         "checkpoints": CHECKPOINTS,
         "facts": {
             "test accuracy": percent(test["accuracy"], 1),
@@ -77,7 +76,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
         f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
         "intervals": ", with 95% intervals over reviews",
-        "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)],
+        "findings": [accuracy, *evidence],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
@@ -94,102 +93,85 @@ def _signed(number: float, form: str = ".2f") -> str:
     return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
 
 
-def _points(difference: float) -> str:
+def points(difference: float) -> str:
+    """Return a difference of shares in percentage points, with its sign."""
     return _signed(100 * difference, "+.1f")
 
 
-def _shown(table: pd.DataFrame) -> pd.DataFrame:
+def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the one measured in its place."""
     names = table["checkpoint"].unique().tolist()
     checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in names else names[0]
-    return table[(table["checkpoint"] == checkpoint) & (table["method"] == _preferred(table))]
+    return table[(table["checkpoint"] == checkpoint) & (table["method"] == preferred(table))]
 
 
-def _preferred(table: pd.DataFrame) -> str:
+def preferred(table: pd.DataFrame) -> str:
+    """Return the preferred one of a table's ratios."""
     return preferred_ratio(table["method"].unique().tolist())
 
 
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
-    rows = _shown(curves)
+    rows = shown_rows(curves)
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
 
-def answer(run: Results) -> dict[str, Any]:
-    """Return what the run found, chosen by rule from its tables: `headline`, `sentences` and a `chart`.
+def class_shares(run: Results) -> pd.DataFrame:
+    """Return the share of the predicted class in what other tokens give, by layer; no rows without classes.
 
-    Did the ratio change, is the class in what tokens give each other, does the class need it: each is said with its
-    number, or that this run does not show it. `chart` has `title`, `unit` and `series` of `name, values, low, high`,
-    a value for each layer.
+    The column `quantity` is `before`, `after`, `difference` or `permuted`: below it are 95 of 100 draws after which
+    classes are shuffled over the texts.
     """
-    curves, differences = run.mixing
-    if differences.empty:
-        return {
-            "headline": headline(curves),
-            "sentences": [lead(curves), *_controls(run)[-1:]],
-            "chart": _ratio_chart(run),
-        }
-    if curves["documents"].max() < 2:
-        rows = curves[curves["method"] == _preferred(curves)]
-        before, after = (percent(each, 1) for each in rows.groupby("checkpoint", sort=False)["mean"].mean())
-        return {
-            "headline": f"In this text tokens mix at a ratio of {before} before fine-tuning and {after} after",
-            "sentences": [lead(curves), "One text has no interval: another can change the other way."],
-            "chart": _ratio_chart(run),
-        }
-    change, geometry = _overall_change(run), run.table("measure/geometry")
-    shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
+    geometry = run.table("measure/geometry")
+    queries = {
+        "before": "checkpoint == 'pretrained' and measure == 'share_class'",
+        "after": "checkpoint == 'finetuned' and measure == 'share_class'",
+        "difference": "checkpoint == 'difference' and measure == 'share_class'",
+        "permuted": "checkpoint == 'finetuned' and measure == 'share_class_permuted'",
+    }
+    return pd.concat([geometry.query(query).assign(quantity=name) for name, query in queries.items()])
+
+
+def class_evidence(run: Results) -> list[str]:
+    """Return whether the ratio changed, whether the class is in what tokens give each other, and whether it needs it.
+
+    Each is said with its number, or that this run does not show it; nothing without fine-tuning or classes.
+    """
+    shares = class_shares(run)
+    if run.mixing[1].empty or shares.empty:
+        return []
+    change = _overall_change(run)
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (
         f"The mixing ratio {verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all "
-        f"layers (95% interval of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage "
+        f"layers (95% interval of the change {points(change['ci_low'])} to {points(change['ci_high'])} percentage "
         "points). It is others / (others + own), the lengths of what other tokens give a token and of its own part."
     )
-    plain = {"rises": "raises the mixing ratio", "falls": "lowers the mixing ratio"}.get(verb)
-    if shares.empty:
-        title = f"Fine-tuning {plain}" if plain else "Fine-tuning changes mixing by no more than chance would"
-        return {"headline": title, "sentences": [ratio], "chart": _ratio_chart(run)}
-    by_layer = {
-        name: rows.set_index("layer")
-        for name, rows in (
-            ("before", shares.query("checkpoint == 'pretrained' and measure == 'share_class'")),
-            ("after", shares.query("checkpoint == 'finetuned' and measure == 'share_class'")),
-            ("difference", shares.query("checkpoint == 'difference'")),
-            ("permuted", shares.query("checkpoint == 'finetuned' and measure == 'share_class_permuted'")),
-        )
-    }
-    top: Any = by_layer["after"]["mean"].idxmax()
-    before, after, difference, chance = (rows.loc[top] for rows in by_layer.values())
+    rows = shares.set_index(["quantity", "layer"])
+    top: Any = rows.loc["after"]["mean"].idxmax()
+    before, after, difference, chance = (
+        rows.loc[(quantity, top)] for quantity in ("before", "after", "difference", "permuted")
+    )
     shared = after["ci_low"] > chance["mean"] and difference["ci_low"] > 0
-    if shared:
-        much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
-        title = f"After fine-tuning, what tokens give each other in layer {top} is {much} the predicted class"
-    elif plain:
-        title = f"Fine-tuning {plain}, but what tokens give each other hardly tells the class"
-    else:
-        title = "Fine-tuning changes neither the mixing ratio nor what tokens give each other measurably"
+    much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
+    verdict = (
+        f"After fine-tuning, what tokens give each other in layer {top} is {much} the predicted class."
+        if shared
+        else "What tokens give each other hardly tells the predicted class."
+    )
     part = (
         f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common to "
         f"the texts of a predicted class; it was {percent(max(before['mean'], 0))} before fine-tuning, and where "
         f"classes are shuffled over the texts it stays below {percent(max(chance['mean'], 0))} in 95 of 100 draws."
     )
-    chart = {"title": "The predicted class in what other tokens give", "unit": "Share of squared length"}
-    named = {
-        "before": "before fine-tuning",
-        "after": "after fine-tuning",
-        "permuted": "shuffled classes, 95 of 100 draws below",
-    }
-    layers = range(1, int(by_layer["after"].index.max()) + 1)
-    series = [{"name": label, **curve(by_layer[name].reset_index(), layers)} for name, label in named.items()]
-    sentences = [ratio, part, *_needed_values(run), _shared_value(run, int(top))]
-    return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
+    return [verdict, ratio, part, *_needed_values(run), _shared_value(run, int(top))]
 
 
 def _overall_change(run: Results) -> pd.Series:
     """Return `mean`, `ci_low`, `ci_high` of the change of the preferred ratio over all layers, `before` and `after`."""
     table = run.table("measure/mixing_weighted")
     rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
-    rows = rows[rows["method"] == _preferred(rows)].set_index("checkpoint")
+    rows = rows[rows["method"] == preferred(rows)].set_index("checkpoint")
     means = {"before": rows["mean"]["pretrained"], "after": rows["mean"]["finetuned"]}
     change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high")}
     return pd.Series(change | means)
@@ -227,46 +209,13 @@ def class_lens(run: Results) -> list[str]:
 def _shared_value(run: Results, layer: int) -> str:
     """Return what the ratio cannot say, by its control of a layer: which token informs which."""
     controls = run.table("measure/mixing_controls")
-    control = _shown(controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)])["mean"].iloc[
-        0
-    ]
-    ratio = _shown(run.mixing[0]).set_index("layer")["mean"][layer]
+    rows = controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)]
+    control = shown_rows(rows)["mean"].iloc[0]
+    ratio = shown_rows(run.mixing[0]).set_index("layer")["mean"][layer]
     return (
         f"The ratio does not say which token informs which: in layer {layer} it is {percent(ratio)}, and "
         f"{percent(control)} with one value shared by all tokens of a text."
     )
-
-
-def headline(curves: pd.DataFrame) -> str:
-    """Return the main result as one line, with as many digits as tell the two ratios apart and from 0."""
-    most, least = most_and_least(curves)
-    pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
-    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].rstrip("%"))), pairs[0])
-    if most["layer"] == least["layer"]:
-        return f"The one layer mixes tokens at a ratio of {high}"
-    return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
-
-
-def lead(curves: pd.DataFrame) -> str:
-    """Return what the headline's ratio measures, for the layer with the highest mean."""
-    most, _ = most_and_least(curves)
-    sentence = RATIO_MARKS[most["method"]].meaning.format(layer=most["layer"], share=percent(most["mean"]))
-    return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
-
-
-def _ratio_chart(run: Results) -> dict[str, Any]:
-    """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
-    curves = run.mixing[0]
-    method, checkpoints = _preferred(curves), curves["checkpoint"].unique().tolist()
-    controls, layers = run.table("measure/mixing_controls"), range(1, int(curves["layer"].max()) + 1)
-    tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
-    series = []
-    for suffix, table in tables.items():
-        for checkpoint in checkpoints:
-            rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
-            name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
-            series.append({"name": name + suffix, **curve(rows, layers)})
-    return {"title": "Mixing ratio by layer", "series": series, "unit": "others / (others + own), lengths"}
 
 
 def document_note(row: Mapping[str, Any]) -> str:
@@ -306,14 +255,14 @@ def _classes(run: Results) -> list[str]:
 def _largest_change(run: Results) -> pd.Series | None:
     """Return the row of the layer whose preferred ratio fine-tuning changes most; None where one checkpoint exists."""
     differences = run.mixing[1]
-    rows = differences[differences["method"] == _preferred(differences)] if len(differences) else differences
+    rows = differences[differences["method"] == preferred(differences)] if len(differences) else differences
     return rows.iloc[int(rows["mean"].abs().argmax())] if len(rows) else None
 
 
 def _controls(run: Results) -> list[str]:
     """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
     table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
-    ratios = _shown(curves)
+    ratios = shown_rows(curves)
     checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
     rows = table[table["method"] == method]
     control = rows.groupby(["control", "checkpoint"])["mean"].mean()
@@ -327,21 +276,21 @@ def _controls(run: Results) -> list[str]:
     largest = _largest_change(run)
     if largest is None:
         return sentences
-    interval = f"{_points(largest['simultaneous_low'])} to {_points(largest['simultaneous_high'])}"
+    interval = f"{points(largest['simultaneous_low'])} to {points(largest['simultaneous_high'])}"
     bounds = "" if pd.isna(largest["simultaneous_low"]) else f" (95% interval for all layers at once: {interval})"
     change = differences.loc[differences["method"] == method, "mean"].mean()
     sentences += [
-        f"The largest change of the ratio by fine-tuning is {_points(largest['mean'])} percentage points, in layer "
+        f"The largest change of the ratio by fine-tuning is {points(largest['mean'])} percentage points, in layer "
         f"{largest['layer']}{bounds}.",
-        f"Over all layers fine-tuning changes the ratio by {_points(change)} percentage points, and with that mean in "
-        f"place of the values by {_points(control['text_mean_value', 'difference'])}.",
+        f"Over all layers fine-tuning changes the ratio by {points(change)} percentage points, and with that mean in "
+        f"place of the values by {points(control['text_mean_value', 'difference'])}.",
     ]
     in_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
     contrast = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
     if pd.notna(contrast["below_low"]):
         sentences.append(
             f"In layer {contrast['layer']} the first change less the second has a 95% interval of "
-            f"{_points(contrast['below_low'])} to {_points(contrast['below_high'])} percentage points."
+            f"{points(contrast['below_low'])} to {points(contrast['below_high'])} percentage points."
         )
     return sentences
 
@@ -357,7 +306,7 @@ def derivatives(run: Results) -> list[str]:
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
         verb = "rises" if row["ci_low"] > 0 else "falls" if row["ci_high"] < 0 else "shows no change"
-        changes.append(f"{verb} {condition} ({_points(row['mean'])} percentage points)")
+        changes.append(f"{verb} {condition} ({points(row['mean'])} percentage points)")
     return [
         f"How strongly a token's output depends on the other tokens' inputs within layer {largest['layer']} (Jacobian "
         f"norms, {row['documents']:.0f} reviews) {', '.join(changes[:-1])}, and {changes[-1]}."

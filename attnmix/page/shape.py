@@ -41,6 +41,7 @@ SHAPE: Data = {
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
     "removal": {"shares": [str], "lines": {...: {"values": [_NUMBER]}}},
+    "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
     "steps": _BY_MEASURE,  # by labels of measure and step
     "geometry": _BY_MEASURE,
@@ -55,6 +56,7 @@ SHAPE: Data = {
     # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
     "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
     "sourcesKept": int,
+    "partsLimit": int,  # tokens of a text whose vectors are taken apart
     "matrices": [str],
     # Of heads, as contributions; `skip` where a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool, "documents": {...: {...: _HEADS}}},

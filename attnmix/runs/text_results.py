@@ -147,7 +147,8 @@ class TextMeasurer:
         draws = Draws(len(documents), samples, SEED)
         tables = mixing_tables(all_rows, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
-        tables["derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
+        for name in ("derivatives", "parts"):
+            tables[name] = pd.DataFrame(columns=list(COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
@@ -178,7 +179,7 @@ class TextMeasurer:
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
-            by_method = texts.contributions(document.ids)
+            by_method = texts.all_matrices(document.ids)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         return _Measured(
             stacked([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),

@@ -30,7 +30,6 @@ type Props = Partial<typeof DEFAULTS> & {
   id: string;
   title: string;
   lines: Line[];
-  first?: boolean;
   children?: ComponentChildren;
 };
 
@@ -79,7 +78,7 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number; hasBand: 
   });
 }
 
-export function Chart({ id, title, first, children, ...given }: Props) {
+export function Chart({ id, title, children, ...given }: Props) {
   const props = { ...DEFAULTS, ...given };
   const { format, x, axis } = props;
   const lines = given.lines.filter(({ values }) => values.some((each) => each !== null));
@@ -110,7 +109,7 @@ export function Chart({ id, title, first, children, ...given }: Props) {
   const label = `${title}. ${lines.map(({ name, values }) => `${name}: ${values.map(said).join(", ")}`).join(". ")}`;
   const order = lines.toSorted((a, b) => (b.values[chosen] ?? 0) - (a.values[chosen] ?? 0));
   return (
-    <Pane id={id} title={title} rows={rows} first={first}>
+    <Pane id={id} title={title} rows={rows}>
       {children}
       <div class="curves">
         <div ref={box} class="plot" onClick={choose} role="img" aria-label={label}>

@@ -6,13 +6,12 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { checkpoints, data, layers, type Maybe, modelText, ratioOf, reviewRatios } from "./data";
-import { inPoints, percent, shortFigures } from "./format";
-import { shadeName, shownModel } from "./measures";
+import { Grid } from "./grid";
+import { inPoints, shortFigures } from "./format";
 import type { Series } from "./payload";
 import { set, state } from "./state";
-import { KeptBar } from "./text";
-import { Select, Term } from "./ui";
-import { nameOf, sentence, Tokens } from "./words";
+import { type GLOSSARY, Select, Term } from "./ui";
+import { nameOf } from "./words";
 
 const GREY = "var(--before)";
 const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
@@ -31,66 +30,40 @@ const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
   });
 };
 
-/** Why a share and the mixing ratio of the same token differ. */
-function RatioBeside({ token }: { token: number }) {
-  const ratio = ratioOf(token, state.layer.value, state.checkpoint.value, data.method);
-  if (ratio === null || state.change.value || !data.method.endsWith("_n") || data.matrices.length === 0) return null;
-  return (
-    <p class="small">
-      Its mixing ratio is {percent(ratio)}. The two differ because the ratio takes the length of the other tokens'
-      contributions added up, and a share takes each contribution by itself.
-    </p>
-  );
-}
+/** A sentence whose words in braces are terms of the glossary. */
+const Sentence = ({ text }: { text: string }) => (
+  <>{text.split(/[{}]/).map((part, n) => (n % 2 ? <Term name={part as keyof typeof GLOSSARY} /> : part))}</>
+);
 
-export function Answer() {
-  const { headline, sentences, chart } = data.answer;
-  const { series } = chart;
-  // Before, after and by chance; else the models, and the same with a control; of one model, it and the control.
-  const colours = series.length === 3 ? [GREY, COLOURS[0], COLOURS[4]] : [GREY, COLOURS[0], GREY, COLOURS[1]];
+export const Answer = () => (
+  <section id="answer" aria-labelledby="headline">
+    <h1 id="headline">{data.answer.headline}</h1>
+    <ul class="lead">
+      {data.answer.sentences.map((text) => (
+        <li>
+          <Sentence text={text} />
+        </li>
+      ))}
+    </ul>
+    <Grid />
+  </section>
+);
+
+/** What the run found, by layer: before, after and by chance; or the models, and the same with a control. */
+function AnswerChart() {
+  const { title, series, unit } = data.answer.chart;
   const lines = series.map((each, n): Line => ({
     ...each,
-    colour: series.length < 3 ? COLOURS[n] : colours[n],
-    dash: n < series.length / 2 ? undefined : "dashed",
+    colour: series.length === 1 ? COLOURS[0] : [GREY, COLOURS[0]][n % 2],
+    dash: n < 2 ? undefined : "dashed",
   }));
-  const token = state.token.value;
   return (
-    <section id="answer" aria-labelledby="headline">
-      <h1 id="headline">{headline}</h1>
-      <div class="first">
-        <div>
-          <ul class="lead">
-            {sentences.map((each) => (
-              <li>{each}</li>
-            ))}
-          </ul>
-          <p class="noprint">
-            <button class="strong" onClick={() => set({ tour: 1 })}>
-              Show me, in six steps
-            </button>{" "}
-            <span class="small">
-              Terms: <Term name="token" />, <Term name="mixing ratio" />, <Term name="shared value" />,{" "}
-              <Term name="derivative" />, <Term name="interval">95% interval</Term>
-            </span>
-          </p>
-        </div>
-        <Chart id="answer-chart" first title={chart.title} lines={lines} height={290} bounds={[0, 1]}>
-          <p class="small">
-            {chart.unit}. {lines.some(hasInterval) && "Bands: 95% intervals over reviews. "}
-            <span class="noprint">Click a layer to select it everywhere.</span>
-          </p>
-        </Chart>
-      </div>
-      <div class="sentence">
-        <p class="small">
-          The stronger a token's colour, the larger its {shadeName()}, in layer {state.layer.value}, {shownModel()}.{" "}
-          <span class="noprint">Click a token.</span>
-        </p>
-        <Tokens id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" />
-        {token !== null && <KeptBar token={token} />}
-        {token !== null && <RatioBeside token={token} />}
-      </div>
-    </section>
+    <Chart id="answer-chart" title={title} lines={lines} height={290} bounds={[0, 1]}>
+      <p class="small">
+        {unit}. {lines.some(hasInterval) && "Bands: 95% intervals over reviews. "}
+        <span class="noprint">Click a layer to select it everywhere.</span>
+      </p>
+    </Chart>
   );
 }
 
@@ -179,6 +152,7 @@ export function Layers() {
   return (
     <section id="layers" aria-labelledby="layers-title">
       <h2 id="layers-title">Layers</h2>
+      <AnswerChart />
       <p>
         {isDerivative(measure) ? (
           <>
@@ -267,6 +241,20 @@ function Probes() {
   );
 }
 
+const ClassShares = () => (
+  <Chart
+    id="class-shares"
+    title="The predicted class in what other tokens give"
+    lines={linesOf(data.classShares)}
+    bounds={[0, 1]}
+  >
+    <p>
+      The share of the squared length of what other tokens give a token that is common to the texts of a predicted
+      class. Bands: 95% intervals over reviews, for this one training.
+    </p>
+  </Chart>
+);
+
 const Removal = () => (
   <Chart
     id="removal"
@@ -299,6 +287,7 @@ export function More() {
           <VectorChart choice="geometry-measure" name="Geometry" series={data.geometry}>
             How the vectors of a text lie to each other at each place in the model.
           </VectorChart>
+          {Object.keys(data.classShares).length > 0 && <ClassShares />}
           {Object.keys(data.probes).length > 0 && <Probes />}
           {data.removal.shares.length > 0 && <Removal />}
         </>

@@ -100,6 +100,7 @@ export function sharesOf(token: number, layer: number, checkpoint: string, matri
   if (!part) return null;
   const row = (layer - 1) * length + positionOf(token);
   const [sources, roots] = [codes(part.sources), codes(part.shares)];
+  if (row >= codes(part.own).length) return null; // parts end with the encoder
   const largest = (): Share[] =>
     range((row + 1) * part.keep, row * part.keep)
       .filter((at) => sources[at] !== MISSING && roots[at] > 0)

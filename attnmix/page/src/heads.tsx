@@ -1,8 +1,9 @@
 // One attention head as lines and as a matrix, and all heads small; a line unfolds into the numbers behind it.
 
-import { linkHorizontal, max } from "d3";
+import { linkHorizontal, max, sum } from "d3";
 import { useMemo } from "preact/hooks";
 import { headCount, headRows, headsOf } from "./attention";
+import { strength } from "./colours";
 import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
 import { headsLayer, position, set, shownHead, state } from "./state";
@@ -20,7 +21,6 @@ const SMALL_ROWS = 32; // of a small picture
 const curve = linkHorizontal();
 type Link = { i: number; j: number; value: number };
 type Weights = Float32Array[];
-const largest = (rows: Weights) => max(rows, (row) => max(row)) || 1;
 
 /** The weights from and to a token, or all, the largest first, without those below a part of the largest. */
 function linksOf(rows: Weights, token: number | null, least: number): Link[] {
@@ -35,6 +35,8 @@ function linksOf(rows: Weights, token: number | null, least: number): Link[] {
   return links.toSorted((a, b) => b.value - a.value);
 }
 
+/** What a token's links are measured by: 1, as its weights add up to it, or the sum of its norms. */
+const wholeOf = (row: Float32Array) => (state.lines.value === "weight" ? 1 : sum(row) || 1);
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
 const startOf = () => data.documents[state.document.value].start;
 const name = (i: number) => nameOf(startOf() + i);
@@ -86,18 +88,21 @@ function Lines({ rows }: { rows: Weights }) {
         height={ROW * Math.max(left.length, right.length) + 24}
         aria-label={`The strongest lines: ${links.slice(0, 5).map(linkText).join(", ")}`}
       >
-        {links.toReversed().map((link) => (
-          <path
-            class="link"
-            d={curve({ source: [x0, y(left, link.i)], target: [x1, y(right, link.j)] })!}
-            stroke={token !== null && link.i !== token ? "var(--after)" : "var(--took)"}
-            stroke-width={0.6 + 3.6 * (link.value / links[0].value)}
-            stroke-opacity={0.18 + 0.8 * (link.value / links[0].value)}
-            onClick={() => select(link)}
-          >
-            <title>{linkText(link)}</title>
-          </path>
-        ))}
+        {links.toReversed().map((link) => {
+          const share = link.value / wholeOf(rows[link.i]);
+          return (
+            <path
+              class="link"
+              d={curve({ source: [x0, y(left, link.i)], target: [x1, y(right, link.j)] })!}
+              stroke={token !== null && link.i !== token ? "var(--after)" : "var(--took)"}
+              stroke-width={0.8 + 4 * share}
+              stroke-opacity={strength(share)}
+              onClick={() => select(link)}
+            >
+              <title>{linkText(link)}</title>
+            </path>
+          );
+        })}
         {column("this token", left, names, "end")}
         {column("attends to", right, width - names, "start")}
       </svg>
@@ -105,12 +110,21 @@ function Lines({ rows }: { rows: Weights }) {
   );
 }
 
-/** Shades of rows, the darker the larger by the square root; a small picture has the largest of each few columns. */
-function shades(rows: Weights, columns = rows[0].length): Float32Array[] {
-  const [most, wide] = [largest(rows), rows[0].length / columns];
-  const cell = (row: Float32Array) => (_: unknown, n: number) =>
-    Math.sqrt(max(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide)))! / most);
-  return rows.map((row) => Float32Array.from({ length: columns }, cell(row)));
+/**
+ * Shades of rows, the same in all heads: the square root of a weight, or of a norm's share of its row.
+ *
+ * A small picture has the largest of each few columns.
+ */
+function shades(
+  rows: Weights,
+  columns = rows[0].length,
+  whole: (row: Float32Array) => number = () => 1,
+): Float32Array[] {
+  const wide = rows[0].length / columns;
+  return rows.map((row) => {
+    const most = (n: number) => max(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide)))!;
+    return Float32Array.from({ length: columns }, (_, n) => strength(most(n) / whole(row)));
+  });
 }
 
 function Matrix({ rows }: { rows: Weights }) {
@@ -125,7 +139,7 @@ function Matrix({ rows }: { rows: Weights }) {
     <figure class="matrix">
       <div>
         <Cells
-          rows={() => shades(rows)}
+          rows={() => shades(rows, rows.length, wholeOf)}
           by={[rows]}
           label="The same head as a matrix"
           onClick={(e) => select(cell(e))}
@@ -136,7 +150,8 @@ function Matrix({ rows }: { rows: Weights }) {
       </div>
       <figcaption class="small">
         The same head as a matrix, rows attend to columns. The selected token's row is outlined, its column dashed.
-        Colour: square root; darkest {said(largest(rows))}.
+        Colour: square root of the {state.lines.value === "weight" ? "weight" : "share of the row"}, full at 100% in
+        every head.
       </figcaption>
     </figure>
   );
@@ -215,8 +230,9 @@ export function Heads() {
     <>
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
         <p class="small noprint">
-          Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line. Until
-          you pick a head, we show one that attends to other tokens. Click a line to see the numbers behind it.{" "}
+          Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line, in
+          all heads alike. Until you pick a head, we show one that attends to other tokens. Click a line to see the
+          numbers behind it.{" "}
           {matrix.length > SHORT &&
             `Of ${matrix.length} tokens, those of the ${MAX_LINES[1]} strongest lines are shown${position.value === null ? "" : " of the selected token"}.`}
         </p>

@@ -1,4 +1,4 @@
-// The page: one bar of choices above four panes.
+// The page: one bar of choices, what the run found with the picture of a text, and the views that go on from it.
 
 import { render } from "preact";
 import { headCount } from "./attention";
@@ -8,7 +8,6 @@ import { Heads } from "./heads";
 import { MapPane } from "./map";
 import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
-import { Tour } from "./tour";
 import { Select, Slider } from "./ui";
 import { nameOf } from "./words";
 
@@ -45,9 +44,6 @@ const Bar = () => (
         </>
       )}
     </span>
-    <button id="tour-button" onClick={() => set({ tour: 1 })}>
-      Tour
-    </button>
   </div>
 );
 
@@ -55,15 +51,14 @@ const Page = () => (
   <>
     <Bar />
     <Answer />
-    <Layers />
     <section id="inside" aria-labelledby="inside-title">
       <h2 id="inside-title">Text{headCount > 0 && " and heads"}</h2>
       <Text />
       {headCount > 0 && <Heads />}
     </section>
+    <Layers />
     <MapPane />
     <More />
-    <Tour />
   </>
 );
 

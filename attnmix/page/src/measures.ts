@@ -1,72 +1,102 @@
 // How much of each token comes from others, from which, and to which it gave, by the chosen measure.
 
+import { computed } from "@preact/signals";
 import * as run from "./data";
-import { checkpoints, data, type Maybe, modelName, type Share, tokensOf } from "./data";
-import { percent, points, signed } from "./format";
-import { ratio, state } from "./state";
+import { checkpoints, data, layers, type Maybe, modelName, type Share, tokensOf } from "./data";
+import { percent, points, signed, wholePercent } from "./format";
+import { matrix, state } from "./state";
 
-const MIDDLE = 0.9; // of the tokens, which the scale of the shades spans
+export const CHANGE = "change"; // stands for a model where values are what fine-tuning changed
+/** The models that the picture shows, one above the other. */
+export const shownModels = computed(() => (state.change.value ? [CHANGE] : checkpoints));
+/** The model of the words and lists. */
+export const wordsModel = computed(() => (state.change.value ? CHANGE : state.checkpoint.value));
 
-const ofClass = () => state.shade.value in data.importance;
-export const hasSign = () => ofClass() || state.change.value;
+const ofClass = () => state.effect.value !== "";
+const isRatio = () => !data.matrices.includes(state.share.value);
 
-const sharesOf = (token: number, checkpoint: string) =>
-  run.sharesOf(token, state.layer.value, checkpoint, state.matrix.value);
+const sharesOf = (token: number, layer: number, checkpoint: string) =>
+  run.sharesOf(token, layer, checkpoint, matrix.value);
 /** The share of a token that comes from others; null where it is not known. */
-export function othersShare(token: number, checkpoint = state.checkpoint.value): Maybe {
-  const own = sharesOf(token, checkpoint)?.own ?? null;
+export function othersShare(token: number, layer: number, checkpoint: string): Maybe {
+  const own = sharesOf(token, layer, checkpoint)?.own ?? null;
   return own === null ? null : 1 - own;
 }
 
-/** What fine-tuning changes of a measure of a token. */
-function changeOf(token: number, measure: (token: number, checkpoint: string) => Maybe): Maybe {
-  const [before, after = null] = checkpoints.map((each) => measure(token, each));
+/** What fine-tuning changes of a measure. */
+function changeOf(measure: (checkpoint: string) => Maybe): Maybe {
+  const [before, after = null] = checkpoints.map(measure);
   return before === null || after === null ? null : after - before;
 }
-export const othersChange = (token: number) => changeOf(token, othersShare);
+export const othersChange = (token: number, layer: number) =>
+  changeOf((checkpoint) => othersShare(token, layer, checkpoint));
 
-/** What a token is shaded by: share from others, ratio, what fine-tuning changed of it, or its score for the class. */
-export function shadeOf(token: number): Maybe {
-  if (ofClass()) return run.importanceOf(token, state.shade.value);
-  const ratioIn = (each: number, checkpoint: string) => run.ratioOf(each, state.layer.value, checkpoint, ratio.value);
-  const measure = state.shade.value === "sources" ? othersShare : ratioIn;
-  return state.change.value ? changeOf(token, measure) : measure(token, state.checkpoint.value);
+/** The chosen measure of a token after a layer: its share from others, a ratio, or what fine-tuning changed of it. */
+export function valueOf(token: number, layer: number, model: string): Maybe {
+  const measure = (checkpoint: string) =>
+    isRatio() ? run.ratioOf(token, layer, checkpoint, state.share.value) : othersShare(token, layer, checkpoint);
+  return model === CHANGE ? changeOf(measure) : measure(model);
 }
 
-/** The ends of the scale: of all texts in this layer, or of one text's scores for a class. */
-export function shadeRange(): [number, number] {
-  const tokens = ofClass() ? tokensOf(state.document.value) : run.range(run.tokenCount);
-  const known = tokens.map(shadeOf).filter((each) => each !== null);
-  if (known.length === 0) return [0, 0];
-  const sorted = Float64Array.from(known, (each) => (hasSign() ? Math.abs(each) : each)).toSorted();
-  const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))];
-  return hasSign() ? [-at(MIDDLE), at(MIDDLE)] : [at((1 - MIDDLE) / 2), at(1 - (1 - MIDDLE) / 2)];
-}
+/** What a word is shaded by: the chosen measure in the chosen layer, or its effect on the predicted class. */
+export const wordValue = (token: number): Maybe =>
+  ofClass() ? run.importanceOf(token, state.effect.value) : valueOf(token, state.layer.value, wordsModel.value);
 
-export const shadeText = (value: number) =>
-  ofClass() ? signed(value) : state.change.value ? points(value) : percent(value);
-export const matrixName = () => data.labels.matrices[state.matrix.value];
-/** What a shade is, in a word or two. */
-export const shadeKind = () =>
-  ofClass() ? "effect" : state.shade.value === "ratio" ? "mixing ratio" : "share from others";
-/** What the shades stand for. */
-export function shadeName(): string {
-  if (ofClass()) return `effect on the predicted class (${data.labels.importance[state.shade.value].toLowerCase()})`;
-  const measure = state.shade.value === "ratio" ? data.labels.methods[ratio.value] : matrixName();
-  return `${state.change.value ? "change of the " : ""}${shadeKind()} (${measure})`;
-}
+/** The ends of the scale of shares: 0 and 100 %, or, stretched, those of the chosen text in all layers and models. */
+export const shareRange = computed((): [low: number, high: number] => {
+  if (!state.stretch.value) return [state.change.value ? -1 : 0, 1];
+  const tokens = tokensOf(state.document.value);
+  const values = shownModels.value.flatMap((model) =>
+    layers.flatMap((layer) => tokens.map((token) => valueOf(token, layer, model))),
+  );
+  const known = values.filter((each) => each !== null);
+  if (known.length === 0) return [0, 1];
+  const [low, high] = known.reduce(([least, most], each) => [Math.min(least, each), Math.max(most, each)], [1, -1]);
+  const limit = Math.max(-low, high);
+  return state.change.value ? [-limit, limit] : [low, high];
+});
+/** The ends of the words' scale; effects on the class have the largest of all texts. */
+export const wordRange = computed((): [low: number, high: number] => {
+  if (!ofClass()) return shareRange.value;
+  const { limit } = data.importance[state.effect.value];
+  return [-limit, limit];
+});
+
+/** Where a value lies on a scale: from 0 to 1, or from -1 to 1 on one that has a sign. */
+export const placeOn = ([low, high]: [number, number], value: number) =>
+  low < 0 ? value / high : high > low ? (value - low) / (high - low) : 0;
+
+export const shareText = (value: number) => (state.change.value ? points(value) : percent(value));
+/** An end of the scale. */
+export const endText = (value: number) =>
+  state.stretch.value || state.change.value ? shareText(value) : wholePercent(value);
+export const wordEndText = (value: number) => (ofClass() ? signed(value) : endText(value));
+export const wordText = (value: number) => (ofClass() ? signed(value) : shareText(value));
+export const matrixName = () => data.labels.matrices[matrix.value];
+/** What a share is, in a word or two. */
+export const shareKind = () => (isRatio() ? "mixing ratio" : "share from other tokens");
+export const wordKind = () => (ofClass() ? "effect" : shareKind());
+/** The chosen measure. */
+export const measureName = () => (isRatio() ? data.labels.methods[state.share.value] : matrixName());
+/** What the shades of the picture stand for. */
+export const shareName = () => `${state.change.value ? "change of the " : ""}${shareKind()} (${measureName()})`;
+/** What the words' shades stand for. */
+export const wordName = () =>
+  ofClass()
+    ? `effect on the predicted class (${data.labels.importance[state.effect.value].toLowerCase()})`
+    : shareName();
 /** The model that shares are of, or the models that are compared. */
 export const matrixModel = () =>
   state.change.value ? checkpoints.toReversed().map(modelName).join(" minus ") : modelName(state.checkpoint.value);
-/** The model that the shades are of. */
+/** The model that the words' shades are of. */
 export const shownModel = () => (ofClass() ? modelName(checkpoints.at(-1)!) : matrixModel());
 
 /** What a token took from each token, itself among them, the most first; null where it is not on the page. */
-const took = (token: number, checkpoint = state.checkpoint.value): Share[] | null =>
-  sharesOf(token, checkpoint)?.largest() ?? null;
+const took = (token: number, checkpoint: string): Share[] | null =>
+  sharesOf(token, state.layer.value, checkpoint)?.largest() ?? null;
 
 /** The other tokens that have a token among their main sources, the most first. */
-function gave(token: number, checkpoint = state.checkpoint.value): Share[] {
+function gave(token: number, checkpoint: string): Share[] {
   const others = tokensOf(run.documentOf[token]).filter((each) => each !== token);
   const shareIn = (each: number) => took(each, checkpoint)?.find((source) => source.token === token)?.share ?? 0;
   const given = others.map((each) => ({ token: each, share: shareIn(each) }));
@@ -85,8 +115,46 @@ function changes(find: typeof took, token: number): Share[] {
 
 /** What a token took from others and gave to them, in a model or as a change; null where it is not on the page. */
 export function exchanged(token: number) {
-  const sources = took(token);
+  const sources = took(token, state.checkpoint.value);
   if (sources === null) return null;
   if (state.change.value) return { took: changes(took, token), gave: changes(gave, token) };
-  return { took: sources.filter((each) => each.token !== token), gave: gave(token) };
+  return { took: sources.filter((each) => each.token !== token), gave: gave(token, state.checkpoint.value) };
+}
+
+export type Flow = { layer: number; from: number; to: number; share: number };
+/** The matrix of single layers along which the sources of sources are followed; undefined without any. */
+export const layerMatrix = computed(() => {
+  const single = data.matrices.filter((name) => name !== "parts");
+  return single.find((name) => name === matrix.value) ?? single.find((name) => name === "alti") ?? single[0];
+});
+
+/**
+ * A token's sources in the layer below, theirs in the one below that, and so on down to the input.
+ *
+ * A share is that of the chosen vector: the product of the shares along the way. Smaller ones than `least` are left out.
+ */
+export function flowsInto(token: number, layer: number, checkpoint: string, least: number): Flow[] {
+  const flows: Flow[] = [];
+  let reached = new Map([[token, 1]]);
+  for (let level = layer; level > 0; level--) {
+    const below = new Map<number, number>();
+    for (const [to, part] of reached) {
+      for (const { token: from, share } of run.sharesOf(to, level, checkpoint, layerMatrix.value)?.largest() ?? []) {
+        if (part * share < least) continue;
+        flows.push({ layer: level, from, to, share: part * share });
+        below.set(from, (below.get(from) ?? 0) + part * share);
+      }
+    }
+    reached = below;
+  }
+  return flows;
+}
+
+/** What each token of the input makes up of a vector, the most first: by parts, else by the shares along the way. */
+export function inputShares(token: number, layer: number, checkpoint: string, flows: Flow[]): Share[] {
+  const parts = run.sharesOf(token, layer, checkpoint, data.matrices.includes("parts") ? "parts" : undefined);
+  if (parts !== null) return parts.largest();
+  const total = new Map<number, number>();
+  for (const flow of flows) if (flow.layer === 1) total.set(flow.from, (total.get(flow.from) ?? 0) + flow.share);
+  return [...total].map(([each, share]) => ({ token: each, share })).toSorted((a, b) => b.share - a.share);
 }

@@ -44,6 +44,7 @@ export type Payload = {
   controls: Record<string, Record<string, Record<string, Series>>>;
   sources: Record<string, Record<string, Record<string, Series>>>;
   removal: { shares: string[]; lines: Record<string, { values: (number | null)[] }> };
+  classShares: Record<string, Series>;
   probes: Record<string, Record<string, Series>>;
   steps: Record<string, Record<string, Record<string, Series>>>;
   geometry: Record<string, Record<string, Record<string, Series>>>;
@@ -58,6 +59,7 @@ export type Payload = {
     Record<string, Record<string, { keep: number; sources: string; shares: string; own: string }>>
   >;
   sourcesKept: number;
+  partsLimit: number;
   matrices: string[];
   attention: { number: number; width: number; skip: boolean; documents: Record<string, Record<string, Heads>> };
   sites: { layer: number; point: string; label: string; reading: number }[];

@@ -10,7 +10,6 @@ const choice = <T>(initial: T, allowed: (document: number) => readonly T[]) => (
 const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
-const sources = data.matrices.length > 0 ? ["sources"] : [];
 export const canChange = checkpoints.length === 2;
 
 const choices = {
@@ -19,10 +18,12 @@ const choices = {
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
   measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
-  matrix: choice(data.matrices.includes("alti") ? "alti" : data.matrices[0], () => data.matrices),
+  share: choice([...data.matrices, data.method][0], () => [...data.matrices, ...methods]), // what cells and words show
+  threshold: choice(2, () => range(31, 1)), // per cent of the chosen vector, below which a line is left out
+  stretch: choice(false, () => [false, true]), // colours span what the picture shows, and not 0 to 100 %
   head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: one that attends to other tokens
-  shade: choice([...sources, "ratio"][0], () => [...sources, "ratio", ...Object.keys(data.importance)]),
-  change: choice(false, () => [false, canChange]), // tokens are shaded by what fine-tuning changed
+  effect: choice("", () => ["", ...Object.keys(data.importance)]), // words are shaded by their effect on the class
+  change: choice(false, () => [false, canChange]), // shares are what fine-tuning changed of them
   lines: choice("weight", () => ["weight", "norm"]), // of heads
   source: choice<Maybe>(null, tokensIn), // whose key meets the query
   layout: choice(layouts[0], () => layouts),
@@ -30,7 +31,6 @@ const choices = {
   colour: choice("position", () => ["position", "class", "ratio", "document"]),
   "step-measure": choice(Object.keys(data.steps)[0], () => Object.keys(data.steps)),
   "geometry-measure": choice(Object.keys(data.geometry)[0], () => Object.keys(data.geometry)),
-  tour: choice(0, () => range(7)), // 0: not on the screen
 };
 export type Choice = { [K in keyof typeof choices]: (typeof choices)[K]["initial"] };
 const keys = Object.keys(choices) as (keyof Choice)[];
@@ -40,6 +40,10 @@ export const state = Object.fromEntries(keys.map((key) => [key, signal(initial[k
 };
 /** The chosen ratio; while a derivative is chosen, the one that the page opens with. */
 export const ratio = computed(() => (methods.includes(state.measure.value) ? state.measure.value : data.method));
+/** The matrix whose sources are listed; while a ratio is chosen, the first. */
+export const matrix = computed(() =>
+  data.matrices.includes(state.share.value) ? state.share.value : data.matrices[0],
+);
 export const hovered = signal<Maybe>(null); // the token under the pointer, in any view
 export const printing = signal(false);
 export const saving = signal(false); // a view as a picture
@@ -123,7 +127,7 @@ function readAddress(): void {
   headsLayer.value = state.layer.peek();
 }
 
-const STEPS: (keyof Choice)[] = ["document", "token", "checkpoint", "tour"]; // each a step of Back
+const STEPS: (keyof Choice)[] = ["document", "token", "checkpoint"]; // each a step of Back
 const PAUSE = 250; // milliseconds; browsers limit how often an address changes
 
 export function followAddress(): void {

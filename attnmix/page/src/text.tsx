@@ -3,17 +3,19 @@
 import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
-import { canChange, hovered, set, state } from "./state";
-import { Pane, Ramp, Select, Term } from "./ui";
-import { Find, limits, nameOf, opacity, TokenLink, Tokens } from "./words";
+import { hovered, state } from "./state";
+import { Pane, ScaleRamp, Select } from "./ui";
+import { Find, nameOf, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
 const LEAST_NAMED = 0.11; // of the bar, for a part with its name in it
 
 /** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
-export function KeptBar({ token }: { token: number }) {
-  const [change, others] = [state.change.value ? measures.othersChange(token) : null, measures.othersShare(token)];
+function KeptBar({ token }: { token: number }) {
+  const layer = state.layer.value;
+  const change = state.change.value ? measures.othersChange(token, layer) : null;
+  const others = measures.othersShare(token, layer, state.checkpoint.value);
   if (others === null) return <p class="note">{whyMissing(token)}</p>;
   const main = (measures.exchanged(token)?.took ?? []).slice(0, IN_BAR);
   const rest = main.reduce((left, { share }) => Math.max(0, left - share), others);
@@ -103,20 +105,19 @@ function rows() {
   const share = (shares: Share[], each: number) => shares.find((one) => one.token === each)?.share ?? null;
   return {
     columns: [
-      ...["position", "token", measures.shadeName()],
+      ...["position", "token", measures.wordName()],
       ...["contributed to the selected token", "received from it"],
     ],
     rows: tokensOf(state.document.value).map((each) => [
-      ...[positionOf(each), nameOf(each), measures.shadeOf(each)],
+      ...[positionOf(each), nameOf(each), measures.wordValue(each)],
       ...[share(took, each), share(gave, each)],
     ]),
     note: `${measures.shownModel()}, layer ${state.layer.value}; of a token's sources the ${data.sourcesKept} largest`,
   };
 }
 
-const SHADES = {
-  ...(data.matrices.length > 0 ? { sources: "share from other tokens" } : {}),
-  ratio: "mixing ratio",
+const EFFECTS = {
+  "": "the share chosen above",
   ...Object.fromEntries(
     Object.keys(data.importance).map((name) => [
       name,
@@ -127,20 +128,7 @@ const SHADES = {
 
 const Controls = () => (
   <div class="controls">
-    <Select choice="shade" label="Colour tokens by" names={SHADES} />
-    {data.matrices.length > 0 && (
-      <Select choice="matrix" label="Shares by" names={data.labels.matrices} options={data.matrices} />
-    )}
-    {canChange && (
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={state.change.value}
-          onChange={(e) => set({ change: e.currentTarget.checked })}
-        />
-        Change by fine-tuning
-      </label>
-    )}
+    {Object.keys(EFFECTS).length > 1 && <Select choice="effect" label="Colour tokens by" names={EFFECTS} />}
     <Find />
   </div>
 );
@@ -148,18 +136,7 @@ const Controls = () => (
 export function Text() {
   const { document, layer, token } = state;
   const { name, note } = data.documents[document.value];
-  const [low, high] = limits.value.map(measures.shadeText);
   const title = `${name}, ${measures.shownModel()}, layer ${layer.value}`;
-  const [less, more] = ["rgb(var(--less))", "rgb(var(--more))"];
-  const below = [
-    { at: 0, colour: less, opacity: opacity() },
-    { at: 0.5, colour: less, opacity: 0 },
-  ];
-  const above = (from: number) => [
-    { at: from, colour: more, opacity: 0 },
-    { at: 1, colour: more, opacity: opacity() },
-  ];
-  const colours = measures.hasSign() ? [...below, ...above(0.5)] : above(0);
   return (
     <Pane id="text" title={<bdi>{title}</bdi>} file={title} rows={rows}>
       <p class="small noprint" id="text-note">
@@ -167,8 +144,7 @@ export function Text() {
       </p>
       <Controls />
       <p class="legend" id="text-legend">
-        <Ramp low={`${low} or less`} high={`${high} or more`} colours={colours} />{" "}
-        {state.shade.value === "sources" ? <Term name="share">{measures.shadeName()}</Term> : measures.shadeName()}
+        <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.wordName()}
         {token.value !== null && (
           <>
             . <span class="took-key">Underlined</span> tokens contributed to the selected one;{" "}

@@ -3,6 +3,7 @@
 import { useSignal } from "@preact/signals";
 import type { ComponentChildren, TargetedMouseEvent } from "preact";
 import { useId, useLayoutEffect, useRef } from "preact/hooks";
+import { shade } from "./colours";
 import { pictureOf, pngOf } from "./picture";
 import { type Choice, dark, printing, saving, set, state } from "./state";
 
@@ -41,7 +42,7 @@ export function Select<K extends keyof Choice>(props: {
 }
 
 export const Slider = (props: {
-  choice: "layer" | "point";
+  choice: "layer" | "point" | "threshold";
   label: string;
   between: [number, number];
   children: ComponentChildren;
@@ -188,10 +189,22 @@ export function Ramp(props: {
   );
 }
 
-const GLOSSARY = {
+/** The scale of shares, or one with a sign, with the numbers at its ends. */
+export function ScaleRamp({ range, said }: { range: [low: number, high: number]; said: (value: number) => string }) {
+  const [low, high] = range;
+  const places = Array.from({ length: 11 }, (_, n) => n / 10);
+  const colours = places.map((at) => ({ at, colour: shade(low < 0 ? 2 * at - 1 : at).colour }));
+  return <Ramp low={said(low)} high={said(high)} colours={colours} />;
+}
+
+export const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
   "mixing ratio":
     "The length of what all other tokens together give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
+  "own part":
+    "What a token's vector owes to the token itself, followed exactly from the input on with attention as it was. Its share: its length, divided by that plus the length of all other tokens' parts added up.",
+  "exact parts":
+    "A vector as a sum of parts, one for each token of the input, which add up to the model's own vector. A token's share of itself is that of its own part; the rest is divided among the others by the lengths of their parts.",
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
   "words in random order": "A control: the same text with its words shuffled, the tokens of a word together.",

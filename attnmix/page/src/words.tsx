@@ -2,25 +2,15 @@
 
 import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { data, documentOf, type Maybe, positionOf, range, readingAt, type Share, tokensOf } from "./data";
-import { exchanged, hasSign, shadeKind, shadeOf, shadeRange, shadeText } from "./measures";
-import { dark, hovered, set, state } from "./state";
+import { shade } from "./colours";
+import { data, documentOf, positionOf, readingAt, type Share, tokensOf } from "./data";
+import { exchanged, placeOn, wordKind, wordRange, wordText, wordValue } from "./measures";
+import { hovered, set, state } from "./state";
 import { ARROWS } from "./ui";
 
 const THICKEST = 6; // pixels, of the line at the token that gave or took most
-const SENTENCE = 60; // tokens at most, where a text has no full stops
 
 export const nameOf = (token: number) => readingAt(state.layer.value).names[token];
-export const limits = computed(shadeRange);
-export const opacity = () => (dark.value ? 0.5 : 0.68); // of the darkest shade, on which a token can still be read
-
-function shade(value: Maybe): string | undefined {
-  const [low, high] = limits.value;
-  if (value === null || high <= low) return undefined;
-  const share = Math.min(Math.max(hasSign() ? Math.abs(value) / high : (value - low) / (high - low), 0), 1);
-  return `rgb(var(--${value < 0 ? "less" : "more"}) / ${(opacity() * share).toFixed(3)})`;
-}
-
 // Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
 
 const sought = signal("");
@@ -112,11 +102,12 @@ export function Tokens(props: { id: string; tokens: number[]; prefix: string; la
     >
       {/* Elements and no components: of 512 tokens, components would take longer than what they draw. */}
       {tokens.map((token) => {
-        const value = shadeOf(token);
-        const said = value === null ? "" : shadeText(value);
+        const value = wordValue(token);
+        const said = value === null ? "" : wordText(value);
         const classes = { piece: !apart[token], found: matches.has(token), chosen: token === chosen };
         const exchanges = { took: took.has(token), gave: gave.has(token) };
         const names = Object.entries({ ...classes, ...exchanges }).filter(([, is]) => is);
+        const looks = value === null ? null : shade(placeOn(wordRange.value, value));
         const style = { "--took-width": took.get(token), "--gave-width": gave.get(token) };
         return (
           <>
@@ -126,10 +117,10 @@ export function Tokens(props: { id: string; tokens: number[]; prefix: string; la
               role="option"
               aria-selected={token === chosen}
               class={names.map(([name]) => name).join(" ")}
-              style={{ ...style, backgroundColor: shade(value) }}
+              style={{ ...style, backgroundColor: looks?.colour, color: looks?.ink }}
               data-token={token}
               data-share={said}
-              title={`${nameOf(token)}, position ${positionOf(token)}${said && `, ${shadeKind()} ${said}`}`}
+              title={`${nameOf(token)}, position ${positionOf(token)}${said && `, ${wordKind()} ${said}`}`}
             >
               {words[token]}
             </span>
@@ -150,14 +141,3 @@ export const TokenLink = ({ token, name, children }: { token: number; name: stri
     </small>
   </button>
 );
-
-/** The sentence around the selected token, or the text's first; a short text is whole. */
-export const sentence = computed(() => {
-  const tokens = tokensOf(state.document.value);
-  const ends = tokens.filter((token) => /^[.!?…。।]+$/.test(data.readings[0].words[token]));
-  const at = state.token.value ?? tokens[0];
-  const start = (ends.findLast((end) => end < at) ?? tokens[0] - 1) + 1;
-  const end = ends.find((each) => each >= at) ?? tokens.at(-1)!;
-  const from = Math.max(start, at - SENTENCE / 2);
-  return range(Math.min(end, from + SENTENCE) + 1, from);
-});

@@ -1,0 +1,176 @@
+"""What a run found, chosen by rule from its tables: a headline, at most three short sentences, and a chart.
+
+A term in braces is in the page's glossary, where a reader looks it up at the word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnmix.core.names import PARTS
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
+from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
+from attnmix.page.sentences import most_and_least, percent, points, preferred
+from attnmix.store.results import Results
+
+
+def answer(run: Results) -> dict[str, Any]:
+    """Return `headline`, `sentences` and a `chart` of `title`, `unit` and `series` of `name, values, low, high`.
+
+    The headline says what a word's last vector is made of, by parts; where the model cannot be taken apart, how much
+    its layers mix.
+    """
+    own = own_shares(run)
+    chart = _ratio_chart(run) if own.empty else _own_chart(own)
+    return {"headline": _headline(run, own), "sentences": _sentences(run, own), "chart": chart}
+
+
+def own_shares(run: Results) -> pd.DataFrame:
+    """Return a token's own share by layer and checkpoint: that of the drawn reviews, or else of the captured texts.
+
+    Columns are `checkpoint, layer, mean, ci_low, ci_high, documents`; of captured texts there is no interval.
+    """
+    if _texts(run) > 1:
+        table = run.table("measure/parts")
+        own = table[(table["rule"] == "chord") & (table["quantity"] == "own_share") & (table["layer"] > 0)]
+        if len(own):
+            return own
+    return _captured_own_shares(run)
+
+
+def _captured_own_shares(run: Results) -> pd.DataFrame:
+    rows = []
+    for checkpoint in run.mixing[0]["checkpoint"].unique():
+        documents = [name for name in run.tokens["document"].unique() if PARTS in run.matrices(checkpoint, name)]
+        matrices = [run.matrix(checkpoint, name, PARTS) for name in documents]
+        if matrices:
+            own_LT = np.concatenate([np.diagonal(matrix, axis1=-2, axis2=-1) for matrix in matrices], axis=-1)
+            means = enumerate(own_LT.mean(axis=-1, dtype=np.float64), start=1)
+            rows += [(checkpoint, layer, mean, np.nan, np.nan, len(documents)) for layer, mean in means]
+    return pd.DataFrame(rows, columns=["checkpoint", "layer", "mean", "ci_low", "ci_high", "documents"])
+
+
+def _texts(run: Results) -> int:
+    return int(run.mixing[0]["documents"].max())
+
+
+def _headline(run: Results, own: pd.DataFrame) -> str:
+    curves, differences = run.mixing
+    if own.empty and differences.empty:
+        return headline(curves)
+    if own.empty:
+        means = preferred_means(curves)
+        before, after = percent(means["pretrained"], 1), percent(means["finetuned"], 1)
+        return f"Tokens mix at a ratio of {before} before fine-tuning, {after} after, in this one training"
+    last = own[own["layer"] == own["layer"].max()].set_index("checkpoint")
+    shares = {name: percent(mean) for name, mean in last["mean"].items()}
+    if differences.empty:
+        (share,) = shares.values()
+        others = percent(1 - float(last["mean"].iloc[0]))
+        return f"A word's last vector: {share} its own, {others} from other words"
+    text = (
+        f"A word's last vector: {shares['pretrained']} its own before fine-tuning, {shares['finetuned']} after, "
+        "in this one training"
+    )
+    interval = last.loc["difference"] if "difference" in last.index else None
+    if interval is None or interval["documents"] < MIN_INTERVAL_DOCUMENTS:
+        return text
+    changes = interval["ci_low"] > 0 or interval["ci_high"] < 0
+    return text if changes else f"{text}: no measurable change"
+
+
+def _sentences(run: Results, own: pd.DataFrame) -> list[str]:
+    _, differences = run.mixing
+    if differences.empty:
+        return [*_own_tokens(run, own), _one_model(run)]
+    sentences = [_own_change(own), _ratio_change(run), _shuffled_change(run)]
+    if _texts(run) == 1:
+        sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _own_tokens(run: Results, own: pd.DataFrame) -> list[str]:
+    return [] if own.empty else [f"The {{own part}} is a mean over the {len(run.tokens)} tokens here."]
+
+
+def _one_model(run: Results) -> str:
+    most, _ = most_and_least(run.mixing[0])
+    return f"Layer {most['layer']} adds most from others: its {{mixing ratio}} is {percent(most['mean'])}."
+
+
+def _own_change(own: pd.DataFrame) -> str:
+    rows = own[own["checkpoint"] == "difference"]
+    if rows.empty:
+        return ""
+    last = rows.iloc[int(rows["layer"].argmax())]
+    if last["documents"] < MIN_INTERVAL_DOCUMENTS:
+        change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
+        return f"The {{own part}} changes by {change} points; {reviews} are too few for an {{interval}}."
+    low, high = points(last["ci_low"]), points(last["ci_high"])
+    return (
+        f"The {{own part}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
+        f"{last['documents']:.0f} reviews."
+    )
+
+
+def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
+    """Return the mean over the layers of the preferred ratio by checkpoint."""
+    rows = curves[curves["method"] == preferred(curves)]
+    return {str(name): float(mean) for name, mean in rows.groupby("checkpoint", sort=False)["mean"].mean().items()}
+
+
+def _ratio_change(run: Results) -> str:
+    means = preferred_means(run.mixing[0])
+    before, after = percent(means["pretrained"]), percent(means["finetuned"])
+    return f"One layer's {{mixing ratio}} goes from {before} to {after}, averaged over layers."
+
+
+def _shuffled_change(run: Results) -> str:
+    """Return how much of the ratio's change stays with the words in random order."""
+    controls, means = run.table("measure/mixing_controls"), preferred_means(run.mixing[0])
+    rows = controls[(controls["control"] == "shuffled_words") & (controls["method"] == preferred(controls))]
+    changes = rows[rows["checkpoint"] == "difference"]["mean"]
+    if changes.empty:
+        return ""
+    change = points(means["finetuned"] - means["pretrained"])
+    return f"With {{words in random order}} it changes by {points(changes.mean())} points; in true order, {change}."
+
+
+def headline(curves: pd.DataFrame) -> str:
+    """Return the layers with the largest and the smallest ratio, with digits that tell the two apart and from 0."""
+    most, least = most_and_least(curves)
+    pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
+    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].rstrip("%"))), pairs[0])
+    if most["layer"] == least["layer"]:
+        return f"The one layer mixes tokens at a ratio of {high}"
+    return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
+
+
+def _own_chart(own: pd.DataFrame) -> dict[str, Any]:
+    layers = range(1, int(own["layer"].max()) + 1)
+    by_checkpoint = {str(name): rows for name, rows in own.groupby("checkpoint", sort=False) if name != "difference"}
+    named = {name: CHECKPOINTS[name] if len(by_checkpoint) > 1 else "Own share" for name in by_checkpoint}
+    series = [{"name": named[name], **curve(rows, layers)} for name, rows in by_checkpoint.items()]
+    return {
+        "title": "Own share of a token's vector since the input, by layer",
+        "series": series,
+        "unit": "|own part| / (|own part| + |others' parts together|)",
+    }
+
+
+def _ratio_chart(run: Results) -> dict[str, Any]:
+    """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
+    curves = run.mixing[0]
+    method, checkpoints = preferred(curves), curves["checkpoint"].unique().tolist()
+    controls, layers = run.table("measure/mixing_controls"), range(1, int(curves["layer"].max()) + 1)
+    tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
+    series = []
+    for suffix, table in tables.items():
+        for checkpoint in checkpoints:
+            rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
+            name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+            series.append({"name": name + suffix, **curve(rows, layers)})
+    return {"title": "Mixing ratio by layer", "series": series, "unit": RATIO_MARKS[method].label}

@@ -1,0 +1,47 @@
+// The one scale of colours: the paper stands for 0, and the full colour for the scale's end, in all layers, models, texts.
+
+import { interpolateLab, piecewise, rgb } from "d3";
+import { dark } from "./state";
+
+const PAPER = { light: "#ffffff", dark: "#14171c" };
+/** The colours at the middle and at the end of a scale; lightness changes evenly. */
+const COLOURS = {
+  light: { more: ["#5896cc", "#00386f"], less: ["#d07f45", "#7a2c00"], source: ["#e39a5f", "#b34a00"] },
+  dark: { more: ["#3d7fb5", "#b5e0ff"], less: ["#a8652f", "#ffc48e"], source: ["#a8652f", "#ff9d4d"] },
+};
+const STEPS = 200;
+const EQUAL_CONTRAST = 0.179; // luminance on which black and white are equally readable
+
+/** What a colour says: that a value is above 0, below it, or that a token is a source of the chosen one. */
+type Meaning = keyof typeof COLOURS.light;
+type Shade = { colour: string; ink: string };
+
+const linear = (part: number) => (part <= 0.03928 * 255 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+function luminance(colour: string): number {
+  const { r, g, b } = rgb(colour);
+  return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+}
+
+function shadesOf(theme: "light" | "dark", meaning: Meaning): Shade[] {
+  const mixed = piecewise(interpolateLab, [PAPER[theme], ...COLOURS[theme][meaning]]);
+  return Array.from({ length: STEPS + 1 }, (_, step) => {
+    const colour = rgb(mixed(step / STEPS)).formatHex();
+    return { colour, ink: luminance(colour) > EQUAL_CONTRAST ? "#000000" : "#ffffff" };
+  });
+}
+
+const SHADES = Object.fromEntries(
+  (["light", "dark"] as const).map((theme) => [
+    theme,
+    { more: shadesOf(theme, "more"), less: shadesOf(theme, "less"), source: shadesOf(theme, "source") },
+  ]),
+);
+
+/** The shade of a place on a scale from -1 to 1, and the colour of a text on it. */
+export function shade(place: number, meaning: Meaning = place < 0 ? "less" : "more"): Shade {
+  const strength = Math.min(Math.abs(place), 1);
+  return SHADES[dark.value ? "dark" : "light"][meaning][Math.round(strength * STEPS)];
+}
+
+/** How strongly a share is drawn as a line or a mark, from 0 to 1: by its square root, so that small ones are seen. */
+export const strength = (share: number) => Math.sqrt(Math.min(Math.max(share, 0), 1));

@@ -1,0 +1,78 @@
+// Marks of a picture that is painted on a canvas, and drawn again as shapes of SVG where it is saved.
+
+import { shape } from "./picture";
+
+type Box = [x: number, y: number, width: number, height: number];
+export type Mark =
+  | { kind: "boxes"; fill: string; boxes: Box[] }
+  | { kind: "frame"; box: Box; stroke: string; width: number }
+  | { kind: "path"; d: string; stroke: string; width: number; opacity: number }
+  | {
+      kind: "text";
+      text: string;
+      x: number;
+      y: number; // of the baseline's middle
+      fill: string;
+      size: number;
+      bold?: boolean;
+      anchor: "start" | "middle" | "end";
+      upright?: boolean; // read from below to above
+    };
+
+export const FONT_FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const ALIGNS = { start: "left", middle: "center", end: "right" } as const;
+const BASELINE = 0.35; // of a letter's size, from the middle of its height down to its baseline
+
+function paint(context: CanvasRenderingContext2D, mark: Mark): void {
+  if (mark.kind === "boxes") {
+    context.fillStyle = mark.fill;
+    for (const box of mark.boxes) context.fillRect(...box);
+  } else if (mark.kind === "frame") {
+    Object.assign(context, { strokeStyle: mark.stroke, lineWidth: mark.width });
+    context.strokeRect(...mark.box);
+  } else if (mark.kind === "path") {
+    Object.assign(context, { strokeStyle: mark.stroke, lineWidth: mark.width, globalAlpha: mark.opacity });
+    context.stroke(new Path2D(mark.d));
+    context.globalAlpha = 1;
+  } else {
+    const font = `${mark.bold ? "bold " : ""}${mark.size}px ${FONT_FAMILY}`;
+    Object.assign(context, { font, fillStyle: mark.fill, textAlign: ALIGNS[mark.anchor] });
+    context.save();
+    context.translate(mark.x, mark.y);
+    if (mark.upright) context.rotate(-Math.PI / 2);
+    context.fillText(mark.text, 0, BASELINE * mark.size);
+    context.restore();
+  }
+}
+
+/** Paint marks on a canvas of a size in CSS pixels, with so many pixels for each of them. */
+export function paintMarks(canvas: HTMLCanvasElement, size: [number, number], marks: Mark[], sharpness: number): void {
+  const [width, height] = size;
+  Object.assign(canvas, { width: Math.round(width * sharpness), height: Math.round(height * sharpness) });
+  const context = canvas.getContext("2d")!;
+  context.setTransform(sharpness, 0, 0, sharpness, 0, 0);
+  for (const mark of marks) paint(context, mark);
+}
+
+function shapeOf(mark: Mark): SVGElement {
+  if (mark.kind === "boxes") {
+    const rectangle = ([x, y, width, height]: Box) => shape("rect", { x, y, width, height });
+    return shape("g", { fill: mark.fill }, ...mark.boxes.map(rectangle));
+  }
+  if (mark.kind === "frame") {
+    const [x, y, width, height] = mark.box;
+    return shape("rect", { x, y, width, height, fill: "none", stroke: mark.stroke, "stroke-width": mark.width });
+  }
+  if (mark.kind === "path") {
+    const line = { stroke: mark.stroke, "stroke-width": mark.width, "stroke-opacity": mark.opacity };
+    return shape("path", { d: mark.d, fill: "none", ...line });
+  }
+  const { x, y, size } = mark;
+  const turn = mark.upright ? `translate(${x.toFixed(2)} ${y.toFixed(2)}) rotate(-90)` : null;
+  const place = { x: turn ? 0 : x, y: (turn ? 0 : y) + BASELINE * size, transform: turn };
+  const looks = { fill: mark.fill, "font-size": size, "font-weight": mark.bold ? 700 : null };
+  return shape("text", { ...place, ...looks, "text-anchor": mark.anchor }, mark.text);
+}
+
+/** The same marks as shapes. */
+export const shapesOf = (marks: Mark[]) => shape("g", { "font-family": FONT_FAMILY }, ...marks.map(shapeOf));

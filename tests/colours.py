@@ -1,0 +1,81 @@
+"""Colours as eyes tell them apart, computed from the standards: CIELAB, CIEDE2000, and sight without green cones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+Doubles = npt.NDArray[np.float64]
+
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+WHITE = np.array([0.95047, 1.0, 1.08883])  # D65
+# Machado, Oliveira, Fernandes (2009), severity 1.0, on linear sRGB.
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+)
+
+
+def linear(hexadecimal: str) -> Doubles:
+    """Return the linear parts of a colour that is written as `#b34a00`."""
+    parts = np.array(list(bytes.fromhex(hexadecimal.removeprefix("#"))), dtype=float) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def without_green_cones(parts: Doubles) -> Doubles:
+    """Return the linear colour that a deuteranope's view of another looks like."""
+    return np.clip(DEUTERANOPIA @ parts, 0, 1)
+
+
+def lab(parts: Doubles) -> Doubles:
+    """Return CIELAB of a linear colour."""
+    relative = TO_XYZ @ parts / WHITE
+    roots = np.where(relative > 216 / 24389, np.cbrt(relative), (24389 / 27 * relative + 16) / 116)
+    return np.array([116 * roots[1] - 16, 500 * (roots[0] - roots[1]), 200 * (roots[1] - roots[2])])
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours by WCAG."""
+    luminances = sorted(float(TO_XYZ[1] @ linear(each)) for each in (one, other))
+    return (luminances[1] + 0.05) / (luminances[0] + 0.05)
+
+
+def distance(one: Doubles, other: Doubles) -> float:
+    """Return CIEDE2000 of two colours in CIELAB (Sharma, Wu, Dalal, 2005)."""
+    (l_1, a_1, b_1), (l_2, a_2, b_2) = one, other
+    mean_chroma = (np.hypot(a_1, b_1) + np.hypot(a_2, b_2)) / 2
+    stretch = 1.5 - 0.5 * np.sqrt(mean_chroma**7 / (mean_chroma**7 + 25**7))
+    c_1, c_2 = np.hypot(stretch * a_1, b_1), np.hypot(stretch * a_2, b_2)
+    h_1 = np.degrees(np.arctan2(b_1, stretch * a_1)) % 360
+    h_2 = np.degrees(np.arctan2(b_2, stretch * a_2)) % 360
+    turn = (h_2 - h_1 + 180) % 360 - 180 if c_1 * c_2 else 0.0
+    mean_hue = (h_1 + turn / 2) % 360 if c_1 * c_2 else h_1 + h_2
+    mean_l, mean_c = (l_1 + l_2) / 2, (c_1 + c_2) / 2
+    hue = 2 * np.sqrt(c_1 * c_2) * np.sin(np.radians(turn / 2))
+    angles = ((1, -30, -0.17), (2, 0, 0.24), (3, 6, 0.32), (4, -63, -0.20))
+    weight = 1 + sum(size * np.cos(np.radians(times * mean_hue + offset)) for times, offset, size in angles)
+    scale_l = 1 + 0.015 * (mean_l - 50) ** 2 / np.sqrt(20 + (mean_l - 50) ** 2)
+    scale_c, scale_h = 1 + 0.045 * mean_c, 1 + 0.015 * mean_c * weight
+    rotation = -2 * np.sqrt(mean_c**7 / (mean_c**7 + 25**7))
+    rotation *= np.sin(np.radians(60 * np.exp(-(((mean_hue - 275) / 25) ** 2))))
+    parts = (l_2 - l_1) / scale_l, (c_2 - c_1) / scale_c, hue / scale_h
+    return float(np.sqrt(parts[0] ** 2 + parts[1] ** 2 + parts[2] ** 2 + rotation * parts[1] * parts[2]))
+
+
+SCALE = {1: ("#ffffff", "#5896cc", "#00386f"), -1: ("#ffffff", "#d07f45", "#7a2c00")}
+"""The scale of the light page above 0 and below: at 0, in the middle and at its end."""
+
+
+def shade(place: float) -> Doubles:
+    """Return the colour in CIELAB of a place on the page's scale, between -1 and 1."""
+    colours = [lab(linear(colour)) for colour in SCALE[1 if place >= 0 else -1]]
+    return np.array([np.interp(min(abs(place), 1), (0, 0.5, 1), part) for part in np.transpose(colours)])
+
+
+def as_lab(computed: str) -> Doubles:
+    """Return CIELAB of a colour as a browser writes it, `rgb(0, 114, 178)`."""
+    red, green, blue = (int(part) for part in re.findall(r"\d+", computed)[:3])
+    return lab(linear(f"#{red:02x}{green:02x}{blue:02x}"))

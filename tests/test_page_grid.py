@@ -1,0 +1,233 @@
+"""The picture of tokens by layers: its cells, its one scale, its lines, and how it is pointed at and chosen from."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections import defaultdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Opened, browser
+from colours import distance, lab, linear, shade
+from page_run import choose, open_changed, tokens
+from PIL import Image
+
+from attnmix.core.names import CHECKPOINT_NAMES
+from attnmix.store.runs import Run
+
+MATRICES = ("parts", "alti", "attention")
+KEPT = 12  # sources of each token
+ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
+
+
+def drawn(page: Any) -> dict[str, Any]:
+    return dict(page.evaluate("document.getElementById('grid-canvas').drawn()"))
+
+
+def pixels(page: Any) -> Any:
+    """Return the picture's pixels as they are on the screen, with one for each CSS pixel."""
+    content = page.locator("#grid-canvas").screenshot(scale="css")
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert("RGB"), dtype=float)
+
+
+def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
+    """Return the colour of a cell near its lower left corner, where neither a line nor a number is."""
+    _, height = size
+    red, green, blue = image[round(cell["y"] + height - 3), round(cell["x"] + 2)]
+    return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
+
+
+def share_from_others(checkpoint: str, document: str, method: str) -> Any:
+    """Return what the picture shows `[layers, tokens]`, from the run's files."""
+    run = Run(Path())
+    if method in MATRICES:
+        matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)
+        return 1 - np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
+    rows = run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")
+    return rows.pivot(index="layer", columns="position", values=method).to_numpy(float)
+
+
+def first_token(document: str) -> int:
+    table = tokens()
+    return int(table.index[table["document"] == document][0])
+
+
+def test_shade_against_value_is_one_line_over_all_layers_models_texts_and_measures(opened: Opened) -> None:
+    page = opened.page
+    by_colour = defaultdict(list)
+    methods = (*MATRICES, "attn_w", "attnresln_n")
+    documents = tokens()["document"].unique().tolist()
+    for (number, document), method in product(enumerate(documents), methods):
+        choose(page, "document", str(number))
+        choose(page, "share", method)
+        page.locator("#words").press("Escape")
+        values = {name: share_from_others(name, document, method) for name in CHECKPOINT_NAMES}
+        picture, image, start = drawn(page), pixels(page), first_token(document)
+        for cell in picture["cells"]:
+            if cell["layer"] > 0:
+                value = values[cell["model"]][cell["layer"] - 1, cell["token"] - start]
+                by_colour[colour_of(image, cell, (picture["width"], picture["height"]))].append(value)
+    assert len(by_colour) > 50
+    colours = sorted(by_colour, key=lambda colour: float(np.mean(by_colour[colour])))
+    for colour in colours:  # a colour stands for one value
+        assert np.ptp(by_colour[colour]) < 1 / 200 + 1e-3
+        assert distance(lab(linear(colour)), shade(float(np.mean(by_colour[colour])))) < ALIKE
+    lightness = [lab(linear(colour))[0] for colour in colours]
+    assert (np.diff(lightness) < 0.2).all()  # and a larger value is never lighter
+    assert max(map(max, by_colour.values())) - min(map(min, by_colour.values())) > 0.5
+
+
+def test_first_screen_has_the_whole_picture_of_the_text(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1280, "height": 720})
+    box = shown.page.locator("#grid-canvas").bounding_box()
+    assert box["y"] > 0
+    assert box["x"] + box["width"] <= 1280
+    assert box["y"] + box["height"] <= 720
+    shown.close()
+
+
+def test_pointing_shows_the_value_and_a_click_chooses_token_layer_and_model(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    values = {name: share_from_others(name, "test/0", "parts") for name in CHECKPOINT_NAMES}
+    picture = drawn(page)
+    for model, layer, token in (("pretrained", 2, 3), ("finetuned", 1, 5)):
+        (cell,) = (
+            each for each in picture["cells"] if (each["model"], each["layer"], each["token"]) == (model, layer, token)
+        )
+        place = {"x": cell["x"] + picture["width"] / 2, "y": cell["y"] + picture["height"] / 2}
+        page.locator("#grid-canvas").hover(position=place)
+        assert f"{100 * values[model][layer - 1, token]:.1f}% share from other" in page.locator(".pointed").inner_text()
+        page.locator("#grid-canvas").click(position=place)
+        assert page.locator("#words .chosen").get_attribute("id") == f"token-{token}"
+        assert page.locator("#layer").input_value() == str(layer)
+        assert page.locator("#checkpoint [aria-pressed=true]").get_attribute("value") == model
+        text = page.locator("#chosen-text").inner_text()
+        for name in CHECKPOINT_NAMES:
+            assert f"{100 * values[name][layer - 1, token]:.1f}% {name.replace('finetuned', 'fine-tuned')}" in text
+    rows = opened.values("grid")
+    column = next(name for name in rows[0] if name.startswith("share"))
+    assert len(rows) == 2 * values["finetuned"].size
+    expected = np.concatenate([values[name].ravel() for name in CHECKPOINT_NAMES])
+    assert [float(row[column]) for row in rows] == pytest.approx(expected.tolist(), abs=2e-4)
+
+
+def test_arrow_keys_walk_over_tokens_layers_and_models(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    choose(page, "layer", "3")
+    page.locator("#token-0").click()
+    page.locator("#grid-canvas").focus()
+    places = []
+    for key in ("ArrowRight", "ArrowDown", "End", "ArrowUp", "ArrowUp", "Home", "ArrowDown"):
+        page.keyboard.press(key)
+        chosen = page.locator("#words .chosen").get_attribute("data-token")
+        model = page.locator("#checkpoint [aria-pressed=true]").get_attribute("value")
+        places.append((int(chosen), page.locator("#layer").input_value(), model))
+    last = first_token("test/1") - 1
+    assert places == [
+        *((1, "3", "finetuned"), (1, "2", "finetuned"), (last, "2", "finetuned")),
+        # Above the last layer of one model are the rows of the other.
+        *((last, "3", "finetuned"), (last, "1", "pretrained"), (0, "1", "pretrained"), (0, "3", "finetuned")),
+    ]
+
+
+def expected_flows(document: str, checkpoint: str, token: int, layer: int, least: float) -> dict[Any, float]:
+    """Return the sources of a token, and theirs, down to the input, with their shares of its vector, by ALTI."""
+    matrices = np.asarray(Run(Path()).matrix(checkpoint, document, "alti"), dtype=float)
+    flows, reached = {}, {token: 1.0}
+    for level in range(layer, 0, -1):
+        below: dict[int, float] = defaultdict(float)
+        for target, part in reached.items():
+            shares = matrices[level - 1, target] / matrices[level - 1, target].sum()
+            for source in np.argsort(-shares, kind="stable")[:KEPT]:
+                if part * shares[source] >= least:
+                    flows[checkpoint, level, target, int(source)] = part * shares[source]
+                    below[int(source)] += part * shares[source]
+        reached = below
+    return flows
+
+
+@pytest.mark.parametrize("threshold", [4, 20])
+def test_lines_go_to_the_sources_above_the_threshold_down_to_the_input(opened: Opened, threshold: int) -> None:
+    page = opened.page
+    choose(page, "document", "1")
+    choose(page, "layer", "3")
+    start = first_token("test/1")
+    page.locator(f"#token-{start + 2}").click()
+    choose(page, "threshold", str(threshold))
+    lines = {
+        (each["model"], each["layer"], each["to"] - start, each["from"] - start): each["share"]
+        for each in drawn(page)["flows"]
+    }
+    expected = {}
+    for name in CHECKPOINT_NAMES:
+        expected |= expected_flows("test/1", name, 2, 3, threshold / 100)
+    near = {key for key, share in expected.items() if abs(share - threshold / 100) < 1e-3}
+    assert set(lines) - near == set(expected) - near
+    assert threshold > 4 or {layer for _, layer, _, _ in lines} == {1, 2, 3}
+    for key in set(lines) & set(expected):
+        assert lines[key] == pytest.approx(expected[key], abs=1e-3)
+
+
+def test_row_of_the_input_says_what_the_chosen_vector_is_made_of(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "1")
+    choose(page, "layer", "2")
+    start = first_token("test/1")
+    page.locator(f"#token-{start + 2}").click()
+    shares = np.asarray(Run(Path()).matrix("finetuned", "test/1", "parts"), dtype=float)[1, 2]
+    assert shares.sum() == pytest.approx(1, abs=1e-5)
+    largest = [source for source in np.argsort(-shares, kind="stable") if source != 2][:4]
+    text = page.locator("#chosen-text").inner_text().partition("Largest sources")[2]
+    assert [float(each) for each in re.findall(r"([\d.]+)%", text)] == pytest.approx(
+        (100 * shares[largest]).tolist(), abs=0.06
+    )
+
+
+def test_stretched_colours_are_named_in_the_legend(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    assert "one scale for all layers, models and texts" in page.locator("#grid-legend").inner_text()
+    page.get_by_label("Stretch colours").check()
+    values = np.concatenate([share_from_others(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
+    legend = page.locator("#grid-legend").inner_text()
+    assert "stretched to what this picture shows" in legend
+    assert [float(each) for each in re.findall(r"([\d.]+)%", legend)] == pytest.approx(
+        [100 * values.min(), 100 * values.max()], abs=0.06
+    )
+    assert page.locator("#text-legend").inner_text().startswith(legend.partition("share")[0].strip()[:4])
+
+
+def test_text_too_long_for_parts_says_so_and_another_share_is_shown(
+    copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for checkpoint in CHECKPOINT_NAMES:
+        shutil.rmtree(Run(Path()).measured / "contributions" / checkpoint / "test_0" / "parts.zarr")
+    monkeypatch.setattr("attnmix.page.payload.MAX_PARTS_TOKENS", 5)
+    shown = open_changed(chromium)
+    choose(shown.page, "document", "0")
+    note = shown.page.locator("#parts-note").inner_text()
+    length = (tokens()["document"] == "test/0").sum()
+    assert f"{length} tokens" in note
+    assert "at most 5" in note
+    assert "Choose another share" in note
+    choose(shown.page, "share", "alti")
+    assert "Choose another share" not in shown.page.locator("#parts-note").inner_text()
+    choose(shown.page, "document", "1")
+    assert shown.page.locator("#parts-note").count() == 0
+    shown.close()
+
+
+@pytest.mark.long
+def test_picture_is_drawn_in_firefox(run: Path) -> None:
+    with browser("firefox") as firefox:
+        shown = Opened(firefox, Run(run).page, viewport={"width": 1280, "height": 720})
+        assert len(drawn(shown.page)["cells"]) > 0
+        shown.close()
