@@ -64,7 +64,8 @@ class Given(NamedTuple):
     def sample(self) -> list[int]:
         """Return the numbers of at most `SAMPLE_TEXTS` texts, in which every class has its share."""
         classes = np.array([document.predicted for document in self.documents])
-        return stratified_draw(classes, SAMPLE_TEXTS, self.seed).tolist()
+        numbers: list[int] = stratified_draw(classes, SAMPLE_TEXTS, self.seed).tolist()
+        return numbers
 
 
 def check_controls(controls: Sequence[str], classes: npt.NDArray[np.int64] | None, texts: int) -> None:
@@ -101,7 +102,8 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
         shuffled = [shuffled_words(document, given.seed) for document in given.documents]
         totals["shuffled_words"] = _own_pass("shuffled_words", measurer, given._replace(documents=shuffled))
     if "random_weights" in controls:
-        random: Any = random_model(measurer.base.config, given.seed).to(measurer.base.device)
+        random: Any = random_model(measurer.base.config, given.seed)
+        random.to(measurer.base.device)
         read_segments(random, given.tokenizer, given.pairs)
         random_measurer = BatchMeasurer(random, measurer.methods, measurer.pad_token_id)
         totals["random_weights"] = _own_pass("random_weights", random_measurer, given)
@@ -168,10 +170,10 @@ def _same_pass(measurer: BatchMeasurer, given: Given, names: Sequence[str]) -> d
 
 def _own_pass(name: str, measurer: BatchMeasurer, given: Given) -> TextTotals:
     """Return the totals of a control that is a forward pass of its own."""
-    by_text = {}
+    by_text: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for batch in given.batches():
-        for document, sums in zip(batch, measurer.control_sums(name, batch), strict=True):
-            by_text[document.name] = sums
+        for document, arrays in zip(batch, measurer.control_sums(name, batch), strict=True):
+            by_text[document.name] = arrays
     texts = [by_text[document.name] for document in given.documents]
     sums, counts = (np.stack([text[key] for text in texts]) for key in (name, f"{name}_counts"))
     return TextTotals(sums, counts)
