@@ -16,7 +16,7 @@ IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro explore experiments test check format bundle docs verify lock
+.PHONY: help install repro explore experiments test check format bundle docs verify accept lock release
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -94,5 +94,11 @@ docs: $(INSTALLED_DEV) ## Update the tables in docs/ from the code and the resul
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
 	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))
 
+accept: $(INSTALLED) ## Keep the results where a change of the code leaves those of profiles/tiny.txt as they are (dvc commit)
+	@$(IN_VENV) python -m accept
+
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
 	@PYTHON="$(PYTHON)" .ci/lock
+
+release: $(INSTALLED_DEV) ## Build the archives of a release in dist/, install the wheel with each extra and try it
+	@$(IN_VENV) .ci/release

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from attnmix import interventions
     from attnmix.api import Measures, capture, compare, layout, measure
     from attnmix.model import Model, load
@@ -19,12 +20,15 @@ MODULES = {
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
     "open_run": "attnmix.store.runs",
 }
+CLONE_VERSION = "0+clone"
 __all__ = ["Measures", "Model", "capture", "compare", "interventions", "layout", "load", "measure", "open_run"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "interventions":
         return import_module("attnmix.interventions")
+    if name == "__version__":
+        return _version()
     if name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
     return getattr(import_module(MODULES[name]), name)
@@ -32,3 +36,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _version() -> str:
+    """Return the version of the installed distribution, of which a clone that is imported as it lies has none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("attnmix")
+    except PackageNotFoundError:
+        return CLONE_VERSION

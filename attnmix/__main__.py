@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import attnmix
 from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError, first_line, is_out_of_memory, model_errors
+from attnmix.core.extras import require_extra
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 
@@ -26,6 +28,7 @@ PORT = 8642
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     parser = argparse.ArgumentParser("attnmix", description="Measures of how self-attention mixes tokens.")
+    parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
     commands = parser.add_subparsers(required=True, metavar="show|serve")
     show = commands.add_parser("show", help="write the interactive page of one text or several", description=__doc__)
     show.add_argument("texts", nargs="+", metavar="TEXT")
@@ -67,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
+    require_extra("page", "attnmix show")
     from attnmix import load, measure  # seconds, which a mistake in the arguments need not take
 
     result = measure(load(options.model or DEFAULT_MODEL, revision=options.revision), options.texts)
@@ -75,6 +79,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         from attnmix.models.fetching import fetch_model
         from attnmix.serve import serve

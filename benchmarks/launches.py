@@ -60,11 +60,11 @@ def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[st
         yield name, dict(zip(COUNTS, numbers, strict=True))
 
 
-def works(device: Any, texts: int, tokens: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is counted, by name; each is run twice, so that what is kept after the first time does not count."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "hidden_size": HEADS * HEAD_WIDTH,
     }

@@ -20,7 +20,7 @@ from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import write_tokenized
-from benchmarks.stages import write_parameters, write_ratios
+from benchmarks.stages import write_parameters
 from benchmarks.timing import machine, timed
 
 SITE = Site(0, "embedding_output")
@@ -38,14 +38,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_parameters(folder, umap={"max_points": arguments.max_points, "layouts": ["joint"], "stability_seeds": []})
-        write_ratios(folder, _write_stores(Run(folder), arguments.vectors, arguments.hidden), layers=1)
+        _write_stores(Run(folder), arguments.vectors, arguments.hidden)
         run = timed("reduce", "pipeline", folder, arguments.threads, folder / "compiled")["pipeline"]
         print(f"{arguments.vectors} vectors of {arguments.hidden}: {run.seconds:.0f} s, {run.peak_mb:,.0f} MB at most")
         print((Run(folder).metrics_folder / "reduce.json").read_text(encoding="utf-8"))
 
 
-def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
-    """One store of random features, its tokens table, and the first rows of that."""
+def _write_stores(layout: Run, vectors: int, hidden: int) -> None:
+    """Write one store of random features and its tokens table."""
     root = layout.activations
     plan = store.plan_store(vectors, hidden, "float16")
     store.create_stores(root, {SITE: hidden}, plan)
@@ -61,7 +61,6 @@ def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     texts["tokens"] = table.groupby("document", sort=False).size().to_numpy()
     columns = {"token_id": 0, "token": "a", "label": "a", "start": 0, "end": 1, "word": 0, "token_class": "word"}
     write_tokenized(layout.captured.folder, [(texts, table.assign(**columns))])
-    return table.head(TOKENS)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
-from attnmix.core.names import CAPTURED_CHECKPOINT, Site
+from attnmix.core.names import Site
 from attnmix.store.features import stored_sites
 from attnmix.store.runs import Run, open_run
 from attnmix.store.texts import split_file
@@ -164,7 +164,6 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
             fresh_process(["-m", "stages", stage], maps, threads, root / "compiled")
         tokens = open_run(maps).tokens
         _write_map(maps, stored_sites(Run(maps).activations), tokens)
-        write_ratios(maps, tokens, size.layers)
 
 
 def real_reviews(number: int) -> list[str]:
@@ -227,15 +226,6 @@ def _write_map(folder: Path, sites: list[Site], tokens: pd.DataFrame) -> None:
     table["layer"] = np.repeat([site.layer for site in sites], len(tokens))
     table["point"] = np.repeat([site.point for site in sites], len(tokens))
     table.to_parquet(folder / MAP)
-
-
-def write_ratios(folder: Path, tokens: pd.DataFrame, layers: int) -> None:
-    """Random ratios for the tokens, for `reduce` to set moves against."""
-    generator = np.random.default_rng(0)
-    Run(folder).measured.mkdir(parents=True)
-    keys = tokens[["document", "position"]].assign(checkpoint=CAPTURED_CHECKPOINT)
-    parts = [keys.assign(layer=layer, attn_n=generator.uniform(size=len(keys))) for layer in range(1, layers + 1)]
-    pd.concat(parts, ignore_index=True).to_parquet(Run(folder).measured / "tokens.parquet", index=False)
 
 
 if __name__ == "__main__":

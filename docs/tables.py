@@ -138,7 +138,7 @@ def _kind(family: Family) -> str:
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
-    tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    tables = {"overall": _overall(read), "maps": _maps(read)}
     tables["planted"] = planted(read)
     tables["own_share"] = _own_share(read)
     return tables | {
@@ -186,25 +186,6 @@ def _maps(read: Read) -> str:
         shown = ("" if cell is None else f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)
         rows.append((label, *shown))
     return _markdown(("", *LAYOUTS), rows)
-
-
-def _movement(read: Read) -> str:
-    """Every step of every layer, on the maps and on the projections."""
-    movement = read(f"{PLOTS}reduce/movement.csv")
-    means = movement.pivot(index=["against", "measure", "step", "layout"], columns="layer", values="mean")
-    shown = (
-        ("full_space", "spearman", "moves in the full space"),
-        *((name, "spearman", f"`{name}`") for name in ("attnresln_n", "attn_w", "enc_n")),
-        *((name, "partial_full_space", f"`{name}`, given the full-space move") for name in ("attnresln_n", "enc_n")),
-    )
-    rows = []
-    for against, measure, label in shown:
-        for step in ("attention", "ffn", "layer"):
-            for layout in movement["layout"].unique():
-                if (against, measure, step, layout) in means.index:
-                    cells = (f"{mean:.2f}" for mean in means.loc[(against, measure, step, layout)])
-                    rows.append((label, step, layout.replace("_", " "), *cells))
-    return _markdown(("against", "step", "layout", *map(str, means.columns)), rows)
 
 
 def _settings(read: Read) -> str:

@@ -17,7 +17,7 @@ from attnmix.core.settings import CaptureParameters
 from attnmix.runs.capture import capture_checkpoint
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
-from stages.common.resume import disk_copies, unfinished_folder
+from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
@@ -25,8 +25,7 @@ def main(parameters: Parameters) -> None:
     check_store(capture)
     use(parameters.arithmetic)
     folder = unfinished_folder("capture", parameters, run.root)
-    copies = 1 if capture.elsewhere else disk_copies(folder)
-    capture_checkpoint(capture, run.finetuned, run, folder, device=chosen(), copies=copies)
+    capture_checkpoint(capture, run.finetuned, run, folder, device=chosen())
 
 
 def check_store(capture: CaptureParameters) -> None:

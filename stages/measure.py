@@ -14,7 +14,7 @@ from attnmix.core.device import chosen
 from attnmix.runs.measure import measure
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
-from stages.common.resume import disk_copies, unfinished_folder
+from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
@@ -30,5 +30,4 @@ def main(parameters: Parameters) -> None:
         batch_tokens=parameters.capture.batch_tokens,
         arithmetic=parameters.arithmetic,
         device=chosen(),
-        copies=disk_copies(folder),
     )

@@ -7,11 +7,10 @@ Writes `features/reduce/`, `reports/plots/reduce/` and `reports/metrics/reduce.j
 
 from pathlib import Path
 
-from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.runs.reduce import reduce
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    reduce(parameters.umap, CAPTURED_CHECKPOINT, Run(Path()))
+    reduce(parameters.umap, Run(Path()))

@@ -44,7 +44,7 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
     captured = read_captured(run.tokens, run.steps)
-    drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured)]
+    drawings = [*map_figures(run, captured), *mixing_figures(run, captured)]
     draw_all(drawings, captured, parameters.render)
     write_page(run, page_subject(parameters, run.metrics("download")))
 
@@ -97,12 +97,11 @@ def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: 
             save_figure(figure, path, figures.formats)
 
 
-def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[Drawing]:
+def map_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     """Yield the figures of the maps."""
     layouts = run.layouts
     if "joint" in layouts:
-        arguments = (run.map("joint"), captured.encoder, run.figures / "joint", figures.formats)
-        yield None, write_joint_pages, *arguments
+        yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint.pdf"
     else:
         logging.info("no pages of the joint map: umap.layouts does not hold joint, or its vectors are too few")
     plane = next((layout for layout in ONE_PLANE if layout in layouts), None)

@@ -146,11 +146,14 @@ def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_p
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
     subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)
     subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=clone, check=True, capture_output=True)
-    name = "self_attention_mixing-7.8.9"
+    name = "attnmix-7.8.9"
     with tarfile.open(made / f"{name}.tar.gz") as archive:
         assert {f"{name}/{each}" for each in NEEDED} - set(archive.getnames()) == set()
     with zipfile.ZipFile(made / f"{name}-py3-none-any.whl") as wheel:
+        assert {Path(file).parts[0] for file in wheel.namelist()} == {"attnmix", f"{name}.dist-info"}
         wheel.extractall(installed)
+    version = run_to_its_end((sys.executable, "-m", "attnmix", "--version"), tmp_path, {"PYTHONPATH": str(installed)})
+    assert version.stdout.strip() == "attnmix 7.8.9"
     command = (sys.executable, "-m", "attnmix", "show", "time flies like an arrow", "--to", "page.html")
     run = run_to_its_end(command, tmp_path, {"PYTHONPATH": str(installed)})
     assert run.returncode == 0, run.stderr

@@ -83,7 +83,7 @@ def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     parts, _ = recorded("gpt2", tmp_path / "model")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)
-    write_heads(arrays_folder("heads", "finetuned", "text/0", Run(Path()).measured), parts)
+    write_heads(arrays_folder("heads", "finetuned", "text/0", Run(Path()).inspected), parts)
     read = Run(Path()).heads("finetuned", "text/0")
     assert set(read) == set(parts)
     for name, array in parts.items():

@@ -38,7 +38,7 @@ from attnmix.maps.layouts import (
     two_components,
 )
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import MOVEMENT_COLUMNS, WITHIN, score_layout, scores, stability
+from attnmix.maps.quality import WITHIN, score_layout, scores, stability
 from attnmix.store import features as store
 from attnmix.store.runs import Run
 from stages import reduce
@@ -193,13 +193,10 @@ def write_stores(tokens: int) -> dict[Site, Any]:
         store.write_unit(store.open_to_write(ACTIVATIONS, site), slice(0, tokens), block)
     table = pd.DataFrame({"document": [f"test/{i // 30}" for i in range(tokens)], "position": np.arange(tokens) % 30})
     write_captured_tokens(table, dict.fromkeys(table["document"], "a text"))
-    Run(Path()).measured.mkdir(parents=True)
-    ratios = table.assign(attn_n=np.random.default_rng(0).uniform(size=tokens), in_statistics=False)
-    ratios.assign(checkpoint="finetuned", layer=1).to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
     return features
 
 
-def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Workspace) -> None:
+def test_the_stage_writes_maps_and_their_scores(workspace: Workspace) -> None:
     workspace(umap={"stability_seeds": [3]})
     features = {site: block.astype(np.float32) for site, block in write_stores(60).items()}
     reduce.main(read_parameters())
@@ -227,12 +224,6 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
             assert value > by_name.loc[(layout, name), "chance"] + 0.1
 
-    movement = run.table("reduce/movement")
-    assert list(movement.columns) == list(MOVEMENT_COLUMNS)
-    assert set(movement["layout"]) == {"joint", "aligned", "pca", "random_projection"}
-    assert set(movement["against"]) == {"full_space", "attn_n"}
-    assert (movement[["documents", "tokens"]] == [2, 60]).all(axis=None)
-
 
 def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace: Workspace) -> None:
     workspace(umap={"layouts": ["separate"], "stability_seeds": [], "max_points": 100})
@@ -244,7 +235,6 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     assert table.groupby("document").size().tolist() in ([48, 51], [51, 48])
     whole = run.table("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
-    assert run.table("reduce/movement").empty  # without a map in one plane
 
 
 @pytest.mark.parametrize(
@@ -421,7 +411,7 @@ def test_same_bytes_with_one_worker_and_with_two(workspace: Workspace, monkeypat
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "2")
     reduce.main(read_parameters())
     assert outputs() == alone
-    assert len(alone) == len(LAYOUTS) + 5
+    assert len(alone) == len(LAYOUTS) + 4
 
 
 @pytest.mark.long  # two clusters, whose workers load umap-learn

@@ -15,6 +15,8 @@ import pytest
 from conftest import Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
 from families import make_tokenizer
 
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES
+from attnmix.measures import tables
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import Corpus, Document, read_reviews
@@ -50,6 +52,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Pa
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
     monkeypatch.setattr(texts_store, "BLOCK", 10)
+    monkeypatch.setattr(tables, "PART_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
@@ -83,8 +86,8 @@ def peak(workspace: Workspace, documents: int) -> int:
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
     few, many = peak(workspace, FEW), peak(workspace, MANY)
-    # A row of the table of texts, and arrays for a moment: a twentieth of what a document's sums are.
-    assert many - few < (MANY - FEW) * 2500
+    # A row of the table of texts, how often it is in each bootstrap sample, and arrays for a moment.
+    assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
 
@@ -132,23 +135,6 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
         assert len(batch) * max(lengths) <= 12
     assert corpus.block_sizes() == [4, 4, 3]
     assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
-
-
-def test_needed_disk_is_known_before_anything_is_measured(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SETTINGS, "matrices", ["alti", "globenc"])
-    folder = prepare(workspace, 10)
-    estimates: list[int] = []
-    monkeypatch.setattr(measuring, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
-    monkeypatch.setattr(measuring, "clear", lambda _folder: None)
-    run_tokenized(measure)
-    files = (folder / ".unfinished").rglob("measures-*.npz")
-    sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())
-    published = sum(path.stat().st_size for path in (folder / "features/measure").rglob("c/**/*") if path.is_file())
-    assert len(estimates) == 2  # before each checkpoint
-    # The estimate leaves out arrays that are small beside vectors, which this model's are not.
-    assert 0.6 < estimates[0] / (sums + published) < 1
 
 
 TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."

@@ -109,7 +109,7 @@ def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) ->
 
 
 def test_a_cloud_agrees_with_itself_exactly_and_tokens_on_a_line_have_one_direction() -> None:
-    cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert measured(cloud, cloud, cloud, torch.arange(30))["cka_input"] == 1
     line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])  # the last is repeated
     for part in (line, line[:2]):

@@ -30,7 +30,7 @@ from attnmix.faithfulness.class_use import interventions as class_interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import probes
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.contributions import DocumentMeasurer, contributions
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import LAYER_MATRICES
@@ -45,6 +45,7 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from attnmix.store.results import TextResults
 from attnmix.store.runs import Run
+from benchmarks.launches import works
 
 TOLERANCE = 1e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
@@ -300,6 +301,45 @@ def test_the_device_counts_launches_and_what_the_cpu_waits_for() -> None:
     assert counts.operators["aten::mm"] == 1
     assert (counts.to_device, counts.from_device, counts.items) == (1, 1, 1)
     assert sum(counts.waits.values()) == 1  # the mask, whose result has as many numbers as it is true for
+
+
+# Of two layers, a little above what is counted: operators, `.item()`, copies to the host, copies from it, other waits.
+MOST_LAUNCHES = {
+    "`capture`, 12 points": (125, 2, 12, 2, 0),
+    "seven ratios": (355, 1, 0, 2, 0),
+    "all that `measure` reads": (2200, 1, 16, 8, 0),
+    "matrices of one text": (420, 1, 2, 2, 0),
+}
+
+
+@pytest.mark.parametrize("texts", [2, 5])
+def test_a_batch_launches_no_more_whatever_its_texts_and_waits_for_few_numbers(texts: int) -> None:
+    counted_names = set()
+    for name, work in works(DEVICE, texts, tokens=12, layers=2):
+        work()
+        with counted() as counts:
+            work()
+        copies = (counts.from_device, counts.to_device)
+        numbers = (counts.operators.total(), counts.items, *copies, counts.waits.total())
+        limits = MOST_LAUNCHES.get(name, numbers)
+        over = [number for number, limit in zip(numbers, limits, strict=True) if number > limit]
+        assert over == [], f"{name}: {numbers}, at most {limits}"
+        counted_names.add(name)
+    assert counted_names > MOST_LAUNCHES.keys()
+
+
+def test_a_gpu_holds_the_matrices_of_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.device] = []
+
+    def watched(declared: Any, by_layer: Any, starts: Any) -> Any:
+        kept.extend(matrix.device for matrices in by_layer for matrix in matrices.values())
+        return contributions(declared, by_layer, starts)
+
+    monkeypatch.setattr("attnmix.measures.contributions.contributions", watched)
+    measurer = DocumentMeasurer(load_base(write_family("bert", tmp_path)), list(RATIOS), list(LAYER_MATRICES))
+    measurer.base.to(DEVICE)
+    measurer.contributions(np.arange(5, 12, dtype=np.int32))
+    assert set(kept) == {CPU}
 
 
 def test_the_device_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`make verify` finds what depends on the date, the hash seed or the threads, and names where it shows."""
+"""`make verify` names what depends on date, hash seed or threads; `make accept` keeps results that a change keeps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from dvc_repository import Repository, repository_of
 
+import accept
+import comparison
 import verify
 
 PIPELINE = """
@@ -94,3 +96,56 @@ def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
     repository.commit("A fault")
     with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
         verify.main([])
+
+
+@pytest.fixture
+def changed(repository: Repository, tmp_path: Path) -> Repository:
+    """The repository with a change of its code that is in no commit, and the profile `tiny.txt` beside it."""
+    (tmp_path / "tiny.txt").write_text("limit=1\n", encoding="utf-8")
+    (repository.folder / "work.py").write_text(f"import helper\n{STEADY}", encoding="utf-8")
+    (repository.folder / "helper.py").write_text("", encoding="utf-8")
+    return repository
+
+
+def test_a_change_that_keeps_every_output_is_accepted_and_no_stage_runs_again(
+    changed: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "work" in changed.dvc("status", "--json")
+    assert accept.main(["--profile", "../tiny.txt"]) == 0
+    assert "accepted: 5 outputs" in capsys.readouterr().out
+    assert changed.dvc("status", "--json").strip() == "{}"
+    assert changed.git("diff", "--name-only").split() == ["dvc.lock", "work.py"]
+    assert list(tmp_path.glob("accept-*")) == []
+
+
+def test_a_change_of_results_is_named_and_nothing_is_kept(
+    changed: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (changed.folder / "work.py").write_text(STEADY.replace("0.25", "0.5"), encoding="utf-8")
+    assert accept.main(["--profile", "../tiny.txt"]) == 1
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert lines == [f"{table}: row 2, column mean: 0.25 and 0.5" for table in ("rows.parquet", "table.csv")]
+    assert changed.git("diff", "--name-only").split() == ["work.py"]
+
+
+def test_more_than_code_that_changed_is_refused_before_anything_runs(changed: Repository) -> None:
+    changed.commit("A change without its run")
+    with pytest.raises(SystemExit, match=r"dvc\.lock of the last commit is stale there(.|\n)*work\.py modified"):
+        accept.main(["--profile", "../tiny.txt"])
+    (changed.folder / "metrics.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^error: metrics\.json: modified; .* `dvc checkout metrics\.json`"):
+        accept.main(["--profile", "../tiny.txt"])
+    (changed.folder / "params.yaml").write_text("limit: 4\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^error: params\.yaml has changed since the last commit"):
+        accept.main(["--profile", "../tiny.txt"])
+
+
+def test_two_runs_are_compared_by_a_command(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = repository.copy(tmp_path / "other")
+    assert comparison.main([".", str(other.folder)]) == 0
+    assert capsys.readouterr().out == "5 outputs, the same bytes\n"
+    (other.folder / "image.bin").write_bytes(bytes([7, 7, 7]))
+    assert comparison.main([".", str(other.folder)]) == 1
+    assert capsys.readouterr().out == "image.bin: byte 3 of 5 and 3\n"

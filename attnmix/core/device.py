@@ -129,6 +129,13 @@ def process_state(device: torch.device) -> PartialState:
     return PartialState(cpu=device.type == "cpu", timeout=BARRIER_TIMEOUT)
 
 
+def end_process_group() -> None:
+    """Leave the launcher's other processes, if this one joined them: torch warns where a process ends without."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def check_precision(key: str, precision: str, device: torch.device) -> None:
     """Raise `InputError`, which begins with `key`, where `device` does not compute in `precision`."""
     if device.type == "cpu" and precision == "fp16":

@@ -10,17 +10,16 @@ from pathlib import Path
 from attnmix.core.errors import InputError
 
 
-def check_disk(demand: str, size: int, folder: Path, parameters: str, copies: int = 1) -> None:
-    """Raise `InputError` where `folder` cannot grow to `size` bytes, `copies` of which will lie on its disk.
+def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
+    """Raise `InputError` where `folder` cannot grow to `size` bytes.
 
     The files that an interrupted run has left in `folder` count. `demand` begins the message, and `parameters` names
     what makes the output smaller.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
-    if copies * size - _size(folder) > free:
-        copy = " and a copy in DVC's cache" if copies > 1 else ""
-        need = f"{demand} {size / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
+    if size - _size(folder) > free:
+        need = f"{demand} {size / 1e9:.3g} GB of disk, and {free / 1e9:.3g} GB are free at {existing}"
         raise InputError(f"{need}; to need less, reduce {parameters}")
 
 

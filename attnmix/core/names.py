@@ -5,7 +5,7 @@ Among them are the capture points, the named places in a model where features ar
 computes runs again when a name changes, not when a label or a colour does.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -87,13 +87,6 @@ class Site(NamedTuple):
         """Return the site that `str` writes as `name`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)
-
-
-def layer_input(layer: int, sites: Container[Site] = ()) -> Site:
-    """Return the one of `sites` whose vectors enter `layer` (counted from 1)."""
-    if Site(layer - 1, DECODER_INPUT) in sites:
-        return Site(layer - 1, DECODER_INPUT)
-    return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
 
 
 def in_forward_order(sites: Iterable[Site]) -> list[Site]:

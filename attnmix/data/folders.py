@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
 from attnmix.core.settings import DatasetParameters
 from attnmix.data.formats import SEPARATORS, SUFFIXES, check_sizes
 
@@ -91,6 +92,7 @@ def check_around(folder: Path) -> None:
 
 def find_layout(folder: Path, configuration: str | None, cache: str) -> Layout:
     """Return the files of a folder's configuration; they may be empty."""
+    require_extra("pipeline", "a data set in a folder")
     import datasets  # seconds to load
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are reported by `errors_in_words`

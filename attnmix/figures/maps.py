@@ -5,12 +5,11 @@ capture point. Call each function under `paper_style`.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -149,18 +148,14 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     return figure, cells, first_row[0, len(levels) :]
 
 
-def write_joint_pages(
-    table: pd.DataFrame, encoder: int | None, folder: Path, formats: Sequence[str], dpi: int | None = None
-) -> None:
-    """Write the joint map as pages: page k shows the first k capture points, the newest with a dark edge.
+def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int | None = None) -> None:
+    """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
-    Each is a file such as `07_layer_01_layer_output.png`; as PDF all are one file, as a PDF's fonts take longer than
-    its points, and one file has them once. `encoder` is the number of an encoder's layers, where a decoder follows.
+    `encoder` is the number of an encoder's layers, where a decoder follows.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
-    dpi = dpi or mpl.rcParams["savefig.dpi"]
-    figure = Figure(figsize=PAGE_SIZE, dpi=dpi)
+    figure = Figure(figsize=PAGE_SIZE)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
     newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
@@ -169,32 +164,15 @@ def write_joint_pages(
     handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
-    # As PNG, what earlier pages have drawn is kept as pixels.
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    background = canvas.copy_from_bbox(figure.bbox)
-    with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) as pdf:  # no file without pages
+    with PdfPages(path, metadata=style.METADATA["pdf"]) as pdf:
         for number, (site, xy) in enumerate(places.items(), 1):
             mark = POINT_MARKS[site.point]
             dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
             dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
-            title = axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
-            page = folder / f"{number:02d}_layer_{site.layer:02d}_{site.point}"
-            if "png" in formats:
-                canvas.restore_region(background)
-                axes.draw_artist(dots)
-                axes.draw_artist(title)
-                pixels = Image.fromarray(np.asarray(canvas.buffer_rgba()))
-                pixels.convert("RGB").save(page.with_suffix(".png"), dpi=(dpi, dpi))
-            if "svg" in formats:
-                style.save_figure(figure, page, ["svg"], dpi)
-            if "pdf" in formats:
-                pdf.savefig(figure, dpi=dpi)
-            # In PDF and SVG, the points of earlier pages are one image.
+            axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
+            pdf.savefig(figure, dpi=dpi)
+            # The points of earlier pages are one image.
             dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
-            canvas.restore_region(background)
-            axes.draw_artist(dots)
-            background = canvas.copy_from_bbox(figure.bbox)
 
 
 def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure | None:

@@ -1,6 +1,7 @@
 """A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
 
-`huggingface_hub` checks no digest, and its requests have no total time limit. They go through `RetryingClient` instead.
+`huggingface_hub` checks no digest when it downloads, and its requests have no total time limit: they go through
+`RetryingClient` instead. Its `verify_repo_checksums` lists the repository again at every run, and needs the network.
 """
 
 import hashlib
@@ -12,17 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub as client
-from huggingface_hub import constants, errors
-
-# The public reader of the listing that the client keeps leaves out the sha256 of large files.
-from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import RepoFile, constants, errors
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.core.terminal import printable, without_library_messages
 from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
+"""What git holds of a large file, by the specification of Git LFS."""
 DOWNLOADS_PER_FILE = 2  # the second for a body that did not have the listed bytes
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
@@ -38,10 +37,12 @@ class Repository:
             # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
             options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(disable=True)}
             client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
-            folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
-            listing = read_tree_cache(str(folder), self.commit)
-            if listing is None:
-                raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
+            try:
+                tree = client.get_cached_repo_tree(name, revision=self.commit, repo_type=kind)
+            except errors.CachedRepoTreeNotFoundError as error:
+                remedy = "set HF_HOME to a folder to write to"
+                raise UnavailableError(f"its listing cannot be kept in {constants.HF_HUB_CACHE}; {remedy}") from error
+            listing = {file.path: file for file in tree}
             if any(path.startswith("/") or ".." in path.split("/") for path in listing):
                 raise ValueError("a listing that leads out of the repository")
             self._listing, self.paths = listing, sorted(listing)
@@ -66,7 +67,7 @@ class Repository:
                 return file
             for spoilt in (file.resolve(), file):
                 spoilt.unlink(missing_ok=True)
-        listing = f"{listed.size} bytes, hash {listed.lfs_sha256 or listed.blob_id}"
+        listing = f"{listed.size} bytes, git's hash {listed.blob_id}"
         problem = f"{path} did not match the hub's listing in two downloads ({listing})"
         raise UnavailableError(f"{problem}; a proxy, or the hub itself, changes it")
 
@@ -117,12 +118,20 @@ class Repository:
         return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
 
 
-def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
+def _is_as_listed(path: Path, listed: RepoFile) -> bool:
+    """Return True where git's hash of the file is the listed one: of a large file, that of its pointer in Git LFS."""
     with path.open("rb") as file:
-        if listed.lfs_sha256 is not None:
-            return hashlib.file_digest(file, "sha256").hexdigest() == listed.lfs_sha256
-        blob = hashlib.sha1(b"blob %d\0" % listed.size, usedforsecurity=False)
-        return hashlib.file_digest(file, lambda: blob).hexdigest() == listed.blob_id
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        pointer = LFS_POINTER.format(digest=digest, size=path.stat().st_size).encode()
+        if listed.blob_id == _git_hash(len(pointer), pointer).hexdigest():
+            return True
+        file.seek(0)
+        return hashlib.file_digest(file, lambda: _git_hash(listed.size)).hexdigest() == listed.blob_id
+
+
+def _git_hash(size: int, content: bytes = b"") -> Any:
+    """Return git's hash of a file of this size, into which `content` has been read."""
+    return hashlib.sha1(b"blob %d\0" % size + content, usedforsecurity=False)
 
 
 def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:

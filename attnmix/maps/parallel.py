@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
 
 SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
 CONNECT_TIMEOUT_SECONDS = 10
@@ -43,6 +44,7 @@ def _in_threads(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) ->
 
 def _on_cluster(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of the Dask cluster; raise `InputError` for a scheduler that does not answer."""
+    require_extra("dask", SCHEDULER)
     from distributed import Client
 
     address = os.environ[SCHEDULER]

@@ -159,8 +159,8 @@ class DocumentMeasurer:
         self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
 
     def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the document's matrices `[layers, tokens, tokens]` by name."""
-        by_layer = self._map_layers(lambda each: layer_contributions(self.declared, each), ids)
+        """Return the document's matrices `[layers, tokens, tokens]` by name, in the host's memory."""
+        by_layer = self._map_layers(self._matrices_on_host, ids)
         return contributions(self.declared, by_layer, self.starts)
 
     def derivatives(
@@ -183,7 +183,7 @@ class DocumentMeasurer:
         """
 
         def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-            declared = layer_contributions(self.declared, layer_pass)
+            declared = self._matrices_on_host(layer_pass)
             return declared, mixing_ratios(self.methods, layer_pass), coherence(layer_pass)
 
         by_layer, ratios, coherences = zip(*self._map_layers(measure, ids), strict=True)
@@ -211,6 +211,14 @@ class DocumentMeasurer:
             "from_input": np.concatenate([each[:, None] for each in mixing] + [from_words_LFT], axis=1),
             "agreement": np.stack(agreement)[..., None],
         }
+
+    def _matrices_on_host(self, layer_pass: LayerPass) -> dict[str, Tensor]:
+        """Return the raw matrices of one layer; a GPU holds those of one layer, however many there are."""
+        declared = layer_contributions(self.declared, layer_pass)
+        if not declared:
+            return {}
+        host_MTT = torch.stack(list(declared.values())).cpu()
+        return dict(zip(declared, host_MTT.unbind(0), strict=True))
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
-from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.ratios import Parts, Split, formulas, scaled_heads
+from attnmix.measures.layers import LayerPass, NetworkPart, map_layers
+from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
 from attnmix.measures.sinks import without_special_sources
 from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
@@ -120,27 +121,51 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     `parts` are those of all their tokens, as they are.
     """
     W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.attention.diagonal()
+    W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
     unbiased_BTE = layer_pass.value - values.bias_E
-    (all_unbiased_BTE, all_corpus_BTE), row_sums_BTH = attended(layer_pass.attention, unbiased_BTE, values.corpus_BTE)
-    others_BTH = row_sums_BTH - diagonal_BTH
-    mean_B1HdD = values.mean_B1E.unflatten(-1, (diagonal_BTH.shape[-1], -1)).unsqueeze(-2)
-    f_BHD = (mean_B1HdD @ W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))).squeeze((1, -2))
-    own_corpus_BTD = scaled_heads(diagonal_BTH, values.corpus_BTE) @ W_ED
-    own_unbiased_BTD = scaled_heads(diagonal_BTH, unbiased_BTE) @ W_ED
+    values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
+    all_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
+    own_2BTD = scaled_heads(diagonal_BTH, values_2BTE) @ W_ED
+    others_2BTD = all_2BTE @ W_ED - own_2BTD
+    weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
+    f_BHD = torch.einsum("bhd,hde->bhe", values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2]), W_HdD)
     projected = {
-        "text_mean_value": Split(diagonal_BTH @ f_BHD, others_BTH @ f_BHD),
-        "corpus_value": Split(own_corpus_BTD, all_corpus_BTE @ W_ED - own_corpus_BTD),
-        "without_value_bias": Split(own_unbiased_BTD, all_unbiased_BTE @ W_ED - own_unbiased_BTD),
+        "text_mean_value": Split(*(weights_2BTH @ f_BHD)),
+        "corpus_value": Split(own_2BTD[1], others_2BTD[1]),
+        "without_value_bias": Split(own_2BTD[0], others_2BTD[0]),
     }
+    networks: dict[str, NetworkPart] = {}
+    if PREACTIVATION in ratio_points(methods):
+        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
+        networks = _networks_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
     ratios = []
     for name in projected:
         split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
-        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight)))
+        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight, networks.get(name))))
     ratios.append(formulas(methods, without_special_sources(layer_pass, parts, values.special_SB)))
     ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
+
+
+def _networks_of_constants(
+    parts: Parts, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor
+) -> dict[str, NetworkPart]:
+    """Return what the feed-forward network takes of two controls, of which one vector of each head is the same.
+
+    `f_BHD` is the vector of each head of a text that is every value's, `bias_HD` that of b_V. The network's first
+    Linear takes the vectors of the heads, not the many sums of them.
+    """
+    assert parts.rest is not None
+    norm = parts.block.attention_output_norm
+    divided_2BTH = (weights_2BTH.flatten(1, 2) / norm.deviation(parts.projected_ND)).view_as(weights_2BTH)
+    means = parts.rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
+    biases = parts.rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
+    return {
+        "text_mean_value": means.add_own(parts.rest.network_part(parts.x_ND)),
+        "without_value_bias": parts.network.minus(biases),
+    }
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
@@ -179,18 +204,17 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     return model
 
 
-def attended(call: AttentionCall, *values: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return sum_j a^h_ij v_j `[B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
+def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_j a^h_ij v_j `[V, B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
 
     The latter is 1, but for a softmax with a sink.
     """
     heads = call.value.shape[-3]
-    value_BHTx = torch.cat([value_BTE.unflatten(-1, (heads, -1)).transpose(-3, -2) for value_BTE in values], -1)
+    value_BHTx = values_VBTE.unflatten(-1, (heads, -1)).permute(1, 3, 2, 0, 4).flatten(-2)
     contexts, row_sums = [], []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         contexts.append(weights_BHRT @ value_BHTx)
         row_sums.append(weights_BHRT.sum(-1))
-    context_BTHx = torch.cat(contexts, -2).transpose(-3, -2)
-    by_value = [context_BTHd.flatten(-2) for context_BTHd in context_BTHx.chunk(len(values), -1)]
-    return by_value, torch.cat(row_sums, -1).transpose(-1, -2)
+    context_BHTVd = torch.cat(contexts, -2).unflatten(-1, (len(values_VBTE), -1))
+    return context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2), torch.cat(row_sums, -1).transpose(-1, -2)

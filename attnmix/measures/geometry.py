@@ -19,6 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # products of tokens with words that are in memory
+SHORTEST = 1e-12  # length of a vector that still has a direction
 ROUNDING = 1e-12  # relative, of float64: a number below that share of its scale is rounding error
 GEOMETRY_MEASURES = (
     "mean_cosine",
@@ -37,22 +38,23 @@ class Cloud:
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
         """Take vectors, and which of their rows are tokens `[..., T]`; without a mask all are."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool) if mask is None else mask
-        padding_T1 = ~self.mask.unsqueeze(-1)
+        mask_T1 = self.mask.unsqueeze(-1)
         self.vectors, self.width = vectors, vectors.shape[-1]
         self.tokens = self.mask.sum(-1).double()
-        self.x_TD = vectors.double().masked_fill(padding_T1, 0)
-        self.unit_sum_D = normalize(self.x_TD, dim=-1).sum(-2)
-        mean_1D = (self.x_TD.sum(-2) / self.tokens.unsqueeze(-1)).unsqueeze(-2)
-        centred = self.centred_TD = (self.x_TD - mean_1D).masked_fill_(padding_T1, 0)
+        x_TD = vectors.masked_fill(~mask_T1, 0).double()
+        length_T = x_TD.norm(dim=-1)
+        self.unit_sum_D = (1 / length_T.clamp_min(SHORTEST)).unsqueeze(-2).matmul(x_TD).squeeze(-2)
+        mean_1D = (x_TD.sum(-2) / self.tokens.unsqueeze(-1)).unsqueeze(-2)
+        self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)  # zeros for padding
         # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long text needs no T x T.
         self.by_tokens = vectors.shape[-2] <= self.width
-        self.gram_NN = centred @ centred.mT if self.by_tokens else centred.mT @ centred
-        self.squares_T = centred.square().sum(-1)
-        self.norm = self.x_TD.square().sum((-2, -1)).sqrt()
+        self.gram_NN = self.centred_TD @ self.centred_TD.mT if self.by_tokens else self.centred_TD.mT @ self.centred_TD
+        self.squares_T = self.centred_TD.norm(dim=-1).square()
+        self.norm = length_T.norm(dim=-1)
         self.centred_norm = self.squares_T.sum(-1).sqrt()
         # Tokens that differ by rounding only, and an HSIC that is nothing but rounding, define no measure.
         self.varies = self.centred_norm > ROUNDING * self.norm
-        square = self.gram_NN.square().sum((-2, -1))
+        square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
         self.own_hsic = hsic.where(self.varies & (hsic > ROUNDING * square), torch.nan)
 
@@ -166,7 +168,9 @@ def _cka(cloud: Cloud, start: Cloud) -> Tensor:
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        product = (cloud.centred_TD.mT @ start.centred_TD).square().sum((-2, -1))
+        # In the precision of the vectors: in a sum of squares no digits cancel.
+        first_TD, second_TD = (each.centred_TD.to(cloud.vectors.dtype) for each in (cloud, start))
+        product = (first_TD.mT @ second_TD).double().norm(dim=(-2, -1)).square()
     return _hsic(product, cloud, start) / (cloud.own_hsic * start.own_hsic).sqrt()
 
 

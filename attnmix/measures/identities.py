@@ -65,9 +65,8 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     """Return the same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
-    mask_BT1 = mask_BT.unsqueeze(-1)
-    error_B = ((computed_BTD - true_BTD) * mask_BT1).abs().amax((-2, -1))
-    largest_B = (true_BTD * mask_BT1).abs().amax((-2, -1))
+    largest_2BT = torch.stack([computed_BTD - true_BTD, true_BTD]).abs().amax(-1)
+    error_B, largest_B = (largest_2BT * mask_BT).amax(-1)
     return error_B / largest_B.clamp_min(torch.finfo(true_BTD.dtype).tiny)
 
 

@@ -134,6 +134,38 @@ class LayerPass:
 
 
 @dataclass(frozen=True)
+class NetworkPart:
+    """Parts of the vectors after attention's skip connection, as both ways to the end of the layer take them.
+
+    Linear in the vectors, so that parts add up. They are not divided by deviations: `AfterAttention.output` does that.
+    """
+
+    stream: Tensor  # what the second skip connection carries, [..., D]
+    entering: Sequence[Tensor]  # what it gives to each of the network's inputs, [..., W]
+
+    @property
+    def ways(self) -> list[Tensor]:
+        """Both ways."""
+        return [self.stream, *self.entering]
+
+    def minus(self, other: Self) -> Self:
+        """Return the difference of two parts."""
+        stream, *entering = [first - second for first, second in zip(self.ways, other.ways, strict=True)]
+        return replace(self, stream=stream, entering=entering)
+
+    def weighted(self, weights_2BTH: Tensor) -> Self:
+        """Return the sums of H vectors with the weights of each token, of B texts `[2, B * T, ...]`."""
+        stream, *entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.ways]
+        return replace(self, stream=stream, entering=entering)
+
+    def add_own(self, other: Self) -> Self:
+        """Add to the first of two parts, in place, and return both."""
+        for own_and_others, own in zip(self.ways, other.ways, strict=True):
+            own_and_others[0] += own
+        return self
+
+
+@dataclass(frozen=True)
 class AfterAttention:
     """N tokens from attention's skip connection to the end of a layer with a plain or gated feed-forward network.
 
@@ -188,10 +220,15 @@ class AfterAttention:
         zero = self.preactivation_NW.new_zeros(1)
         return zero if self.block.stack.gated else self.block.feed_forward[1](zero)
 
-    def _inner(self, parts: Sequence[Tensor]) -> Tensor:
+    def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
-        parts = parts if len(parts) == len(self.slopes) else parts[0].chunk(2, dim=-1)
-        return reduce(torch.add, [part * slope for part, slope in zip(parts, self.slopes, strict=True)])
+        parts = parts if len(parts) == len(slopes) else parts[0].chunk(2, dim=-1)
+        return reduce(torch.add, [part * slope for part, slope in zip(parts, slopes, strict=True)])
+
+    @cached_property
+    def _divided_slopes(self) -> list[Tensor]:
+        """The `slopes` for parts that the deviation of the network's norm has not divided."""
+        return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` as the part of what the second skip connection carries."""
@@ -204,15 +241,24 @@ class AfterAttention:
         """Return what the feed-forward network adds by a part of the stream, biases left out."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
-        return self._leaving(self._inner([entering_ND @ up.W for up in ups]) @ down.W)
+        return self._leaving(self._inner([entering_ND @ up.W for up in ups], self.slopes) @ down.W)
 
-    def output(self, part_ND: Tensor) -> Tensor:
-        """Return parts `[..., N, D]` of `residual_ND` in the layer's output, not divided by the last norm's deviation.
+    def network_part(self, part: Tensor) -> NetworkPart:
+        """Return parts `[..., D]` of `residual_ND`, whichever tokens they belong to."""
+        block = self.block
+        stream = block.attention_norm.linear(part)
+        if self.cross_ND is not None:
+            stream = block.cross_attention_norm.linear(stream)
+        entering = block.feed_forward_norm.linear(stream)
+        return NetworkPart(stream, [entering @ up.W for up in block.feed_forward[0]])
 
-        A ratio cancels that deviation.
+    def output(self, part: NetworkPart) -> Tensor:
+        """Return a part of `residual_ND` in the layer's output, but for one factor of each token.
+
+        A ratio cancels that factor, the deviations of the norms on the way of the skip connection.
         """
-        stream_ND = self.stream(part_ND)
-        return self.block.output_norm.linear(stream_ND + self.added(stream_ND))
+        added_ND = self._leaving(self._inner(part.entering, self._divided_slopes) @ self.block.feed_forward[2].W)
+        return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, constant_ND: Tensor) -> Tensor:
         """Return a constant part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
@@ -226,7 +272,8 @@ class AfterAttention:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
         block, (ups, _, down) = self.block, self.block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
-        projected_ND = (self._inner([entering_ND @ up.W + up.b for up in ups]) + self.constant) @ down.W + down.b
+        inner_NW = self._inner([entering_ND @ up.W + up.b for up in ups], self.slopes)
+        projected_ND = (inner_NW + self.constant) @ down.W + down.b
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
@@ -353,6 +400,20 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
     with attention_by(explicit(lambda _module, call: calls.append(call))):
         attention(hidden)
     return calls[0].value
+
+
+def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
+    """Return what the heads make of other vectors `[B, T, D]`, side by side and before W_O `[B, T, E]`."""
+    attend, outputs = explicit(), list[Tensor]()
+
+    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        heads_BTHd, weights = attend(module, *arguments, **options)
+        outputs.append(heads_BTHd)
+        return heads_BTHd, weights
+
+    with attention_by(function):
+        attention(hidden)
+    return outputs[0].flatten(-2)
 
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:

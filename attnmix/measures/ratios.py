@@ -23,7 +23,7 @@ from attnmix.core.names import PREACTIVATION
 if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
-    from attnmix.measures.layers import AfterAttention, Block, LayerPass
+    from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
     from attnmix.measures.weights import Norm
 
 CACHE_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
@@ -116,6 +116,7 @@ class Parts:
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the same without b_O
     rest: AfterAttention | None  # the model's own pass through the rest of the layer, for the ratio that needs it
+    known_network: NetworkPart | None = None  # `network`, where it follows from that of other parts
 
     @cached_property
     def attention(self) -> Split:
@@ -139,16 +140,22 @@ class Parts:
         return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
+    def network(self) -> NetworkPart:
+        """The R_ij of the token itself and of all others `[2, N, ...]`, as the feed-forward network takes them."""
+        import torch
+
+        assert self.rest is not None
+        return self.known_network or self.rest.network_part(torch.stack(self.residual))
+
+    @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         assert self.rest is not None
-        import torch
+        return Split(*self.rest.output(self.network))
 
-        return Split(*self.rest.output(torch.stack(self.residual)))
-
-    def with_others(self, projected: Split, mixed_weight: Tensor) -> Parts:
+    def with_others(self, projected: Split, mixed_weight: Tensor, network: NetworkPart | None = None) -> Parts:
         """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
-        return replace(self, projected=projected, mixed_weight=mixed_weight)
+        return replace(self, projected=projected, mixed_weight=mixed_weight, known_network=network)
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:

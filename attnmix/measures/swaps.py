@@ -8,7 +8,7 @@ constrain each other (a sum that is always 0), an exchange breaks the constraint
     swap_derivative   its derivative, |sum_{j != i} J_ij d_j| beside |J_ii d_i|, with d_j = x'_j - x_j: the norm of the
                       sum of the Jacobians, weighted by the covariance of the inputs of real texts
 
-Shapes: B texts, T tokens, D hidden, M moves, L layers.
+Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import jvp, vmap
 from transformers import PreTrainedModel
 
 from attnmix.core.statistics import Doubles
 from attnmix.measures.derivatives import Chain, differentials, document_chains
+from attnmix.measures.layers import Block, heads_output
 from attnmix.models.attention import attention_by, explicit
+from attnmix.models.capture_points import LayerCall
 from attnmix.models.encoding import padded
 
 SWAPS = ("swap", "swap_derivative")
@@ -41,9 +43,12 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     Source: interchange interventions (Geiger et al., NeurIPS 2021), here of the others and of the token itself.
     """
     y_BTD, own_TT = layer(x_BTD), torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
-    moves = _moves(donor_BTD - x_BTD, torch.cat([others_TT & ~own_TT, own_TT]))
-    others_TBTD, own_TBTD = torch.stack([layer(x_BTD + move_BTD) - y_BTD for move_BTD in moves]).chunk(2)
-    return _share_of_others(others_TBTD, own_TBTD, y_BTD)
+
+    def moved(exchanged_TT: Tensor) -> Tensor:
+        inputs = (torch.where(row_T[:, None], donor_BTD, x_BTD) for row_T in exchanged_TT)
+        return _own_rows(torch.stack([layer(input_BTD) for input_BTD in inputs])) - y_BTD
+
+    return _share_of_others(moved(others_TT & ~own_TT), moved(own_TT), y_BTD)
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
@@ -60,7 +65,8 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
         document_chains(base, padded([each[:tokens].tolist()], 0, base.device)["input_ids"])
         for each in (ids, donor_ids)
     )
-    ratios_LST = layer_swap_ratios(chains, donors).double()
+    with attention_by(explicit(), base):
+        ratios_LST = layer_swap_ratios(chains, donors).double()
     return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
 
 
@@ -72,36 +78,59 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
     ratios = []
     for chain, donor in zip(chains, donors, strict=True):
         for call, other in zip(chain.layers, donor.layers, strict=True):
-            x_1TD = call.whole.hidden
-            own_TT = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)
-            moves_M1TD = _moves(other.whole.hidden - x_1TD, torch.cat([~own_TT, own_TT]))
             with torch.no_grad(), attention_by(explicit()):
-                y_1TD = call.whole(x_1TD)
-                others_T1TD, own_T1TD = (vmap(call.whole)(x_1TD + moves_M1TD) - y_1TD).chunk(2)
-                alone_T1TD = moves_M1TD[len(own_TT) :]
-                along_M1TD = torch.cat([alone_T1TD.sum(0, keepdim=True), alone_T1TD])
-                tangents_M1TD = differentials(call.whole, x_1TD, along_M1TD)
-            ratios.append(_share_of_others(others_T1TD, own_T1TD, y_1TD))
-            # A derivative is linear: what the others move is what all move less what the token itself does.
-            all_1TD, own_T1TD = tangents_M1TD[0], tangents_M1TD[1:]
-            ratios.append(_share_of_others(all_1TD - own_T1TD, own_T1TD, y_1TD))
+                ratios += _layer_swap_ratios(call, other.whole.hidden)
     stacked: Tensor = torch.stack(ratios).unflatten(0, (-1, len(SWAPS)))
     return stacked
 
 
-def _moves(difference_BTD: Tensor, moved_MT: Tensor) -> Tensor:
-    """Return moves `[M, B, T, D]`, each of the tokens that a row of `moved_MT` names."""
-    return torch.where(moved_MT[:, None, :, None], difference_BTD, 0)
+def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
+    """Return both `SWAPS` of one layer.
+
+    Each token has an exchange of its own, of which only that token's output counts. Attention alone reads the other
+    tokens, so only its heads are computed of every exchange: the rest of the layer takes one row of each.
+    """
+    block, attention, x_1TD = Block(call.module, call.stack), call.parts["attention"], call.whole.hidden
+    own_T1T1 = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)[:, None, :, None]
+
+    def heads(input_1TD: Tensor) -> Tensor:
+        return heads_output(attention, block.input_norm(input_1TD))
+
+    def output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
+        projected_BTD = heads_BTE @ block.output.W + block.output.b
+        return block.rest(call, input_BTD, block.attention_output_norm(projected_BTD))
+
+    heads_1TE = heads(x_1TD)
+    exchanges = [torch.where(own_T1T1, x_1TD, donor_1TD), torch.where(own_T1T1, donor_1TD, x_1TD)]
+    others_1TE, own_1TE = (_own_rows(exchanged) for exchanged in vmap(heads)(torch.cat(exchanges)).chunk(2))
+    inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
+    y_1TD, others_1TD, own_1TD = output(inputs_3TD, torch.cat([heads_1TE, others_1TE, own_1TE])).split(1)
+    swap_T = _share_of_others(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
+
+    move_1TD = donor_1TD - x_1TD
+    moved = differentials(heads, x_1TD, torch.cat([move_1TD[None], torch.where(own_T1T1, move_1TD, 0)]))
+    own_moved_1TE = _own_rows(moved[1:])
+    others_moved_1TE = moved[0] - own_moved_1TE  # a derivative is linear
+    moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
+    tangents = (moves_2TD, torch.cat([others_moved_1TE, own_moved_1TE]))
+    _, moved_2TD = jvp(output, (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE])), tangents)
+    derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
+    return [swap_T, derivative_T]
 
 
-def _share_of_others(others_TBTD: Tensor, own_TBTD: Tensor, y_BTD: Tensor) -> Tensor:
+def _own_rows(exchanged_TBTx: Tensor) -> Tensor:
+    """Return each token's vectors `[B, T, x]` of the exchange that is its own."""
+    return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
+
+
+def _share_of_others(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """Return a / (a + o) `[T]` from how far the output y goes with the moves of each token's others, and of itself."""
     least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * y_BTD.square().sum(-1).mean(0).sqrt()
 
-    def length(moved_TBTD: Tensor) -> Tensor:
-        length_T = moved_TBTD.square().sum(-1).mean(1).diagonal().sqrt()
+    def length(moved_BTD: Tensor) -> Tensor:
+        length_T = moved_BTD.square().sum(-1).mean(0).sqrt()
         return torch.where(length_T > least_T, length_T, 0)
 
-    others_T, own_T = length(others_TBTD), length(own_TBTD)
+    others_T, own_T = length(others_BTD), length(own_BTD)
     share_T: Tensor = (others_T / (others_T + own_T)).masked_fill(others_T + own_T == 0, 0)
     return share_T

@@ -17,14 +17,17 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError, first_line, in_one_line
+from attnmix.core.extras import require_extra
 from attnmix.models.loading import POOLER, last_linear, load_weights
 
+LORA = "an adapter (LoRA)"
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
 """The kind of model by an adapter's `task_type`."""
 
 
 def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     """Raise `InputError` where the adapter `name`, with these values of its configuration, cannot be merged."""
+    require_extra("pipeline", LORA)
     import peft
 
     task, kind = str(values.get("task_type")), str(values.get("peft_type"))
@@ -43,6 +46,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     Weights of the head that are in neither are left out, as in the folder of a model without a head. `InputError`,
     which calls the adapter `name`, where the two do not fit each other.
     """
+    require_extra("pipeline", LORA)
     import peft
 
     values = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -81,6 +85,7 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
 
     `InputError` where the model has no such Linears.
     """
+    require_extra("pipeline", LORA)
     import peft
 
     base: Any = model.base_model

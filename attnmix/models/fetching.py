@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError, model_errors
+from attnmix.core.extras import EXTRA_MODULES, require_extra
 
 PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
@@ -188,6 +189,8 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
 def _package_folder(name: str) -> Path:
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None and package in EXTRA_MODULES["example-model"]:
+        require_extra("example-model", f"model.name: {name}")
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
     root = Path(next(iter(spec.submodule_search_locations))).resolve()

@@ -1,9 +1,9 @@
 """Arrays and texts in the form in which the page holds them; the page's script decodes the arrays.
 
 Every array is base64 of little-endian bytes. Attention heads are the largest: the script computes every weight from
-queries and keys, which are kept as exactly as they fit.
+queries and keys.
 
-Shapes: L layers, H heads, T tokens, r kept dimensions.
+Shapes: L layers, H heads, T tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import softmax
 
-from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, softmax_input, weights
+from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, weights
 from attnmix.store.runs import row_shares
 
 Array = npt.NDArray[Any]
@@ -29,7 +28,6 @@ MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
 HEAD_BYTES = 4_200_000  # of the queries and keys of all other texts
-MIN_DIMENSION_SHARE = 1 / 4  # a text that would keep fewer of its heads' dimensions has no heads on the page
 ROUNDING = 1e-4  # the weights of a row without an attention sink add up to 1 within this
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
@@ -103,8 +101,7 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
     Return `number` and `width` of the heads (0 without any), and `documents`: by name and checkpoint the encoded parts.
     A short text has every part in float32 (`bits` 32), others have queries and keys in 16 bits with a scale for each
-    token. Where those do not fit, they have 8 bits; where that does not fit either, only those of the last checkpoint
-    are kept, in the dimensions that matter most.
+    token. A text whose queries and keys do not fit has no heads on the page.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes, head_bytes = VECTOR_BYTES, HEAD_BYTES
@@ -112,8 +109,8 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
     for document, stored in texts:
         if not stored:
             continue
-        name, last = list(stored.items())[-1]
-        _, number, tokens, width = last["query"].shape
+        last = list(stored.values())[-1]
+        _, number, _, width = last["query"].shape
         all_bytes = sum(array.nbytes for parts in stored.values() for array in parts.values())
         half_bytes = sum((parts["query"].nbytes + parts["key"].nbytes) // 2 for parts in stored.values())
         if "given" in last and all_bytes <= vector_bytes:
@@ -122,11 +119,6 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
         elif half_bytes <= head_bytes:
             head_bytes -= half_bytes
             documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
-        elif head_bytes // (2 * tokens) >= MIN_DIMENSION_SHARE * last["query"].size // tokens:
-            fitting = stored if half_bytes // 2 <= head_bytes else {name: last}
-            dimensions = head_bytes // (2 * tokens * len(fitting))
-            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in fitting.items()}
-            head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in forms.values())
     return {"number": number, "width": width, "documents": documents}
 
 
@@ -162,51 +154,3 @@ def _to_integers(array: Array, levels: int, axis: int) -> tuple[Array, Array]:
     """Return integers up to `levels`, and in float32 the factor of each vector along `axis`."""
     scales = (np.abs(array).max(axis=axis, keepdims=True) / levels).astype(np.float32)
     return np.round(array / np.where(scales > 0, scales, 1)).clip(-levels, levels), scales
-
-
-def encode_8_bits(parts: Parts, dimensions: int) -> dict[str, Any]:
-    """Keep the `dimensions` that matter most to all heads' scores, in 8 bits, with the errors of the weights.
-
-    Q K^T is the same in any basis of a head's width; in that of its singular vectors the last ones hardly matter, in
-    some heads fewer than in others: `ranks` `[L * H]`. A number that all scores of a row share changes no weight, so
-    without a softcap the mean of the keys is subtracted from them.
-    """
-    places = list(np.ndindex(parts["query"].shape[:2]))
-    forms = [_rotate_to_singular_vectors(parts, *place) for place in places]
-    strengths = np.array([np.prod(np.linalg.norm(form, axis=1), axis=0) for form in forms])
-    weakest = np.sort(strengths, axis=None)[::-1][:dimensions][-1]
-    ranks = np.maximum((strengths >= weakest).sum(-1), 1)
-    sides: dict[str, list[Array]] = {"query": [], "key": [], "query_scales": [], "key_scales": []}
-    errors = []
-    for place, form, rank in zip(places, forms, ranks, strict=True):
-        numbers = [_to_integers(side[:, :rank], 127, axis=0) for side in form]
-        for name, (integers, scales) in zip(("query", "key"), numbers, strict=True):
-            sides[name].append(integers.astype(np.int8).ravel())
-            sides[f"{name}_scales"].append(scales.ravel())
-        query, key = (integers * scales for integers, scales in numbers)
-        errors.append(_weight_errors(parts, query @ key.T, *place))
-    return {
-        **_encode_common(parts),
-        **{name: encode(np.concatenate(each)) for name, each in sides.items()},
-        **{"bits": 8, "ranks": ranks.tolist(), "key_heads": parts["query"].shape[1]},
-        **{"largest_error": float(np.max(errors)), "mean_error": float(np.mean([each.mean() for each in errors]))},
-    }
-
-
-def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
-    """Return queries and keys `[2, T, r]` whose products are the head's; the first dimensions approximate them best."""
-    query, keys = parts["query"][layer, head].astype(np.float64), parts["key"][layer]
-    key = keys[head * len(keys) // parts["query"].shape[1]].astype(np.float64)
-    if not parts["scores"][layer, 1]:
-        key = key - key.mean(0)
-    (q_basis, q_rest), (k_basis, k_rest) = np.linalg.qr(query), np.linalg.qr(key)
-    left, strengths, right = np.linalg.svd(q_rest @ k_rest.T)
-    signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])[: len(strengths)]
-    factors = signs * np.sqrt(strengths)
-    return np.stack([q_basis @ left[:, : len(factors)] * factors, k_basis @ right.T[:, : len(factors)] * factors])
-
-
-def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
-    """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
-    exact, approximate = weights(parts, layer, head), softmax(softmax_input(parts, layer, products), axis=-1)
-    return np.asarray(np.abs(approximate * exact.sum(-1, keepdims=True) - exact))

@@ -17,7 +17,6 @@ _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
     **{"scores": [[float]], "reach": str, "source_norms": str, "key_heads": int, "bits": int},
     **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
-    **{"ranks?": [int], "largest_error?": float, "mean_error?": float},
 }
 SHAPE: Data = {
     "pointsPerSecond": int,

@@ -59,7 +59,7 @@ SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max
 
 
 def capture_checkpoint(
-    capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device, copies: int = 1
+    capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
     """Write `capture_texts` of the model at `checkpoint`."""
     check_precision("capture.precision", capture.precision, device)
@@ -67,17 +67,14 @@ def capture_checkpoint(
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(device)
     read_segments(base, tokenizer, run.captured.pairs)
-    capture_texts(capture, base, tokenizer.pad_token_id, run, folder, copies=copies)
+    capture_texts(capture, base, tokenizer.pad_token_id, run, folder)
 
 
 @exact_products()
-def capture_texts(
-    capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path, *, copies: int = 1
-) -> None:
+def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
     """Write `features/capture/` of `run` in the model `base`, of the captured texts that `tokenize` left.
 
-    `padding` is the token that fills a batch up. Unfinished work is in `folder`; `copies` of the stores will lie on
-    its disk.
+    `padding` is the token that fills a batch up. Unfinished work is in `folder`.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
@@ -94,7 +91,7 @@ def capture_texts(
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-            check_disk(what, size, place, SIZE_PARAMETERS, copies)
+            check_disk(what, size, place, SIZE_PARAMETERS)
         if not (folder / "done").is_dir():
             store.create_stores(place, sites, plan)
             (folder / "done").mkdir()

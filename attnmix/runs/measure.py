@@ -25,11 +25,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
-from attnmix.core.disk import check_disk, clear, publish
+from attnmix.core.disk import clear, publish
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
-from attnmix.measures.batches import GROUPS, BatchMeasurer
+from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
@@ -40,7 +40,6 @@ from attnmix.measures.sources import SOURCES
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
 from attnmix.measures.token_ratios import labelled_ratio_rows
-from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
@@ -53,10 +52,8 @@ from attnmix.store.runs import Run
 
 Unit = TypeVar("Unit")
 
-FLOAT32_BYTES = 4
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
-SIZE_PARAMETERS = "capture.max_length or measure.documents"
 MEASURES = "measures"  # the kind of batch that is no control
 IDENTITIES = "identities"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
@@ -73,12 +70,10 @@ def measure(
     batch_tokens: int,
     arithmetic: str,
     device: torch.device,
-    copies: int = 1,
 ) -> None:
     """Write what is measured of the reviews that `tokenize` drew, a block of them in memory at a time.
 
-    Unfinished work is in `folder`; `copies` of the results will lie on its disk. A `device` without float64 is replaced
-    by the CPU.
+    Unfinished work is in `folder`. A `device` without float64 is replaced by the CPU.
     """
     first = run.checkpoints[checkpoints[0]]
     tokenizer = load_tokenizer(first)
@@ -88,7 +83,6 @@ def measure(
     corpus = Corpus(run.drawn_reviews)
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
-    demand = f"measure: {len(corpus)} drawn reviews need"
     gradient_reviews = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts_reviews = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
@@ -104,8 +98,6 @@ def measure(
         read_segments(base, tokenizer, pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        size = len(checkpoints) * _kept_bytes(base, methods, corpus)
-        check_disk(demand, size, folder, SIZE_PARAMETERS, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, batch_tokens, seed))
@@ -151,16 +143,6 @@ def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[li
     if len(drawn) > 1:
         for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
             yield [corpus.document(number) for number in drawn[batch].tolist()]
-
-
-def _kept_bytes(base: PreTrainedModel, methods: list[str], corpus: Corpus) -> int:
-    """Return the size of the largest arrays that `measure` keeps of a checkpoint."""
-    sites, hidden = widths(base), base.config.hidden_size
-    layers = max(site.layer for site in sites)
-    ratio_numbers = layers * len(methods) * int(corpus.lengths.sum(dtype=int))
-    groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
-    geometry = len(sites) * max(sites.values())
-    return FLOAT32_BYTES * int(ratio_numbers + len(corpus) * (groups + geometry))
 
 
 @dataclass(frozen=True)

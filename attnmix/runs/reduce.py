@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import ONE_PLANE, OWN_BASIS, Site
+from attnmix.core.names import ONE_PLANE, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import fit_layout, neighbours, points_for
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, score_layout
+from attnmix.maps.quality import COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors
-from attnmix.measures.ratios import RATIOS
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_by_site, write_metrics, write_plot
@@ -30,32 +29,25 @@ NEAREST_VECTORS = 5  # neighbours in the full space that are stored for each vec
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
-def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
-    """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
+def reduce(umap: UmapParameters, run: Run) -> None:
+    """Lay the captured vectors out, and write the maps and their scores."""
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
     tokens = run.tokens.iloc[rows].reset_index(drop=True)
     vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
-    stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
-    layouts = _layouts(umap, vectors, stream)
+    layouts = _layouts(umap, vectors, _residual_stream(vectors))
     shutil.rmtree(run.maps, ignore_errors=True)
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
     lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
     write_by_site("nearest", tokens, lists, run.maps)
-    maps, qualities = {}, []
+    qualities = []
     for layout, mapped in layouts.items():
-        maps[layout] = fit_layout(layout, mapped, umap)
-        qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
-        places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}
+        maps = fit_layout(layout, mapped, umap)
+        qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed))
+        places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
         write_by_site(layout, tokens, places, run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
-    compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
-    moved = {layout: maps[layout] for layout in layouts if layout in ONE_PLANE}
-    if moved and compared:
-        moved |= linear_projections(compared, seeds)
-    movement = movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint, run), umap.metric, umap.seed)
-    write_plot("reduce/movement", movement, run.tables)
 
 
 def _layouts(
@@ -103,19 +95,6 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
         message = "%s: without %s, which are not as wide as the residual stream (%d)"
         logging.info(message, " and ".join(ONE_PLANE), ", ".join(others), stream)
     return {site: vectors_TD for site, vectors_TD in vectors.items() if widths[site] == stream}
-
-
-def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
-    """Return `layer` and the ratios of the `tokens` in `checkpoint`, in the maps' order in every layer."""
-    documents = tokens["document"].unique().tolist()
-    ratios = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
-    if ratios.empty:
-        logging.info("no ratios of the checkpoint %s for the maps", checkpoint)
-    methods = [method for method in RATIOS if method in ratios]
-    layers = ratios[["layer"]].drop_duplicates()
-    keys = ["document", "position"]
-    rows = tokens[keys].merge(layers, how="cross")
-    return rows.merge(ratios[["layer", *keys, *methods]], "left")[["layer", *methods]]
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import open_array, read_array, read_table, require
@@ -167,9 +168,9 @@ class Run(MixingTables):
         """
         return _read_ratios(self.measured, "measure", **options)
 
-    def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
-        """Return the ratios of captured `documents`, in the columns of `ratios`; `filters` of `pandas.read_parquet`."""
-        return _read_ratios(self.inspected, "inspect", filters=[("document", "in", list(documents)), *filters])
+    def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
+        """Return the ratios of captured `documents`, in the columns of `ratios`."""
+        return _read_ratios(self.inspected, "inspect", filters=[("document", "in", list(documents))])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
@@ -268,6 +269,7 @@ class Features:
 
     def xarray(self) -> xarray.DataArray:
         """Return a `dask` array of the stores' chunks, labelled by layer, document, position and token."""
+        require_extra("dask", "features as an xarray")
         import xarray
         from dask import array
 

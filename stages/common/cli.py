@@ -64,6 +64,10 @@ def main(arguments: Sequence[str]) -> None:
         stage = import_module(f"stages.{name}")
         with lock_stage(name):
             stage.main(parameters)
+        if "torch" in sys.modules:  # which not every stage loads
+            from attnmix.core.device import end_process_group
+
+            end_process_group()
 
 
 @contextmanager

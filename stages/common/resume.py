@@ -99,16 +99,3 @@ def _declaration(stage: str) -> dict[str, Any]:
     stages = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     entry: dict[str, Any] = stages[stage].get("do", stages[stage])
     return entry
-
-
-def disk_copies(folder: Path) -> int:
-    """Return how many copies of an output this disk will hold: two if DVC copies it to its cache."""
-    if "DVC_ROOT" not in os.environ:
-        return 1
-    from dvc.config import Config  # slow to import, and a stage also runs without DVC
-    from dvc.fs import generic, localfs
-
-    cache = Config(str(Path(os.environ["DVC_ROOT"], ".dvc")))["cache"]
-    links, path = cache.get("type", ["reflink", "copy"]), str(folder / "link")
-    copied = "dir" not in cache and generic.test_links(links, localfs, str(folder), localfs, path)[:1] == ["copy"]
-    return 1 + copied

@@ -4,27 +4,22 @@ import { max, mean, sum } from "d3";
 import { bytes, data, floats, once, range } from "./data";
 import type { Heads as Packed } from "./payload";
 
-const ARRAYS = { 8: Int8Array, 16: Int16Array, 32: Float32Array };
+const ARRAYS = { 16: Int16Array, 32: Float32Array };
 
 export const headCount = data.attention.number;
 type Side = (at: number) => { width: number; vectors: Float32Array };
 
-/** Queries or keys by head, scaled when they are asked for: by vector (16 bits) or by dimension (8 bits). */
+/** Queries or keys by head; those in 16 bits are multiplied by the scale of their vector when they are asked for. */
 function sideOf(part: Packed, name: "query" | "key", length: number): Side {
-  const whole = new ARRAYS[part.bits as 8 | 16 | 32](bytes(part[name]).buffer);
-  const number = part.scores.length * (name === "key" ? part.key_heads : headCount);
-  const widths = part.ranks ?? Array<number>(number).fill(data.attention.width);
-  const starts = widths.map(() => 0);
-  for (let at = 1; at < number; at++) starts[at] = starts[at - 1] + widths[at - 1];
+  const whole = new ARRAYS[part.bits as 16 | 32](bytes(part[name]).buffer);
+  const { width } = data.attention;
   const packed = part[`${name}_scales`];
   const scales = packed ? floats(packed) : null;
-  return once((at) => {
-    const width = widths[at];
-    const own = whole.subarray(starts[at] * length, (starts[at] + width) * length);
-    const scale = part.ranks
-      ? (i: number) => scales![starts[at] + (i % width)]
-      : (i: number) => scales![at * length + Math.floor(i / width)];
-    return { width, vectors: scales ? Float32Array.from(own, (each, i) => each * scale(i)) : (own as Float32Array) };
+  return once((head) => {
+    const stored = whole.subarray(head * width * length, (head + 1) * width * length);
+    if (!scales) return { width, vectors: stored as Float32Array };
+    const scaleOf = (i: number) => scales[head * length + Math.floor(i / width)];
+    return { width, vectors: Float32Array.from(stored, (value, i) => value * scaleOf(i)) };
   });
 }
 

@@ -220,12 +220,6 @@ export function Heads() {
           {matrix.length > SHORT &&
             `Of ${matrix.length} tokens, those of the ${MAX_LINES[1]} strongest lines are shown${position.value === null ? "" : " of the selected token"}.`}
         </p>
-        {heads.bits === 8 && (
-          <p class="note">
-            The text is long, so each head keeps its strongest dimensions: weights are off by{" "}
-            {heads.mean_error!.toPrecision(1)} on average, at most {heads.largest_error!.toPrecision(1)}.
-          </p>
-        )}
         {data.encoder !== null && layer > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
         )}

@@ -12,9 +12,6 @@ export type Heads = {
   vectors?: Record<string, string>;
   query_scales?: string;
   key_scales?: string;
-  ranks?: number[];
-  largest_error?: number;
-  mean_error?: number;
 };
 export type Payload = {
   pointsPerSecond: number;

@@ -38,15 +38,7 @@ export function Weight({ heads }: { heads: Heads }) {
   return (
     <details class="fold" id="weight" open={unfolded} onToggle={(e) => (open.value = e.currentTarget.open)}>
       <summary>One weight, number by number: query, key, product, softmax, value</summary>
-      {unfolded &&
-        (heads.ranks ? (
-          <p class="note">
-            This text is long: its queries and keys are on the page in fewer dimensions than the model has, so their
-            numbers are not shown.
-          </p>
-        ) : (
-          <Numbers heads={heads} />
-        ))}
+      {unfolded && <Numbers heads={heads} />}
     </details>
   );
 }

@@ -1,0 +1,92 @@
+"""Keep the results in the working tree where a change of the code does not change them: `make accept`.
+
+    python -m accept
+
+The pipeline runs on little input (`profiles/tiny.txt`) in two temporary folders: as it is in the last commit, and as it
+is in the working tree. If every output is the same bytes, `dvc commit --force` says in `dvc.lock` that the results
+here are those of the code here, and no stage runs again. Otherwise the first difference of each output is printed, the
+exit status is 1, and nothing changes. Only the code may differ: changed parameters or data need a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from comparison import differences, outputs
+from verify import SURROUNDINGS, apply_profile, clone_commit, git, run_pipeline
+
+STALE = Path(__file__).parent / ".ci/stale.py"
+INPUTS = ("params.yaml", "data", "reports/sources.json")
+"""Files and folders that decide about results and are no code."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 if the results were accepted, else 1."""
+    parser = argparse.ArgumentParser("accept", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--profile", type=Path, default=Path("profiles/tiny.txt"), help="file of key=value overrides")
+    options = parser.parse_args(arguments)
+    tree = Path.cwd()
+    check_tree(tree)
+    with tempfile.TemporaryDirectory(prefix="accept-", ignore_cleanup_errors=True) as temporary:
+        before = clone_commit(Path(temporary, "commit/clone"))
+        check_lock(before)
+        after = clone_commit(Path(temporary, "tree/clone"))
+        copy_changes(tree, after)
+        for name, clone in (("the last commit", before), ("the working tree", after)):
+            apply_profile(clone, options.profile)
+            run_pipeline(SURROUNDINGS[0]._replace(name=name), clone, [])
+        compared = outputs(before, after)
+        lines = differences(before, after, compared)
+    if lines:
+        print("not accepted; run `dvc repro`:", *lines, sep="\n")
+        return 1
+    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", "--quiet"], check=True)
+    print(f"accepted: {len(compared)} outputs of both have the same bytes; commit dvc.lock with the change")
+    return 0
+
+
+def check_tree(tree: Path) -> None:
+    """Raise `SystemExit` where more than the code has changed, or the outputs here are not those of `dvc.lock`."""
+    changed = git(tree, "diff", "--name-only", "HEAD", "--", *INPUTS).split("\n")
+    if changed[0]:
+        sys.exit(f"error: {changed[0]} has changed since the last commit, not the code alone; run `dvc repro`")
+    command = [sys.executable, "-m", "dvc", "status", "--json"]
+    status = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    for entries in status.values():
+        for entry in entries:
+            changed_outputs = entry.get("changed outs", {}) if isinstance(entry, dict) else {}
+            for path, state in changed_outputs.items():
+                sys.exit(f"error: {path}: {state}; it must be as dvc.lock names it: run `dvc checkout {path}`")
+
+
+def check_lock(commit: Path) -> None:
+    """Raise `SystemExit` where the `dvc.lock` of the last commit is not of its code."""
+    run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
+    if run.returncode:
+        sys.exit(f"error: dvc.lock of the last commit is stale there already\n{run.stdout}{run.stderr}".rstrip())
+
+
+def copy_changes(tree: Path, clone: Path) -> None:
+    """Make a clone of the last commit what the working tree is, with files that git does not know yet."""
+    changed = git(tree, "diff", "--name-only", "--no-renames", "-z", "HEAD")
+    new = git(tree, "ls-files", "--others", "--exclude-standard", "-z")
+    for name in (changed + new).split("\0"):
+        if not name:
+            continue
+        source, target = tree / name, clone / name
+        if source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

