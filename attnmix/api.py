@@ -537,8 +537,8 @@ def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Me
 
     A row says `higher` or `lower` of `these_models` where the 95 % interval over texts, which holds for all rows shown
     at once, leaves out 0. That is no statement about how they were trained: two seeds of one setting differ too. For
-    that, give lists: the results of several models of each side that differ in the seed. Then `trainings` says `higher`
-    or `lower` where the interval over trainings leaves out 0 too; otherwise it is `open`.
+    that, give lists: the results of three models or more of a side that differ in the seed. Then `trainings` says
+    `higher` or `lower` where the interval over trainings leaves out 0 too; otherwise it is `open`.
 
     The own share is computed when it is first asked for (`Measures.own_share`), and left out where that is impossible.
     Models of which only one has a ratio, as their norms stand elsewhere, are compared by the ratios that both have.

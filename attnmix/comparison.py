@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ALL_LAYERS = "all"
 LESS = "less"  # between a ratio and the control that is taken from it
 OPEN, HIGHER, LOWER = "open", "higher", "lower"
+MIN_TRAININGS = 3  # of a side that has several; two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
 """The layer and the standard deviation, in points, by which five seeds of a setting of the study differ most.
@@ -149,7 +150,7 @@ class Comparison:
     `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
                      such texts; else `open`
     `trainings`      the same only where the interval over trainings leaves out 0 too: what another training with
-                     another seed can be expected to show; `open` without several trainings
+                     another seed can be expected to show; `open` with fewer than three trainings a side
     """
 
     before: Trainings
@@ -190,15 +191,15 @@ class Comparison:
                 "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
                 f"alone differ too: in the study the ratio of five seeds had a standard deviation of {spreads} "
                 "(docs/study/answer_layers.csv). So a difference here is one of these two models, not yet of how they "
-                "were trained; for that, compare several trainings: compare([a, b, c], [d, e, f])."
+                "were trained; for that, compare three trainings or more: compare([a, b, c], [d, e, f])."
             )
         sides = [
             f"{len(side.means)} trainings" if len(side.means) > 1 else "one, taken to vary as the others,"
             for side in (self.before, self.after)
         ]
         return (
-            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
-            "another base model or other settings are not covered."
+            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown, and stays "
+            f"open with fewer than {MIN_TRAININGS}; other data, another base model or other settings are not covered."
         )
 
     def to_markdown(self) -> str:
@@ -350,16 +351,20 @@ def _direction(interval: Interval) -> npt.NDArray[Any]:
 def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
     """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
 
-    Welch's, for trainings of unequal spread and number. A side of one model is taken to vary as the other side does:
-    taken as fixed, one training would differ from several others of its own setting.
+    Welch's, for trainings of unequal spread and number; NaN with two of a side. A side of one model is taken to vary as
+    the other side does: taken as fixed, one training would differ from several others of its own setting.
     """
     sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
     difference = sides[1].mean(0) - sides[0].mean(0)
-    variances = [side.var(0, ddof=1) / len(side) for side in sides if len(side) > 1]
-    degrees = [len(side) - 1 for side in sides if len(side) > 1]
-    if len(variances) == 1:
-        (several,) = (len(side) for side in sides if len(side) > 1)
-        variance, freedom = variances[0] * (several + 1), np.full_like(difference, degrees[0])
+    several = [side for side in sides if len(side) > 1]
+    if min(map(len, several)) < MIN_TRAININGS:
+        unknown = np.full_like(difference, np.nan)
+        return Interval(difference, unknown, unknown)
+    variances = [side.var(0, ddof=1) / len(side) for side in several]
+    degrees = [len(side) - 1 for side in several]
+    if len(several) == 1:
+        variance = variances[0] * (len(several[0]) + 1)
+        freedom = np.full_like(difference, degrees[0])
     else:
         variance = variances[0] + variances[1]
         weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]

@@ -416,7 +416,8 @@ class ReferenceLayer:
             other = copy(self)
             other.split(value)
             values[name] = other.ratios()
-        return values | {"without_special_sources": self.without_sources([])}
+        special = [] if self.memory is None else [0]  # the token that a decoder starts with
+        return values | {"without_special_sources": self.without_sources(special)}
 
     def without_sources(self, sources: list[int]) -> dict[str, Array]:
         """The ratios without what some sources give to other tokens."""

@@ -70,13 +70,17 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
     length_BT = layer_pass.value.double().norm(dim=-1)
     between_B = _mean(length_BT, before_last_BT & (places_T > 0))
     last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)
-    output_BX = layer_pass.features["layer_output"].abs().masked_fill(~mask_BT.unsqueeze(-1), torch.nan).flatten(1)
-    largest_B = output_BX.nan_to_num(0).amax(-1)
+    output_BTD = layer_pass.features["layer_output"].abs()
+    # Padding comes first; a median of torch's own is not deterministic on every device.
+    sorted_BX = output_BTD.masked_fill(~mask_BT.unsqueeze(-1), -1).flatten(1).sort(dim=-1).values
+    numbers_B = (last_B + 1) * output_BTD.shape[-1]
+    middle_B = sorted_BX.shape[-1] - 1 - numbers_B // 2
+    median_B = sorted_BX.take_along_dim(middle_B.unsqueeze(-1), -1).squeeze(-1)
     measures = (
         _mean(on_last_BT, before_last_BT),
         length_BT[:, 0] / between_B,
         last_length_B / between_B,
-        (largest_B / output_BX.nanmedian(-1).values).double(),
+        (sorted_BX[:, -1] / median_B).double(),
     )
     return torch.stack(measures, -1)
 
