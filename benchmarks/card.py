@@ -46,8 +46,7 @@ from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
 from attnmix.store.runs import Run
 from attnmix.store.texts import split_file
-from benchmarks.stages import write_parameters
-from benchmarks.timing import REPOSITORY, synchronize
+from benchmarks.stages import REPOSITORY, synchronize, write_parameters
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
 

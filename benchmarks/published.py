@@ -29,6 +29,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from attnmix.core.device import chosen
 from attnmix.core.errors import InputError
 from attnmix.data.files import read_file
 from attnmix.data.formats import SUFFIXES
@@ -40,7 +41,6 @@ from attnmix.measures.weights import Linear
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
-from benchmarks.timing import device
 
 PUBLISHED = {
     "attn_w": (97.1, 95.8),
@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.checkpoint
     check_max_length("--max-length", arguments.max_length, folder)
-    tokenizer, base = load_tokenizer(folder), load_base(folder).to(device())
+    tokenizer, base = load_tokenizer(folder), load_base(folder).to(chosen())
     read = read_pairs if arguments.protocol == "published" else read_plain
     texts = read(arguments.texts, tokenizer, arguments.documents, arguments.max_length)
     if arguments.protocol == "published":

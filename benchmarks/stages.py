@@ -1,169 +1,259 @@
-"""Time and memory of the stages compared with the strongest plain way to the same result.
+"""Time and memory of the stages, compared with bare forward passes and with the plain way to the same numbers.
 
-    python -m benchmarks.stages                                   # everything, which takes an hour
-    python -m benchmarks.stages --cases joint pages --repeats 3   # some cases
-    python -m benchmarks.stages --cases mixing --arithmetic portable   # both sides in the pipeline's default arithmetic
+    python -m benchmarks.stages                                   # all cases, which takes more than an hour
+    python -m benchmarks.stages --cases capture --repeats 3       # some cases
+    python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # does it all run? Writes nothing
 
-Each case's section in benchmarks/RESULTS.md is replaced and says which command and machine made it.
+Each case replaces its section in benchmarks/RESULTS.md, which says which command and machine made it. Every run is a
+fresh process, with the same number of threads, the ways of a case in turn. Before a case is timed each of its ways runs
+once, and what they made is compared. Texts are reviews of IMDb where IMDB_FOLDER names a copy, else of the sample; the
+models are the fine-tuned default model and others with random weights. Needs what `make repro` makes. The libraries of
+`peers`, nnsight and TransformerLens, are in no lock: run that case with a Python that has them.
 
-Every run is a fresh process, imports included, all with the same number of threads, the ways of a case in turn. Before
-a case is timed, each of its ways runs once and what they made is compared. Inputs are texts of the sample, captured
-with the fine-tuned default model, and with a randomly initialised model of BERT-base's shape; maps are of one text of
-256 tokens in the latter. Needs what `make repro` makes.
+All cases are in this one file, so that each way can be read beside the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
+import re
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import psutil
 from ruamel.yaml import YAML
 
 from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
-from attnmix.core.names import Site
-from attnmix.store.features import stored_sites
-from attnmix.store.runs import Run, open_run
+from attnmix.core.names import ACTIVATIONS
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.features import read_features, stored_sites
+from attnmix.store.runs import Run
 from attnmix.store.texts import split_file
-from benchmarks import corpora
-from benchmarks.cases import CASES, MAP
-from benchmarks.timing import COLD, REPOSITORY, Timing, fresh_process, machine, table, timed
-from stages.common.parameters import Parameters
+from stages.common.cli import STAGES
+from stages.common.parameters import Parameters, read_parameters
 
-PAGE_TITLE = "The page in a browser"  # by benchmarks.page
-RUN_TITLES = (  # by benchmarks.run
-    "The default run by stage",
-    "A forward pass in both arithmetics",
-    "Capture and ratios in both arithmetics",
-)
+REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
+PACKAGES = ("torch", "transformers", "numpy", "numba", "umap-learn", "scikit-learn", "joblib", "matplotlib", "zarr")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "LOKY_MAX_CPU_COUNT",
+)
+TITLE, IN_PORTABLE = "## ", ", portable arithmetic"
+MEASURED = "measured.json"
+
+
+# Processes and tables.
+
+
+class Timing(NamedTuple):
+    """One run of one way; no peak where several ways shared the process."""
+
+    seconds: float
+    peak_mb: float | None
+
+
+Seconds = dict[str, float]
+
+
+class Case(NamedTuple):
+    """Ways to the same result, by name."""
+
+    title: str
+    folder: str
+    """The name of one of the folders that `lay_out` makes."""
+    ways: Mapping[str, Callable[[], Seconds | None]]
+    """Each a process of its own; one that times itself, or several ways in turn, returns their seconds."""
+    check: Callable[[], str]
+    """Runs after every way ran once and returns what was compared; raises where results differ."""
+    references: Sequence[str] = ()
+    """Ways that the others are set against; by default the first."""
+    growing: bool = False
+    """The ways do more and more of the same work: the first alone warms up, and the check is of the last."""
+
+
+def synchronize() -> None:
+    """Wait for what the device has still to compute."""
+    import torch
+
+    from attnmix.core.device import chosen
+
+    if chosen().type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple[float, str]:
+    """Return the wall time of `python <arguments>` in `folder`, imports included, and what it printed."""
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": str(REPOSITORY)}
+    if (folder / "params.yaml").is_file() and read_parameters(folder / "params.yaml").arithmetic == PORTABLE:
+        environment |= SETTINGS
+    command = [sys.executable, "-W", "ignore", *arguments]
+    start = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return seconds, done.stdout.strip()
+
+
+def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
+    """Return the timing of one run of a way, or those of several ways that share its process."""
+    seconds, _ = fresh_process(["-m", "benchmarks.stages", "--way", case, way], folder, threads)
+    measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
+    if not measured["seconds"]:
+        return {way: Timing(seconds, measured["peak_mb"])}
+    shared = len(measured["seconds"]) > 1
+    peak = None if shared else measured["peak_mb"]
+    return {name: Timing(each, peak) for name, each in measured["seconds"].items()}
+
+
+def in_this_process(case: str, way: str) -> None:
+    """Run one way, or `check`, in the current folder; write its seconds and the peak of memory."""
+    if read_parameters().arithmetic == PORTABLE:
+        from attnmix.arithmetic.kernels import use
+
+        use(PORTABLE)
+    if way == "check":
+        print(CASES[case].check())
+        return
+    seconds = CASES[case].ways[way]()
+    Path(MEASURED).write_text(json.dumps({"seconds": seconds or {}, "peak_mb": peak_memory()}), encoding="ascii")
+
+
+def peak_memory() -> float:
+    """Return the peak resident memory of this process and of its workers, summed, in MB."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    statuses = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in processes]
+    return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
+
+
+def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
+    """Return Markdown with a row for each way, its median set against those of the `references`."""
+    medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
+    references = references or list(timings)[:1]
+    ratios = [f"ratio to *{name}*" for name in references] if len(timings) > 1 else []
+    lines = [["way", "minimum", "median", "maximum", *ratios, "peak memory"]]
+    lines.append(["---"] + ["---:"] * (4 + len(ratios)))
+    for way, runs in timings.items():
+        seconds = [run.seconds for run in runs]
+        spread = [f"{value:.2f} s" for value in (min(seconds), medians[way], max(seconds))]
+        compared = [f"{medians[way] / medians[name]:.2f}" for name in references] if ratios else []
+        peaks = [run.peak_mb for run in runs if run.peak_mb is not None]
+        lines.append([way, *spread, *compared, f"{statistics.median(peaks):,.0f} MB" if peaks else ""])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine(threads: int) -> str:
+    """Return processor, cores, threads, GPU, load and versions, as lines for the head of a table."""
+    program = (
+        "import torch, joblib, numba; from attnmix.core.device import chosen, device_name; device = chosen(); "
+        "gpu = 'no GPU' if device.type == 'cpu' else device_name(device); "
+        "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, joblib.cpu_count(), gpu, sep='; ')"
+    )
+    load = os.getloadavg()[0]
+    torch, numba, joblib, gpu = fresh_process(["-c", program], REPOSITORY, threads)[1].split("; ")
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {gpu}; load before "
+        f"{load:.1f}.\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
+        f"{joblib}.\nPython {platform.python_version()}, {packages}."
+    )
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+# Folders in which the ways run.
 
 
 class Size(NamedTuple):
-    """Texts of the default model, texts of BERT-base's shape, tokens of a text at most, layers of that shape."""
+    """Texts of the default model and of BERT-base's shape, tokens of a text, layers of that shape, documents."""
 
     texts: int = 200
     bert_texts: int = 60
     tokens: int = 256
     layers: int = 12
+    documents: tuple[int, ...] = (10, 100, 1000, 10_000)
 
 
-SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2)
-HEAD = """# Stages compared with the plain way
-
-Where a section does not say otherwise, every run is a fresh process, imports included, after one that is not timed; the
-ways of a case in turn. Ratios are of medians; peak memory is the median over the runs, workers included. With *nothing
-compiled* numba finds an empty folder, as after an installation. Each section names the command and the machine that
-made it.
-"""
-TITLE = "## "
-IN_PORTABLE = ", portable arithmetic"
+SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
+LENGTH, BATCH_TOKENS = 32, 1024  # tokens of a text of the measured corpora, and of a batch: several for 100 documents
+TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+LONG = 330  # tokens of a text of the captured corpora: 100 texts fill a shard of the default model
+WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    usual = [name for name in CASES if name != "peers"]  # whose libraries are in no lock
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=usual, metavar="CASE")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
-    parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="on both sides")
-    parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
-    arguments = parser.parse_args()
-    command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
-    if arguments.arithmetic == PORTABLE:
-        os.environ.update(SETTINGS)  # of the processes that are timed
-    with tempfile.TemporaryDirectory() as name:
-        folders = {CASES[case].folder for case in arguments.cases}
-        size = SMALL if arguments.small else Size()
-        lay_out(Path(name), folders, size, arguments.threads, arguments.arithmetic)
-        for case in arguments.cases:
-            made_by = f"`{command}`: {arguments.repeats} runs of each.\n{machine(arguments.threads)}"
-            made = section(case, made_by, Path(name), arguments.repeats, arguments.threads)
-            if arguments.arithmetic == PORTABLE:
-                made = made.replace("\n", f"{IN_PORTABLE}\n", 1)
-            print(made, flush=True)
-            if not arguments.small:
-                keep(made)
-
-
-def keep(made: str) -> None:
-    """In RESULTS: in the place of the section with its title, or where the order of the cases puts it."""
-    _, *before = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
-    sections = {each.partition("\n")[0]: each.strip() for each in (*before, made.removeprefix(TITLE))}
-    titles = [case.title + ending for case in CASES.values() for ending in ("", IN_PORTABLE)]
-    ordered = [sections[title] for title in (*RUN_TITLES, *titles, PAGE_TITLE) if title in sections]
-    RESULTS.write_text("\n".join([HEAD, *(f"{TITLE}{each}\n" for each in ordered)]), encoding="utf-8")
-
-
-def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> str:
-    """A case's heading, what made it, what was compared, and its table."""
-    case = CASES[name]
-    folder, compiled = root / case.folder, root / "compiled"
-    for way in list(case.ways)[: 1 if case.growing else None]:
-        timed(name, way, folder, threads, compiled)
-    checked = "" if case.growing else check(name, folder, threads, compiled)
-    found: dict[str, dict[str, list[Timing]]] = {}
-    for state in case.states:
-        runs = found[state] = defaultdict(list)
-        for _ in range(repeats):
-            for way in case.ways:
-                for each, run in timed(name, way, folder, threads, compiled, cold=state == COLD).items():
-                    runs[each].append(run)
-    checked = checked or check(name, folder, threads, compiled)
-    return f"{TITLE}{case.title}\n\n{made_by}\n\n{checked}\n\n{table(found, case.references)}\n"
-
-
-def check(name: str, folder: Path, threads: int, compiled: Path) -> str:
-    """Return what a case reports of the files that its ways left."""
-    _, said = fresh_process(["-m", "benchmarks.cases", name, "check"], folder, threads, compiled)
-    return said
-
-
-def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic: str) -> None:
-    """Those of the folders where the cases run: `default`, `full`, `bert`, `corpora`, `maps` with captured vectors."""
-    finetuned, model = Run(REPOSITORY).finetuned, root / "bert-shaped"
+def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
+    """Make the folder `name` of `Case.folder`, as the stages expect it."""
     reviews = pd.read_parquet(split_file("train", Run(REPOSITORY).reviews))["text"].tolist()
+    run = Run(folder)
+    if name == "clone":
+        subprocess.run(["git", "clone", "--quiet", REPOSITORY, folder], check=True)
+        text = (folder / "params.yaml").read_text(encoding="utf-8")
+        text = re.sub(r"(?m)^arithmetic: \w+", f"arithmetic: {arithmetic}", text)
+        (folder / "params.yaml").write_text(text, encoding="utf-8")
+        return
+    if name == "measured corpus":
+        for checkpoint in run.checkpoints.values():
+            random_bert(checkpoint, **TINY)
+        write_test_split(run, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(size.documents))])
+        write_parameters(
+            folder, arithmetic, capture={"documents": [0], "max_length": LENGTH, "batch_tokens": BATCH_TOKENS}
+        )
+        return
+    if name == "captured corpus":
+        random_bert(run.finetuned, **WIDE)
+        texts = 2 * (real_reviews(max(size.documents)) or reviews)
+        starts = [i % (len(texts) // 2) for i in range(max(size.documents))]
+        write_test_split(run, [" ".join(texts[start : start + 8])[: 9 * LONG] for start in starts])
+        write_parameters(folder, arithmetic, capture={"max_length": LONG})
+        return
+    run.finetuned.parent.mkdir(parents=True)
+    run.reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
+    predictions = run.test_predictions_file.parent  # which tokenize reads
+    predictions.parent.mkdir()
+    predictions.symlink_to(Run(REPOSITORY).test_predictions_file.parent)
+    number = size.bert_texts if name == "bert" else size.texts
+    if name == "bert":
+        random_bert(run.finetuned, num_hidden_layers=size.layers)
+    else:
+        run.finetuned.symlink_to(Run(REPOSITORY).finetuned)
+    if name == "full":  # all texts as long as allowed
+        texts, longest = [joined(reviews, i, size.tokens // 10) for i in range(number)], size.tokens
+    else:  # lengths differ
+        texts = real_reviews(number) or [joined(reviews, i, 1 + i % 4) for i in range(number)]
+        longest = 2 * size.tokens
+    write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": longest})
 
-    def joined(first: int, count: int) -> str:
-        return " ".join((reviews[first:] + reviews)[:count])
 
-    # Of one to four reviews, so that lengths differ; or all of them as long as allowed.
-    texts = [joined(i, 1 + i % 4) for i in range(max(size.texts, size.bert_texts))]
-    full = [joined(i, size.tokens // 10) for i in range(size.texts)]
-    inputs = {
-        "default": (finetuned, real_reviews(size.texts) or texts[: size.texts]),
-        "full": (finetuned, full),
-        "bert": (model, real_reviews(size.bert_texts) or texts[: size.bert_texts]),
-        "maps": (model, [joined(0, 30)]),
-    }
-    if folders & {"bert", "maps"}:
-        _bert_shaped(model, num_hidden_layers=size.layers)
-    for name in folders - {"corpora", "reviews"}:
-        longest = 2 * size.tokens if name in ("default", "bert") else size.tokens
-        _folder(root / name, *inputs[name], longest, arithmetic)
-    if "corpora" in folders:
-        _corpora(root / "corpora", reviews, arithmetic)
-    if "reviews" in folders:
-        most = max(corpora.DOCUMENTS)
-        _bert_shaped(Run(root / "reviews").finetuned, **corpora.WIDE)
-        texts = 2 * (real_reviews(most) or reviews)
-        starts = (i % (len(texts) // 2) for i in range(most))
-        _write_reviews(root / "reviews", [" ".join(texts[i : i + 8])[: 9 * corpora.LONG] for i in starts])
-        write_parameters(root / "reviews", arithmetic, **corpora.CAPTURED)
-    if "maps" in folders:
-        maps = root / "maps"
-        for stage in ("tokenize", "capture"):
-            fresh_process(["-m", "stages", stage], maps, threads, root / "compiled")
-        tokens = open_run(maps).tokens
-        _write_map(maps, stored_sites(Run(maps).activations), tokens)
+def joined(reviews: list[str], first: int, count: int) -> str:
+    """Return a text of this many reviews."""
+    return " ".join((reviews[first:] + reviews)[:count])
 
 
 def real_reviews(number: int) -> list[str]:
@@ -174,33 +264,19 @@ def real_reviews(number: int) -> list[str]:
     return list(pd.read_parquet(file)["text"].sample(number, random_state=0))
 
 
-def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic: str) -> Path:
-    """A folder as the stages expect it."""
-    Run(folder).finetuned.parent.mkdir(parents=True)
-    Run(folder).finetuned.symlink_to(model)
-    Run(folder).reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
-    predictions = Run(folder).test_predictions_file.parent  # which tokenize reads
-    predictions.parent.mkdir()
-    predictions.symlink_to(Run(REPOSITORY).test_predictions_file.parent)
-    write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": tokens})
-    return folder
+def write_test_split(run: Run, texts: list[str]) -> None:
+    """Write the test split of `download`, and the predictions of `finetune` for it."""
+    run.reviews.mkdir(parents=True)
+    labels = np.arange(len(texts)) % 2
+    rows = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
+    rows.to_parquet(split_file("test", run.reviews), index=False)
+    run.test_predictions_file.parent.mkdir(parents=True)
+    predictions = pd.DataFrame({"label": labels, "predicted": labels, "probability": 0.9, "tokens": LENGTH})
+    predictions.to_parquet(run.test_predictions_file, index=False)
 
 
-def _corpora(folder: Path, reviews: list[str], arithmetic: str) -> None:
-    """A tiny model as both checkpoints, and as many test reviews as the largest corpus has."""
-    for checkpoint in Run(folder).checkpoints.values():
-        _bert_shaped(checkpoint, **corpora.MODEL)
-    _write_reviews(folder, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(corpora.DOCUMENTS))])
-    write_parameters(folder, arithmetic, **corpora.PARAMETERS)
-
-
-def _write_reviews(folder: Path, texts: list[str]) -> None:
-    Run(folder).reviews.mkdir(parents=True)
-    table = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 2})
-    table.to_parquet(split_file("test", Run(folder).reviews), index=False)
-
-
-def _bert_shaped(folder: Path, **shape: int) -> Path:
+def random_bert(folder: Path, **shape: int) -> None:
+    """Write a classifier of BERT's kind with random weights and the default model's tokenizer."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -208,11 +284,10 @@ def _bert_shaped(folder: Path, **shape: int) -> Path:
     BertForSequenceClassification(BertConfig(**shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Run(REPOSITORY).finetuned / name, folder)
-    return folder
 
 
 def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[str, Any]) -> None:
-    """`params.yaml` with the pipeline's defaults, but for the arithmetic and what is `changed` in its sections."""
+    """Write `params.yaml` with the defaults, but for the arithmetic and what is `changed` in its sections."""
     values = Parameters().model_dump() | {"arithmetic": arithmetic}
     for section_name, section_values in changed.items():
         values[section_name] |= section_values
@@ -220,12 +295,498 @@ def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[st
         YAML(typ="safe", pure=True).dump(values, file)
 
 
-def _write_map(folder: Path, sites: list[Site], tokens: pd.DataFrame) -> None:
-    """A map to draw: random places, as pages cost the same for any."""
-    table = pd.DataFrame(np.random.default_rng(0).normal(size=(len(sites) * len(tokens), 2)), columns=["x", "y"])
-    table["layer"] = np.repeat([site.layer for site in sites], len(tokens))
-    table["point"] = np.repeat([site.point for site in sites], len(tokens))
-    table.to_parquet(folder / MAP)
+# Capture: the stage, bare forward passes, and other ways to the same vectors, all with the same batches.
+
+FINETUNED = Run(Path()).finetuned
+PLAIN = Path("plain")
+PADDED = 512
+ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # of float16; other batches give other last digits
+
+
+class Inputs(NamedTuple):
+    """The pipeline's own model, token ids, and padded batches in its order."""
+
+    base: Any
+    encoded: list[list[int]]
+    pad: int
+    batch_tokens: int
+    folder: Path
+
+    def batches(self, length: int | None = None) -> Iterator[tuple[list[int], Any]]:
+        """Yield numbers of the texts and what the model reads; all texts padded to `length`, if it is given."""
+        import torch
+
+        from attnmix.models.encoding import batches_by_tokens, padded
+
+        lengths = [length or len(text) for text in self.encoded]
+        for batch in batches_by_tokens(lengths, self.batch_tokens):
+            inputs = padded([self.encoded[i] for i in batch], self.pad, self.base.device)
+            if length:
+                pads = {"input_ids": self.pad, "attention_mask": 0}
+                missing = length - inputs["input_ids"].shape[1]
+                inputs = {k: torch.nn.functional.pad(v, (0, missing), value=pads[k]) for k, v in inputs.items()}
+            yield batch, inputs
+
+
+def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
+    """Return the seconds of loading, tokenising and `way`, once everything is imported."""
+    from attnmix.core.device import chosen
+    from attnmix.models.checkpoint import load_tokenizer
+    from attnmix.models.encoding import encode
+    from attnmix.models.loading import load_classifier
+
+    shutil.rmtree(PLAIN / name, ignore_errors=True)
+    start = time.perf_counter()
+    capture = read_parameters().capture
+    tokenizer = load_tokenizer(FINETUNED)
+    base = load_classifier(FINETUNED).base_model.to(chosen())
+    encoded = encode(tokenizer, capture.texts, capture.max_length)
+    way(Inputs(base, encoded, tokenizer.pad_token_id, capture.batch_tokens, PLAIN / name))
+    return {name: time.perf_counter() - start}
+
+
+def stage_capture(name: str) -> Seconds:
+    """Return the seconds of the stages `tokenize` and `capture`, once they are imported."""
+    from stages import capture, tokenize
+
+    shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC removes a stage's outputs
+    start = time.perf_counter()
+    tokenize.main(read_parameters())
+    capture.main(read_parameters())
+    return {name: time.perf_counter() - start}
+
+
+def forward_passes(inputs: Inputs, length: int | None = None) -> None:
+    import torch
+
+    with torch.inference_mode():
+        for _, batch in inputs.batches(length):
+            inputs.base(**batch).last_hidden_state.cpu()
+
+
+def point_modules(base: Any) -> dict[str, tuple[str, str]]:
+    """Return the path of the module of every captured point, and whether its input or output is the point."""
+    from attnmix.models.families import family_of
+
+    family, points = family_of(base.config), read_parameters().capture.points
+    (stack,) = family.stacks
+    layers = [path for path, _ in base.named_modules() if stack.is_layer(path)]
+    modules = {
+        "layer_00/word_embedding": (family.word_embedding, "output"),
+        "layer_00/embedding_output": (layers[0], "input"),
+    }
+    for number, layer in enumerate(layers, start=1):
+        for point, (path, side) in stack.places().items():
+            modules[f"layer_{number:02d}/{point}"] = (f"{layer}.{path}".rstrip("."), side)
+    return {name: module for name, module in modules.items() if name.partition("/")[2] in points}
+
+
+class Writer:
+    """Rows of each point in one array of float16, written by `numpy.save` at the end."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.encoded, self.folder = inputs.encoded, inputs.folder
+        self.starts = np.cumsum([0, *map(len, inputs.encoded)])
+        self.rows: dict[str, Any] = {}
+
+    def keep(self, batch: list[int], features: Mapping[str, Any]) -> None:
+        for name, value in features.items():
+            block = value.half().cpu().numpy()
+            if name not in self.rows:
+                self.rows[name] = np.empty((self.starts[-1], block.shape[-1]), np.float16)
+            for place, i in enumerate(batch):
+                self.rows[name][self.starts[i] : self.starts[i + 1]] = block[place, : len(self.encoded[i])]
+
+    def save(self) -> None:
+        for name, array in self.rows.items():
+            path = self.folder / f"{name}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, array)
+
+
+def hooks(inputs: Inputs) -> None:
+    """Write the vectors of a hook at every point."""
+    import torch
+
+    features: dict[str, Any] = {}
+
+    def keep(name: str, side: str) -> Callable[..., None]:
+        def hook(_module: Any, given: Any, output: Any) -> None:
+            features[name] = given[0] if side == "input" else output
+
+        return hook
+
+    for name, (path, side) in point_modules(inputs.base).items():
+        inputs.base.get_submodule(path).register_forward_hook(keep(name, side))
+    writer = Writer(inputs)
+    with torch.inference_mode():
+        for batch, given in inputs.batches():
+            inputs.base(**given)
+            writer.keep(batch, features)
+    writer.save()
+
+
+def hidden_states(inputs: Inputs) -> None:
+    """Write what transformers itself gives: the residual stream, one vector a layer."""
+    import torch
+
+    writer = Writer(inputs)
+    with torch.inference_mode():
+        for batch, given in inputs.batches():
+            levels = inputs.base(**given, output_hidden_states=True).hidden_states
+            points = ["embedding_output", *["layer_output"] * (len(levels) - 1)]
+            writer.keep(batch, {f"layer_{i:02d}/{point}": levels[i] for i, point in enumerate(points)})
+    writer.save()
+
+
+def nnsight(inputs: Inputs) -> None:
+    """Write all points, saved in one trace of each batch."""
+    import torch
+    from nnsight import NNsight
+
+    model = NNsight(inputs.base)
+    # BERT's modules of the name `output` are hidden behind the library's own `output`, so by their paths.
+    modules = dict(model.modules(names=True))
+    envoys = [(name, modules[f"model.{path}"], side) for name, (path, side) in point_modules(inputs.base).items()]
+    # A value is asked for in the order in which the model computes it; a layer's input before what it makes of it.
+    writer = Writer(inputs)
+    with torch.inference_mode():
+        for batch, given in inputs.batches():
+            with model.trace(**given):
+                features = {}
+                for name, envoy, side in envoys:
+                    features[name] = envoy.input if side == "input" else envoy.output
+                features.save()
+            writer.keep(batch, features)
+    writer.save()
+
+
+LENS_HOOKS = {
+    "word_embedding": "embed.hook_out",
+    "embedding_output": "blocks.0.hook_in",
+    "attention_heads": "attn.o.hook_in",
+    "attention_output": "attn.o.hook_out",
+    "attention_norm": "ln1.hook_out",
+    "ffn_output": "mlp.out.hook_out",
+    "layer_output": "hook_out",
+}
+
+
+def transformer_lens(inputs: Inputs) -> None:
+    """Write all points, from the cache of each batch; the bridge wants a head for masked words, which costs more."""
+    import torch
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import BertForMaskedLM
+
+    from attnmix.models.checkpoint import load_tokenizer
+
+    model = BertForMaskedLM(inputs.base.config)
+    model.bert.load_state_dict(inputs.base.state_dict(), strict=False)
+    bridge = TransformerBridge.boot_transformers(
+        str(FINETUNED), hf_model=model.eval(), tokenizer=load_tokenizer(FINETUNED)
+    )
+    names = {}
+    for name in point_modules(inputs.base):
+        layer, point = name.removeprefix("layer_").split("/")
+        names[name] = LENS_HOOKS[point] if int(layer) == 0 else f"blocks.{int(layer) - 1}.{LENS_HOOKS[point]}"
+    writer = Writer(inputs)
+    with torch.inference_mode():
+        for batch, given in inputs.batches():
+            _, cache = bridge.run_with_cache(
+                given["input_ids"], attention_mask=given["attention_mask"], names_filter=list(names.values())
+            )
+            writer.keep(batch, {name: cache[hook].flatten(2) for name, hook in names.items()})
+    writer.save()
+
+
+def same_vectors() -> str:
+    """Raise where a way wrote other rows than the stage."""
+    sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
+    tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
+    compared = []
+    for folder in sorted(PLAIN.iterdir()):
+        names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.npy")]
+        for site in (site for site in sites if str(site) in names):
+            stored, plain = read_features(ACTIVATIONS, site), np.load(folder / f"{site}.npy")
+            if not np.allclose(stored.astype(np.float64), plain, **ROUNDING):
+                raise AssertionError(f"{folder.name}, {site}: {np.abs(stored.astype(float) - plain).max()} apart")
+        compared.append(f"{folder.name.removesuffix(', numpy.save')} {len(names)}")
+    padded = f", {texts * PADDED} with padding to {PADDED}" if tokens < texts * PADDED else ""
+    return (
+        f"{texts} texts, {tokens} tokens{padded}, {len(sites)} points of {hidden} numbers, "
+        f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times without "
+        "imports, with loading; the same batches, with `sdpa`. Points whose rows are the stage's within the last digit "
+        f"of float16: {', '.join(compared)}."
+    )
+
+
+def capture_case(title: str, folder: str, ways: Mapping[str, Callable[[Inputs], None]]) -> Case:
+    """Return a case of bare forward passes, the stage, and other ways."""
+    timed = {name: partial(timed_capture, way, name) for name, way in ways.items()}
+    bare, stage = "bare forward passes", "stage capture"
+    first = {bare: partial(timed_capture, forward_passes, bare), stage: partial(stage_capture, stage)}
+    return Case(title, folder, {**first, **timed}, same_vectors)
+
+
+BY_HAND = {
+    "output_hidden_states, numpy.save": hidden_states,
+    "hooks, numpy.save": hooks,
+    f"forward passes padded to {PADDED}": partial(forward_passes, length=PADDED),
+}
+PEERS = {"nnsight": nnsight, "transformer-lens": transformer_lens}
+INSTALLED_PEERS = {
+    f"{name} {version(name)}, numpy.save": way for name, way in PEERS.items() if find_spec(name.replace("-", "_"))
+}
+
+
+# Ratios: one process times all ways in turn, batch by batch, so that a busy machine slows all of them alike.
+
+SDPA, EAGER = "forward, sdpa", "forward, eager"
+SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
+RATIO_ROUNDING = 1e-6  # of a ratio in float32, whose tokens are computed in other blocks
+Batch = list[Any]  # of attnmix.measures.documents.Document
+
+
+class Measuring(NamedTuple):
+    """Model and batches; `counted` are the same documents, with their tokens in the statistics."""
+
+    measurer: Any
+    six: Any
+    batches: list[Batch]
+    counted: list[Batch]
+
+    def forward(self, batch: Batch, attention: str) -> Any:
+        """Return the last hidden states."""
+        import torch
+
+        from attnmix.models.encoding import padded
+
+        base = self.measurer.base
+        base.set_attn_implementation(attention)
+        ids = [document.ids.tolist() for document in batch]
+        with torch.inference_mode():
+            return base(**padded(ids, self.measurer.pad_token_id, base.device)).last_hidden_state
+
+    def ratios(self, batch: Batch, measurer: Any) -> Any:
+        self._observe()
+        return measurer.ratios(batch)
+
+    def measures(self, batch: Batch) -> list[Any]:
+        """Return the measures; all identities are checked in one document, about as many as in a run's sample."""
+        self._observe()
+        sampled = [place == 0 for place in range(len(batch))]
+        return list(self.measurer.measures(batch, sampled))
+
+    def _observe(self) -> None:
+        from attnmix.models.attention import OBSERVED
+
+        self.measurer.base.set_attn_implementation(OBSERVED)
+
+
+def prepare_measuring() -> Measuring:
+    from attnmix.core.device import chosen
+    from attnmix.measures.batches import BatchMeasurer
+    from attnmix.measures.documents import documents_of
+    from attnmix.models.checkpoint import load_tokenizer
+    from attnmix.models.encoding import batches_by_tokens, tokenize_texts
+    from attnmix.models.loading import load_base
+
+    parameters = read_parameters()
+    tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen())
+    texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
+    tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
+    tokens = pd.concat([each.table for each in tokenized])
+    counts = pd.DataFrame([each.counts for each in tokenized])
+    rows = counts.assign(document=list(texts), captured=True, label=0, predicted_label=0)
+    plain, counted = (documents_of(rows.assign(measured=measured), tokens) for measured in (False, True))
+    numbers = batches_by_tokens([len(document) for document in plain], parameters.capture.batch_tokens)
+    every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
+    batches, counted_batches = ([[each[i] for i in batch] for batch in numbers] for each in (plain, counted))
+    return Measuring(every, six, batches, counted_batches)
+
+
+def ratios_in_turn() -> Seconds:
+    """Return the seconds of each way over all batches."""
+    ready = prepare_measuring()
+    ways: dict[str, tuple[Callable[[Batch], Any], list[Batch]]] = {
+        SDPA: (partial(ready.forward, attention="sdpa"), ready.batches),
+        EAGER: (partial(ready.forward, attention="eager"), ready.batches),
+        "mixing ratios": (partial(ready.ratios, measurer=ready.six), ready.batches),
+        "seven ratios": (partial(ready.ratios, measurer=ready.measurer), ready.batches),
+        "seven ratios, identities as in a run": (ready.measures, ready.batches),
+        "all that `measure` reads from a batch": (ready.measures, ready.counted),
+    }
+    for way, batches in ways.values():
+        way(batches[0])
+    seconds = dict.fromkeys(ways, 0.0)
+    for number in range(len(ready.batches)):
+        for name, (way, batches) in ways.items():
+            start = time.perf_counter()
+            way(batches[number])
+            synchronize()
+            seconds[name] += time.perf_counter() - start
+    return seconds
+
+
+def same_ratios() -> str:
+    """Return how far both ways to the ratios agree, how exact the parts are, and what eager attention changes."""
+    ready = prepare_measuring()
+    batch = ready.batches[0]
+    sdpa, eager = (ready.forward(batch, name) for name in ("sdpa", "eager"))
+    ratios, measures = ready.ratios(batch, ready.measurer).cpu().numpy(), ready.measures(batch)
+    for place, (document, each) in enumerate(zip(batch, measures, strict=True)):
+        alone = ratios[:, :, place, : len(document)].swapaxes(0, 1)
+        np.testing.assert_allclose(alone, each.ratios, rtol=0, atol=RATIO_ROUNDING)
+    wrong = max(float(np.nanmax(each.identities)) for each in measures)
+    lengths = [len(document) for every in ready.batches for document in every]
+    real = [np.s_[place, : len(document)] for place, document in enumerate(batch)]
+    apart = max(float((sdpa[where] - eager[where]).abs().max()) for where in real)
+    return (
+        f"{len(lengths)} texts, {sum(lengths)} tokens, {len(ready.batches)} batches, {len(RATIOS)} ratios. In the "
+        f"first batch the parts sum to the model's own vectors with a relative error of at most {wrong:.1e}, and "
+        f"hidden states of `sdpa` and eager attention are at most {apart:.1e} apart."
+    )
+
+
+# Corpora: `measure` and `capture` as the number of documents grows. Imports count.
+
+
+def measure_documents(documents: int) -> None:
+    from stages import measure, tokenize
+
+    parameters = read_parameters()
+    chosen = parameters.measure.model_copy(update={"documents": documents})
+    parameters = parameters.model_copy(update={"measure": chosen})
+    tokenize.main(parameters)
+    measure.main(parameters)
+
+
+def capture_documents(documents: int) -> None:
+    from stages import capture, tokenize
+
+    parameters = read_parameters()
+    chosen = parameters.capture.model_copy(update={"documents": list(range(documents))})
+    parameters = parameters.model_copy(update={"capture": chosen})
+    shutil.rmtree(ACTIVATIONS, ignore_errors=True)
+    tokenize.main(parameters)
+    capture.main(parameters)
+
+
+def measured_corpus() -> str:
+    return f"Texts cut to {LENGTH} tokens, {BATCH_TOKENS} in a batch; BERT of {in_words(TINY)}, with random weights."
+
+
+def captured_corpus() -> str:
+    return (
+        f"Reviews, joined and cut to {LONG} tokens each; BERT of {in_words(WIDE)}, with random weights; all points; "
+        f"{len(Run(Path()).tokens):,} tokens in the last."
+    )
+
+
+def in_words(shape: dict[str, int]) -> str:
+    return json.dumps(shape).strip("{}").replace('"', "").replace("_", " ")
+
+
+def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Callable[[], str]) -> Case:
+    ways = {f"{documents:,} documents": partial(run, documents) for documents in Size().documents}
+    return Case(f"Stage {stage}, by number of documents", folder, ways, check, growing=True)
+
+
+# The default run, each stage a process, from nothing.
+
+
+def default_run() -> Seconds:
+    """Return the seconds of each stage of the last commit, of all, and of a run with another metric of the maps."""
+    subprocess.run(["git", "clean", "-qfdx"], check=True)
+    parameters = Path("params.yaml").read_bytes()
+    seconds = {stage: process_seconds("-m", "stages", stage) for stage in STAGES}
+    seconds["all stages"] = sum(seconds.values())
+    process_seconds("-m", "dvc", "commit", "--quiet", "--force")
+    command = ("-m", "dvc", "exp", "run", "--set-param", "umap.metric=cosine")
+    seconds["`dvc exp run -S umap.metric=cosine`"] = process_seconds(*command)
+    Path("params.yaml").write_bytes(parameters)  # which the experiment changed
+    return seconds
+
+
+def process_seconds(*arguments: str) -> float:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], env=os.environ | {"PATH": path}, capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
+CASES: dict[str, Case] = {
+    "run": Case("The default run by stage", "clone", {"run": default_run}, lambda: "Imports included.", ["all stages"]),
+    "capture": capture_case("Capture, default model", "default", BY_HAND),
+    "capture-bert": capture_case("Capture, BERT-base's shape", "bert", BY_HAND),
+    "peers": capture_case(
+        "Capture, default model, compared with nnsight and TransformerLens",
+        "default",
+        {"hooks, numpy.save": hooks, **INSTALLED_PEERS},
+    ),
+    "measure": Case(
+        "Mixing ratios, default model", "full", {"in turn": ratios_in_turn}, same_ratios, references=(SDPA, EAGER)
+    ),
+    "measure-corpora": corpus_case("measure", "measured corpus", measure_documents, measured_corpus),
+    "capture-corpora": corpus_case("capture", "captured corpus", capture_documents, captured_corpus),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    usual = [name for name in CASES if name != "peers"]
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=usual, metavar="CASE")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
+    parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="on both sides")
+    parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
+    parser.add_argument("--way", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.way:
+        in_this_process(*arguments.way)
+        return
+    command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
+    made_by = f"`{command}`: {arguments.repeats} runs of each.\n{machine(arguments.threads)}"
+    for name in arguments.cases:
+        section = run_case(name, made_by, arguments)
+        print(section, flush=True)
+        if not arguments.small:
+            replace_section(section)
+
+
+def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
+    """Return a case's heading, what made it, what was compared, and its table."""
+    case, threads = CASES[name], arguments.threads
+    size = SMALL if arguments.small else Size()
+    ways = list(case.ways)[: len(size.documents)] if case.growing else list(case.ways)
+    timings: dict[str, list[Timing]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "run")
+        if case.folder != "clone":
+            folder.mkdir()
+        lay_out(case.folder, folder, size, arguments.arithmetic)
+        for way in ways[:1] if case.growing else ways:
+            run_way(name, way, folder, threads)
+        compared = "" if case.growing else check(name, folder, threads)
+        for _ in range(arguments.repeats):
+            for way in ways:
+                for timed_way, timing in run_way(name, way, folder, threads).items():
+                    timings[timed_way].append(timing)
+        compared = compared or check(name, folder, threads)
+    ending = IN_PORTABLE if arguments.arithmetic == PORTABLE else ""
+    return f"{TITLE}{case.title}{ending}\n\n{made_by}\n\n{compared}\n\n{table(timings, case.references)}\n"
+
+
+def check(name: str, folder: Path, threads: int) -> str:
+    """Return what a case reports of the files that its ways left."""
+    return fresh_process(["-m", "benchmarks.stages", "--way", name, "check"], folder, threads)[1]
+
+
+def replace_section(section: str) -> None:
+    """Write a section to RESULTS, in the place of the one with its title, or at the end."""
+    head, *sections = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
+    by_title = {each.partition("\n")[0]: each.strip() for each in (*sections, section.removeprefix(TITLE))}
+    RESULTS.write_text("\n".join([head, *(f"{TITLE}{each}\n" for each in by_title.values())]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 
 from attnmix.store.runs import Run
 
-CASES = ["capture", "measure", "pages"]
+CASES = ["capture", "measure", "capture-corpora"]
 
 
 @pytest.mark.long

@@ -32,13 +32,13 @@ from stages.common.resume import UNFINISHED
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()}
 CODE = ("attnmix", "stages")
-# What users call themselves, and packages that hold a docstring.
+# What users call themselves, packages that hold a docstring, and the command, which hands its arguments to a function.
 RUN_BY_NO_STAGE = {
     *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "comparison", "model", "serve")),
     "attnmix/text_controls.py",
     *("attnmix/serve.html", "attnmix/serve.js"),
     *(f"attnmix/runs/{name}.py" for name in ("__init__", "text_results")),
-    "stages/__init__.py",
+    *("stages/__init__.py", "stages/__main__.py"),
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
@@ -93,7 +93,7 @@ def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline_and_it
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_module_that_a_stage_runs_is_in_a_folder_that_dvc_watches(stage: str) -> None:
-    code = reached_from(*(Path("stages", name) for name in ("__main__.py", f"{stage}.py", "common/cli.py")))
+    code = reached_from(*(Path("stages", name) for name in (f"{stage}.py", "common/cli.py")))
     watched = code_of(stage)
     assert [path for path in code if not is_in(path, watched)] == []
     assert [name for name in watched if not any(is_in(path, [name]) for path in code)] == []
@@ -104,6 +104,15 @@ def test_every_file_of_the_code_makes_a_stage_run_again() -> None:
     files = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
     paths = [path.relative_to(REPOSITORY) for path in files if "__pycache__" not in path.parts]
     assert {path.as_posix() for path in paths if not is_in(path, watched)} == RUN_BY_NO_STAGE
+
+
+def test_the_command_of_the_stages_does_nothing_but_call_what_dvc_watches() -> None:
+    command = Path("stages/__main__.py")
+    docstring, *imports, condition = parsed(command).body
+    assert isinstance(docstring, ast.Expr)
+    assert imported_by(command) == {Path("stages/common/cli.py")}
+    assert all(isinstance(each, ast.Import | ast.ImportFrom) for each in imports)
+    assert ast.unparse(condition) == "if __name__ == '__main__':\n    main(sys.argv[1:])"
 
 
 def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
