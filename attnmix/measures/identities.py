@@ -67,7 +67,8 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
         return true_BTD.new_full((len(true_BTD),), torch.inf)
     largest_2BT = torch.stack([computed_BTD - true_BTD, true_BTD]).abs().amax(-1)
     error_B, largest_B = (largest_2BT * mask_BT).amax(-1)
-    return error_B / largest_B.clamp_min(torch.finfo(true_BTD.dtype).tiny)
+    relative_B: Tensor = error_B / largest_B.clamp_min(torch.finfo(true_BTD.dtype).tiny)
+    return relative_B
 
 
 def _by_identity(errors: Mapping[str, Tensor], undefined: Tensor) -> Tensor:

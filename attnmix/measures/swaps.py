@@ -89,7 +89,7 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     others_moved_1TE = moved[0] - own_moved_1TE  # a derivative is linear
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
     tangents = (moves_2TD, torch.cat([others_moved_1TE, own_moved_1TE]))
-    _, moved_2TD = jvp(output, (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE])), tangents)
+    moved_2TD = jvp(output, (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE])), tangents)[1]
     derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
     return [swap_T, derivative_T]
 
