@@ -597,7 +597,7 @@ def prepare_measuring() -> Measuring:
     tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])
     counts = pd.DataFrame([each.counts for each in tokenized])
-    rows = counts.assign(document=list(texts), captured=True, label=0, predicted_label=0)
+    rows = counts.assign(document=list(texts), label=0, predicted_label=0)
     plain, counted = (documents_of(rows.assign(measured=measured), tokens) for measured in (False, True))
     numbers = batches_by_tokens([len(document) for document in plain], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))

@@ -88,6 +88,8 @@ def main(parameters: Parameters) -> None:
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARMUP_FRACTION,
             use_cpu=chosen().type == "cpu",
+            # Else each of several processes looks for them at every step.
+            ddp_find_unused_parameters=_processes() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
             bf16=finetune.precision == "bf16",
             fp16=finetune.precision == "fp16",
             train_sampling_strategy="group_by_length",
@@ -146,7 +148,7 @@ def main(parameters: Parameters) -> None:
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
-    finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun and accelerate
+    finetune, processes = parameters.finetune, _processes()
     for name in ("finetune", "capture", "faithfulness"):
         check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
     if finetune.batch_size % processes:
@@ -154,6 +156,22 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
     check_precision("finetune.precision", finetune.precision, chosen())
     family_of(load_config(checkpoint)).check_precision("finetune.precision", finetune.precision)
+
+
+def _processes() -> int:
+    """Return how many processes torchrun or accelerate started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> bool:
+    """Return True where a parameter that is trained has no part in the loss of an example."""
+    model.eval()  # without dropout, which would draw random numbers
+    batch = transformers.DataCollatorWithPadding(tokenizer)([example])
+    model(**batch).loss.backward()
+    unused = any(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    model.zero_grad()
+    model.train()
+    return unused
 
 
 class OneDeviceArguments(TrainingArguments):

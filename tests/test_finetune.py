@@ -19,6 +19,7 @@ from stage_process import run_stage
 from transformers import AutoModelForSequenceClassification, TrainingArguments
 
 from attnmix.core.errors import InputError
+from attnmix.models.checkpoint import load_tokenizer
 from stages import finetune
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
@@ -118,6 +119,20 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
     # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
     compared = [key for key in one if not key.endswith("key.bias")]
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
+
+
+def test_parameters_without_a_part_in_the_loss_are_found_and_nothing_else_changes(tiny_bert: Path) -> None:
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tiny_bert).train()
+    tokenizer, state = load_tokenizer(tiny_bert), torch.get_rng_state()
+    example = {"input_ids": [2, 5, 3], "labels": 1}
+    assert not finetune._has_unused_parameters(model, tokenizer, example)
+    model.unused = torch.nn.Parameter(torch.ones(2))
+    assert finetune._has_unused_parameters(model, tokenizer, example)
+    model.unused.requires_grad_(False)
+    assert not finetune._has_unused_parameters(model, tokenizer, example)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: pytest.MonkeyPatch) -> None:

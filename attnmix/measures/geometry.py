@@ -183,8 +183,8 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     tokens = first.tokens
     both = (first.squares_T * second.squares_T).sum(-1)
     sums = first.squares_T.sum(-1) * second.squares_T.sum(-1)
-    unbiased: Tensor = product - both + sums / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
-    return unbiased
+    estimate: Tensor = product - both + sums / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
+    return estimate
 
 
 def step_measures(layer_pass: LayerPass) -> Tensor:

@@ -226,8 +226,10 @@ class AfterAttention:
         return reduce(torch.add, [part * slope for part, slope in zip(parts, slopes, strict=True)])
 
     @cached_property
-    def _divided_slopes(self) -> list[Tensor]:
+    def _divided_slopes(self) -> Sequence[Tensor]:
         """The `slopes` for parts that the deviation of the network's norm has not divided."""
+        if self.block.feed_forward_norm.absent:
+            return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
