@@ -33,13 +33,13 @@ CONTROL_LABELS = {
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
 }
-PART_LABELS = {names.PARTS: "Exact parts since the input"}
+PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
     "after": "After fine-tuning",
     "permuted": "Shuffled classes: 95 of 100 draws below",
 }
-MATRIX_ORDER = (names.PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
+MATRIX_ORDER = (names.INPUT_PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
 DERIVATIVE_LABELS = {
     "norm_of_sum": "Derivative, others moved together",
     "norm_of_block": "Derivative, others moved independently",
@@ -106,7 +106,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "captured": list(checkpoints)[-1],
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
-        "layer": _first_stack_layers(texts, layers) if names.PARTS in matrices else int(most["layer"]),
+        "layer": _first_stack_layers(texts, layers) if names.INPUT_PARTS in matrices else int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),

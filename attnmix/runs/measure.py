@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import check_disk, clear, publish
-from attnmix.core.names import PARTS
+from attnmix.core.names import INPUT_PARTS
 from attnmix.core.settings import MAX_PARTS_TOKENS, MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
@@ -182,7 +182,7 @@ def parts_matrix(base: PreTrainedModel, document: Document) -> dict[str, torch.T
     """Return `source_shares` of a document by their name; nothing of a long one, or in a family without parts."""
     if len(document) > MAX_PARTS_TOKENS or parts_obstacle(family_of(base.config)):
         return {}
-    return {PARTS: source_shares(PartsReader(base).read(padded([document.ids.tolist()], 0, base.device)))}
+    return {INPUT_PARTS: source_shares(PartsReader(base).read(padded([document.ids.tolist()], 0, base.device)))}
 
 
 @dataclass(frozen=True)
