@@ -105,7 +105,7 @@ def _own_change(own: pd.DataFrame) -> str:
     rows = own[own["checkpoint"] == "difference"]
     if rows.empty:
         return ""
-    last = rows.loc[rows["layer"].idxmax()]
+    last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
         return f"The {{own part}} changes by {change} points; {reviews} are too few for an {{interval}}."
