@@ -45,13 +45,6 @@ DERIVATIVE_LABELS = {
     "norm_of_block": "Derivative, others moved independently",
     "sum_of_norms": "Derivative, sum over single tokens",
 }
-GEOMETRY_LABELS = {
-    "mean_cosine": "Mean cosine of two tokens of a text",
-    "mean_cosine_across": "Mean cosine of tokens of different texts",
-    "effective_rank": "Effective rank of a text's vectors",
-    "cka_input": "Similarity to the embedding (CKA)",
-    "own_nearest": "Own vector at the input is the nearest",
-}
 PROBE_LABELS = {
     ("probe_class", "read"): "Class, by the token that the head reads",
     ("probe_class", "others"): "Class, by other tokens",
@@ -60,8 +53,6 @@ PROBE_LABELS = {
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
 """Quantities of `class_use.csv` and their groups."""
-SCORE_LABELS = {"random": "Random tokens", "decompx": "DecompX", "gradient_norm": "Gradient norm"}
-SCORE_LABELS |= labels.MATRIX_LABELS | labels.IMPORTANCE
 KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
@@ -114,17 +105,8 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "curves": _series(pd.concat([curves, derivatives]), layers, "method", "checkpoint"),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
-        "removal": _removal(run) if has_classifier else {"shares": [], "lines": {}},
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
         "probes": _probes(run, layers) if has_classifier else {},
-        "steps": _series(
-            _labelled(steps, measure=labels.STEP_MEASURES, step=labels.STEP_MARKS),
-            *(layers, "measure", "checkpoint", "step"),
-        ),
-        "geometry": _series(
-            _labelled(run.table("measure/geometry"), measure=GEOMETRY_LABELS, point=labels.POINT_MARKS),
-            *(layers, "measure", "checkpoint", "point"),
-        ),
         "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
@@ -191,29 +173,6 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
             place = place.setdefault(key, {})
         place[path[-1]] = curve(rows, layers)
     return series
-
-
-def _labelled(table: pd.DataFrame, **labels_by_column: Mapping[str, str | labels.Mark]) -> pd.DataFrame:
-    """Return the rows whose columns have a label, with the labels in their place and order."""
-    for column, by_name in labels_by_column.items():
-        texts = {name: each if isinstance(each, str) else each.label for name, each in by_name.items()}
-        ordered = pd.Categorical(table[column].map(texts), list(texts.values()), ordered=True)
-        table = table.assign(**{column: ordered}).dropna(subset=column).sort_values(column, kind="stable")
-    return table.astype(dict.fromkeys(labels_by_column, str))
-
-
-def _removal(run: Run) -> Data:
-    """Return how far the class's logit falls where the tokens that a measure names first are removed."""
-    table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
-    table = table[table["share"] != "all"]
-    drops = table.pivot(index="method", columns="share", values="drop").reindex(table["method"].unique())
-    return {
-        "shares": [f"{float(share):.0%}" for share in drops.columns],
-        "lines": {
-            SCORE_LABELS.get(method, method): {"values": _numbers(row)}
-            for method, row in zip(drops.index, drops.to_numpy(float), strict=True)
-        },
-    }
 
 
 def _probes(run: Run, layers: range) -> Data:
