@@ -2,7 +2,8 @@
 
 python -m docs.pictures
 
-`docs/page.gif` selects a word and moves through the layers; `docs/social_card.png` is for links to the repository.
+`docs/page.gif` selects a word in the picture of tokens by layers and moves through the layers; `docs/social_card.png`
+is for links to the repository.
 
 Those of figures are the same bytes every time; those of the page are what an installed Chromium shows of it, and need
 the packages of the tests.
@@ -35,7 +36,7 @@ SCREEN = {"width": 1200, "height": 1500}
 SHARPER = 2  # pixels of a picture for each of the screen
 MARGIN = 6  # pixels of the screen
 GALLERY = {
-    "answer": ("#headline", "#answer .first", "#answer .sentence"),
+    "answer": ("#headline", "#grid > .title", "#grid .grid", "#chosen-text"),
     "text": ("#text h3", "#text .reader"),
     "heads": ("#heads h3", "#heads .heads"),
     "neuron": ("#weights h3", "#weight-rows"),
@@ -46,21 +47,20 @@ GALLERY = {
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
-MOTION_SCREEN = {"width": 1100, "height": 610}  # lower, the bar does not stay
-BAR_PIXELS = 116  # height of the bar with the slider, which stays above the text, and of the legend
+MOTION_SCREEN = {"width": 1100, "height": 640}  # lower, the bar does not stay
+BAR_PIXELS = 62  # height of the bar with the slider, which stays above the picture
 MOTION_COLORS = 96
 MOTION_LAYERS = 6  # at most, at equal steps
 SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
 CARD_SCREEN = {"width": 1280, "height": 640}
 CARD = """<!DOCTYPE html><meta charset="utf-8"><style>
 * {{ margin: 0; box-sizing: border-box }}
-body {{ padding: 56px 64px; font-family: Arimo, system-ui, sans-serif; color: #1b1b1b; background: #fff }}
-h1 {{ font-size: 60px }} p {{ font-size: 31px; margin: 14px 0 26px; line-height: 1.35 }}
-div {{ height: 330px; overflow: hidden; border: 1px solid #bbb; border-radius: 10px }} img {{ width: 100% }}
+body {{ padding: 40px 64px; font-family: Arimo, system-ui, sans-serif; color: #1b1b1b; background: #fff }}
+h1 {{ font-size: 50px }} p {{ font-size: 27px; margin: 8px 0 18px; line-height: 1.3 }} img {{ width: 100% }}
 </style><h1>attnmix</h1>
 <p>How much of the vector of a word comes from other words?<br>
 Mixing ratios, ALTI, Value Zeroing, rollouts for {families} families of Transformers</p>
-<div><img alt="" src="data:image/png;base64,{picture}"></div>"""
+<img alt="" src="data:image/png;base64,{picture}">"""
 WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more than "the" or "."
 
 
@@ -75,10 +75,10 @@ def main() -> None:
     with _browser() as browser:
         for name, shot in _gallery_shots(browser).items():
             _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")
-        pictures = _in_motion(browser)
-        _animate(pictures, DOCS / "page.gif")
+        _animate(_in_motion(browser), DOCS / "page.gif")
         page = browser.new_page(viewport=CARD_SCREEN)
-        page.set_content(CARD.format(families=len(FAMILIES), picture=base64.b64encode(pictures[-1]).decode("ascii")))
+        picture = base64.b64encode(_card_picture(browser)).decode("ascii")
+        page.set_content(CARD.format(families=len(FAMILIES), picture=picture))
         card = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         card.quantize(COLORS, kmeans=4).save(DOCS / "social_card.png", optimize=True)
 
@@ -106,6 +106,15 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
     return page
 
 
+def _card_picture(browser: Any) -> bytes:
+    """Return the picture of tokens by layers, as the page opens."""
+    page = _open(browser, CARD_SCREEN | {"width": SCREEN["width"]}, SHARPER)
+    page.add_style_tag(content="#chosen-text { visibility: hidden; }")  # it begins where the picture ends
+    picture = _shot(page, ("#grid .grid",))
+    page.close()
+    return picture
+
+
 def _in_motion(browser: Any) -> list[bytes]:
     """Return the screen while a word is selected and the layers go by; elements are found by their roles and names."""
     page = _open(browser, MOTION_SCREEN, 1)
@@ -116,16 +125,17 @@ def _in_motion(browser: Any) -> list[bytes]:
     slider.fill(str(layers[0]))
     options = words.get_by_role("option")
     chosen = [n for n, word in enumerate(options.all_inner_texts()) if WORD.fullmatch(word)]
-    top = f"words.getBoundingClientRect().top - {BAR_PIXELS}"
-    place = f"words => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
+    picture = page.locator("#grid")
+    top = f"picture.getBoundingClientRect().top - {BAR_PIXELS}"
+    place = f"picture => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
     page.keyboard.press("Escape")
-    words.evaluate(place)
+    picture.evaluate(place)
     pictures = [_still(page)]
     options.nth(chosen[0] if chosen else 0).click()
     page.mouse.move(0, 0)
     for layer in layers:
         slider.fill(str(layer))
-        words.evaluate(place)
+        picture.evaluate(place)
         pictures.append(_still(page))
     page.close()
     return pictures

@@ -21,7 +21,7 @@ from attnmix.measures.controls import SAME_PASS, random_base
 from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.documents import Document
 from attnmix.measures.identities import IDENTITIES
-from attnmix.measures.input_parts import RULES, PartsReader
+from attnmix.measures.input_parts import RULES, PartsReader, source_shares
 from attnmix.measures.layers import run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
@@ -229,6 +229,12 @@ def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
     projections = np.einsum("kjtd,ktd->ktj", levels, vectors) / squares[..., None]
     close(parts["projection"].numpy(), projections[..., :-1], "projections")
     close(parts["bias_projection"].numpy(), projections[..., -1], "projections of the biases")
+    lengths = np.linalg.norm(levels[1:, :-1], axis=-1).swapaxes(1, 2)
+    own_share = np.linalg.norm(own, axis=-1) / (np.linalg.norm(own, axis=-1) + np.linalg.norm(others, axis=-1))
+    shares = source_shares(parts).numpy()
+    close(shares[:, tokens, tokens], own_share[1:], "own shares")
+    close(shares.sum(-1), np.ones(shares.shape[:2]), "sums of the shares")
+    close(shares[:, 0, 1] * lengths[:, 0, 2], shares[:, 0, 2] * lengths[:, 0, 1], "shares by length")
     by_rows = PartsReader(double, rule).read_rows(batch, [3, 0])
     close(by_rows["projection"].numpy(), projections[:, [3, 0], :-1], "tokens by backward passes")
     close(by_rows["bias_projection"].numpy(), projections[:, [3, 0], -1], "their biases")

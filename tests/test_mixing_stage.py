@@ -17,7 +17,8 @@ from conftest import run_tokenized, write_parameters, write_reviews, write_tiny_
 from family_reference import parts_from_input, run_reference
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import STEP_MEASURES
+from attnmix.core.names import INPUT_PARTS, STEP_MEASURES
+from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
@@ -327,7 +328,8 @@ def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(fini
 def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = read_parameters().measure.matrices
     run = Run(finished)
-    assert set(run.matrices("finetuned", "test/3")) == set(with_rollouts(chosen)) < set(with_rollouts(LAYER_MATRICES))
+    made = set(run.matrices("finetuned", "test/3")) - {INPUT_PARTS}  # of every text that is short enough
+    assert made == set(with_rollouts(chosen)) < set(with_rollouts(LAYER_MATRICES))
     for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
         tokens = len(run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")) // 3
         for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
@@ -343,7 +345,7 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "own_share", "identity_error"}
     assert set(other.table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
     assert set(other.table("measure/mixing")["checkpoint"]) == {"finetuned"}
-    assert set(other.matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
+    assert set(other.matrices("finetuned", "test/3")) == {INPUT_PARTS, "norm", "alti", "alti_rollout"}
     alti = run.matrix("finetuned", "test/3", "alti_rollout")
     np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = other.table("measure/derivatives").query("quantity == 'agreement'")
@@ -379,6 +381,36 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
     change = table["mean"]["own_share", "finetuned"] - table["mean"]["own_share", "pretrained"]
     np.testing.assert_allclose(table["mean"]["own_share", "difference"], change, atol=2e-6)
     assert ("coherence", "pretrained", 0) not in table.index  # nothing of others entered yet
+
+
+def test_captured_texts_have_each_sources_share_of_each_vector(finished: Path) -> None:
+    run = Run(Path())
+    corpus = Corpus(run)
+    for checkpoint, number in product(("pretrained", "finetuned"), np.flatnonzero(corpus.captured)):
+        document = corpus.document(number)
+        layers = run_reference("bert", load_base(run.checkpoints[checkpoint]), document.ids.tolist()).layers
+        levels = np.array(parts_from_input(layers, "chord"))[1:, :-1]  # [layers, sources, tokens, width]
+        stored = run.matrix(checkpoint, document.name, INPUT_PARTS)
+        assert stored.shape == (3, len(document), len(document))
+        for layer, token in product(range(3), range(len(document))):
+            parts = levels[layer, :, token]
+            own = np.linalg.norm(parts[token])
+            others = np.linalg.norm(parts.sum(0) - parts[token])
+            lengths = np.linalg.norm(parts, axis=-1)
+            expected = others / (own + others) * lengths / (lengths.sum() - own)
+            expected[token] = own / (own + others)
+            np.testing.assert_allclose(stored[layer, token], expected, atol=1e-5)
+
+
+def test_longer_texts_have_no_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnmix.runs.measure.MAX_PARTS_TOKENS", 8)
+    monkeypatch.chdir(prepare(tmp_path, measure={"gradient_documents": 0, "parts_documents": 0}))
+    run_tokenized(measure)
+    run = Run(Path())
+    lengths = run.tokens.groupby("document").size()
+    assert lengths.min() <= 8 < lengths.max() <= MAX_PARTS_TOKENS
+    for document, length in lengths.items():
+        assert (INPUT_PARTS in run.matrices("pretrained", document)) == (length <= 8), document
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:

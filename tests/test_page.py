@@ -283,20 +283,13 @@ def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
     for summary in page.locator(".fold > summary").all():
         summary.click()
     panes = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
-    assert {"grid", "answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "steps", "removal"} <= set(
-        panes
-    )
+    assert {"grid", "answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "probes"} <= set(panes)
+    of_no_model = ("grid", "answer-chart", "layers-chart", "class-shares")
     for pane in panes:
         name, content = opened.file(pane, "csv")
         assert name.endswith(".csv")
         # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
-        assert ("fine_tuned" in name) == (pane == "map-pane") or pane in (
-            "grid",
-            "answer-chart",
-            "removal",
-            "layers-chart",
-            "class-shares",
-        )
+        assert ("fine_tuned" in name) == (pane == "map-pane") or pane in of_no_model
         lines = [line for line in content.decode().splitlines() if not line.startswith("# ")]
         columns, *rows = csv.reader(lines)
         assert {len(row) for row in rows} <= {len(columns)}, pane

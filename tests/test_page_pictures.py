@@ -79,7 +79,7 @@ def saved(request: pytest.FixtureRequest, run: Path) -> dict[str, Saved]:
     return views
 
 
-CHARTS = ("answer-chart", "layers-chart", "steps", "geometry", "probes", "removal")
+CHARTS = ("answer-chart", "layers-chart", "class-shares", "probes")
 
 
 def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -> None:
@@ -174,7 +174,7 @@ def legend_colours(picture: Picture, names: list[str]) -> dict[str, str]:
 
 
 def test_selected_layers_band_lies_around_its_label(saved: dict[str, Saved]) -> None:
-    for chart in ("answer-chart", "layers-chart", "steps", "geometry", "probes"):
+    for chart in CHARTS:
         picture = saved[chart].picture
         ticks = {label.text: label for label in picture.labels if label.anchor == "middle"}
         grey = (np.abs(picture.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1).sum(axis=0)

@@ -18,7 +18,6 @@ from page_run import LAYOUTS, choose, open_changed, save_page, tokens
 
 import attnmix
 from attnmix.core.names import Site
-from attnmix.figures.labels import STEP_MEASURES
 from attnmix.page.arrays import visible
 from attnmix.store.features import read_features
 from attnmix.store.runs import Run
@@ -353,24 +352,14 @@ def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_name
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
 
 
-def test_steps_geometry_and_removal_are_the_files(first: Opened) -> None:
+def test_probes_and_class_shares_are_the_files(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#more > summary").click()
-    choose(page, "step-measure", STEP_MEASURES["norm"])
     choose(page, "checkpoint", "pretrained")
-    norms = run.steps.query("checkpoint == 'pretrained' and measure == 'norm'")
-    rows = first.values("steps")
-    for name, step in (("Skip", "attention_skip"), ("LayerNorm", "attention_norm")):
-        part = norms[norms["step"] == step]
-        if len(part):
-            assert [float(row[name]) for row in rows] == pytest.approx(part["mean"].tolist(), rel=1e-3)
-    geometry = run.table("measure/geometry").query("checkpoint == 'pretrained' and measure == 'mean_cosine'")
-    output = geometry[(geometry["point"] == "layer_output") & (geometry["layer"] > 0)]["mean"]
-    shown = [float(row["Layer output"]) for row in first.values("geometry")]
-    assert shown == pytest.approx(output.tolist(), rel=1e-3, abs=1e-4)
-    removal = run.table("faithfulness/faithfulness", dtype={"share": str})
-    drops = removal.query("method == 'random' and share != 'all'")["drop"].tolist()
-    assert [float(row["Random tokens"]) for row in first.values("removal")] == pytest.approx(drops, rel=1e-3)
+    shares = run.table("measure/geometry").query("measure == 'share_class'").set_index("checkpoint")["mean"]
+    for name, checkpoint in (("Before fine-tuning", "pretrained"), ("After fine-tuning", "finetuned")):
+        shown = [float(row[name]) for row in first.values("class-shares")]
+        assert shown == pytest.approx(shares[checkpoint].tolist(), rel=1e-3, abs=1e-4)
     probed = run.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
     for name, quantity in (("Where it stands", "probe_position"), ("Which token it is", "probe_token")):
         for suffix, end in (("", ""), (": labels at random", "_control")):

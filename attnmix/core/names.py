@@ -17,7 +17,7 @@ MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bia
 """Contribution matrices of one layer."""
 COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)
 """Those that are computed on demand alone."""
-PARTS = "parts"
+INPUT_PARTS = "parts"
 """The matrices of what each token of the input gave to each vector, from the embeddings on."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
 """Scores of the tokens of captured texts, for the predicted class."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, PARTS, PREACTIVATION
+from attnmix.core.names import DECODER_INPUT, INPUT_PARTS, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
 from attnmix.measures.input_parts import document_shares
@@ -165,11 +165,11 @@ class DocumentMeasurer:
         return contributions(self.declared, by_layer, self.starts)
 
     def all_matrices(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return `contributions`, and as `PARTS` the shares of parts since the input where the text has them."""
+        """Return `contributions`, and as `INPUT_PARTS` the shares of parts since the input where the text has them."""
         matrices = self.contributions(ids)
         shares_LTT = document_shares(self.base, ids)
         if shares_LTT is not None:
-            matrices[PARTS] = shares_LTT
+            matrices[INPUT_PARTS] = shares_LTT
         return matrices
 
     def derivatives(

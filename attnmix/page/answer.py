@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnmix.core.names import PARTS
+from attnmix.core.names import INPUT_PARTS
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
 from attnmix.page.sentences import most_and_least, percent, points, preferred
@@ -44,8 +44,8 @@ def own_shares(run: Results) -> pd.DataFrame:
 def _captured_own_shares(run: Results) -> pd.DataFrame:
     rows = []
     for checkpoint in run.mixing[0]["checkpoint"].unique():
-        documents = [name for name in run.tokens["document"].unique() if PARTS in run.matrices(checkpoint, name)]
-        matrices = [run.matrix(checkpoint, name, PARTS) for name in documents]
+        documents = [name for name in run.tokens["document"].unique() if INPUT_PARTS in run.matrices(checkpoint, name)]
+        matrices = [run.matrix(checkpoint, name, INPUT_PARTS) for name in documents]
         if matrices:
             own_LT = np.concatenate([np.diagonal(matrix, axis1=-2, axis2=-1) for matrix in matrices], axis=-1)
             means = enumerate(own_LT.mean(axis=-1, dtype=np.float64), start=1)

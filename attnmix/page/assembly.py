@@ -61,6 +61,7 @@ def page_text(run: Results, subject: Subject) -> str:
         documents_left_out=documents_left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
+        more=bool(data["classShares"] or data["probes"]),
         # A page of a few texts is of no params.yaml.
         layouts_left_out=[
             layout for layout in LAYOUTS if layout not in data["maps"] and subject.dataset and not data["mapNote"]

@@ -34,24 +34,17 @@ CONTROL_LABELS = {
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
 }
-PART_LABELS = {names.PARTS: "Exact parts since the input"}
+PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
     "after": "After fine-tuning",
     "permuted": "Shuffled classes: 95 of 100 draws below",
 }
-MATRIX_ORDER = (names.PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
+MATRIX_ORDER = (names.INPUT_PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
 DERIVATIVE_LABELS = {
     "norm_of_sum": "Derivative, others moved together",
     "norm_of_block": "Derivative, others moved independently",
     "sum_of_norms": "Derivative, sum over single tokens",
-}
-GEOMETRY_LABELS = {
-    "mean_cosine": "Mean cosine of two tokens of a text",
-    "mean_cosine_across": "Mean cosine of tokens of different texts",
-    "effective_rank": "Effective rank of a text's vectors",
-    "cka_input": "Similarity to the embedding (CKA)",
-    "own_nearest": "Own vector at the input is the nearest",
 }
 PROBE_LABELS = {
     ("probe_class", "read"): "Class, by the token that the head reads",
@@ -61,8 +54,6 @@ PROBE_LABELS = {
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
 """Quantities of `class_use.csv` and their groups."""
-SCORE_LABELS = {"random": "Random tokens", "decompx": "DecompX", "gradient_norm": "Gradient norm"}
-SCORE_LABELS |= labels.MATRIX_LABELS | labels.IMPORTANCE
 KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
@@ -107,7 +98,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "captured": list(checkpoints)[-1],
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
-        "layer": _first_stack_layers(texts, layers) if names.PARTS in matrices else int(most["layer"]),
+        "layer": _first_stack_layers(texts, layers) if names.INPUT_PARTS in matrices else int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
@@ -115,17 +106,8 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "curves": _series(pd.concat([curves, derivatives]), layers, "method", "checkpoint"),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
-        "removal": _removal(run) if has_classifier else {"shares": [], "lines": {}},
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
         "probes": _probes(run, layers) if has_classifier else {},
-        "steps": _series(
-            _labelled(steps, measure=labels.STEP_MEASURES, step=labels.STEP_MARKS),
-            *(layers, "measure", "checkpoint", "step"),
-        ),
-        "geometry": _series(
-            _labelled(run.table("measure/geometry"), measure=GEOMETRY_LABELS, point=labels.POINT_MARKS),
-            *(layers, "measure", "checkpoint", "point"),
-        ),
         "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
@@ -192,29 +174,6 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
             place = place.setdefault(key, {})
         place[path[-1]] = curve(rows, layers)
     return series
-
-
-def _labelled(table: pd.DataFrame, **labels_by_column: Mapping[str, str | labels.Mark]) -> pd.DataFrame:
-    """Return the rows whose columns have a label, with the labels in their place and order."""
-    for column, by_name in labels_by_column.items():
-        texts = {name: each if isinstance(each, str) else each.label for name, each in by_name.items()}
-        ordered = pd.Categorical(table[column].map(texts), list(texts.values()), ordered=True)
-        table = table.assign(**{column: ordered}).dropna(subset=column).sort_values(column, kind="stable")
-    return table.astype(dict.fromkeys(labels_by_column, str))
-
-
-def _removal(run: Results) -> Data:
-    """Return how far the class's logit falls where the tokens that a measure names first are removed."""
-    table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
-    table = table[table["share"] != "all"]
-    drops = table.pivot(index="method", columns="share", values="drop").reindex(table["method"].unique())
-    return {
-        "shares": [f"{float(share):.0%}" for share in drops.columns],
-        "lines": {
-            SCORE_LABELS.get(method, method): {"values": _numbers(row)}
-            for method, row in zip(drops.index, drops.to_numpy(float), strict=True)
-        },
-    }
 
 
 def _probes(run: Results, layers: range) -> Data:

@@ -40,11 +40,8 @@ SHAPE: Data = {
     "curves": {...: {...: _SERIES}},  # ratios and derivatives by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
-    "removal": {"shares": [str], "lines": {...: {"values": [_NUMBER]}}},
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
-    "steps": _BY_MEASURE,  # by labels of measure and step
-    "geometry": _BY_MEASURE,
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
     "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],

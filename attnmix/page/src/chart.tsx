@@ -20,10 +20,7 @@ const [LEFT, RIGHT] = [46, 8]; // pixels
 const DASHES = { dashed: "6 4", dotted: "1.5 3" }; // as in SVG
 
 const DEFAULTS = {
-  format: wholePercent,
   bounds: [0, Infinity], // of what the measure can be
-  x: layers.map(String),
-  axis: "layer",
   height: 320,
 };
 type Props = Partial<typeof DEFAULTS> & {
@@ -33,13 +30,13 @@ type Props = Partial<typeof DEFAULTS> & {
   children?: ComponentChildren;
 };
 
-function draw(props: typeof DEFAULTS & { lines: Line[]; width: number; hasBand: boolean }) {
-  const { lines, format, x, axis, bounds, height, width, hasBand } = props;
+function draw(props: typeof DEFAULTS & { lines: Line[]; width: number }) {
+  const { lines, bounds, height, width } = props;
   const shown = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [values, low, high, ...dots].flat());
   const numbers = shown.filter((each) => each !== null);
   const [start, end] = [Math.min(0, ...numbers), Math.max(...numbers, 1e-3)];
   const points = lines.flatMap(({ name, values, low, high, colour, dash }) =>
-    x.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
+    layers.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
   );
   // Reviews beside the line's dot, to the right and left in turn, so that they hide each other less.
   const side = (k: number) => (k % 2 ? 1 : -1) * (0.04 + ((k * 7) % 10) / 35);
@@ -52,23 +49,23 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number; hasBand: 
     const strokeDasharray = dash && DASHES[dash];
     return Plot.lineY(drawn, { ...at, stroke: "colour", strokeWidth: dash ? 1.7 : 2.2, strokeDasharray });
   };
-  const title = (d: (typeof points)[number]) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value!)}`;
+  const title = (d: (typeof points)[number]) => `${d.name}\nlayer ${layers[d.i]}: ${wholePercent(d.value!)}`;
   const known = points.filter(({ value }) => value !== null);
   const nowBand = Plot.rect([0], { x1: [-0.5], x2: [0.5], fill: "var(--ink)", fillOpacity: 0.07, className: "now" });
   const interval = { fill: "colour", fillOpacity: 0.16, className: "band" };
   return Plot.plot({
     ...{ width, height, className: "chart", marginLeft: LEFT, marginRight: RIGHT, marginBottom: 38, marginTop: 14 },
-    x: { domain: [-0.5, x.length - 0.5] },
+    x: { domain: [-0.5, layers.length - 0.5] },
     y: { domain: [Math.max(start, bounds[0]), Math.min(end, bounds[1])], nice: 5, clamp: true },
     color: { type: "identity" },
     marks: [
-      ...(hasBand ? [nowBand] : []),
+      nowBand,
       Plot.gridY({ ticks: 5 }),
-      Plot.axisX([...x.keys()], {
-        ...{ tickFormat: (i: number) => x[i], tickSize: 0 },
-        ...{ label: axis, labelAnchor: "center", labelArrow: "none" },
+      Plot.axisX([...layers.keys()], {
+        ...{ tickFormat: (i: number) => String(layers[i]), tickSize: 0 },
+        ...{ label: "layer", labelAnchor: "center", labelArrow: "none" },
       }),
-      Plot.axisY({ ticks: 5, tickFormat: format, tickSize: 0, label: null }),
+      Plot.axisY({ ticks: 5, tickFormat: wholePercent, tickSize: 0, label: null }),
       Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...interval }),
       Plot.dot(reviews, { x: "i", y: "value", r: 2, fill: "colour", fillOpacity: 0.3 }),
       ...[line(undefined), line("dashed"), line("dotted")],
@@ -80,16 +77,14 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number; hasBand: 
 
 export function Chart({ id, title, children, ...given }: Props) {
   const props = { ...DEFAULTS, ...given };
-  const { format, x, axis } = props;
   const lines = given.lines.filter(({ values }) => values.some((each) => each !== null));
   const { box, width } = useWidth(560);
   const plot = useRef<HTMLDivElement>(null);
-  const byLayer = axis === "layer";
-  const chosen = byLayer ? state.layer.value - 1 : x.length - 1;
-  const step = (width - LEFT - RIGHT) / x.length;
+  const chosen = state.layer.value - 1;
+  const step = (width - LEFT - RIGHT) / layers.length;
   const drawn = JSON.stringify([lines, width]);
   useLayoutEffect(() => {
-    plot.current!.replaceChildren(draw({ ...props, lines, width, hasBand: byLayer }));
+    plot.current!.replaceChildren(draw({ ...props, lines, width }));
   }, [drawn]);
   // The band around the chosen layer moves within the drawing, as another drawing would take longer.
   useLayoutEffect(() => {
@@ -98,14 +93,14 @@ export function Chart({ id, title, children, ...given }: Props) {
   const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);
   const cells = ({ values, low, high }: Line, i: number) => (low ? [values[i], low[i], high![i]] : [values[i]]);
   const rows = () => ({
-    columns: [axis, ...lines.flatMap(columns)],
-    rows: x.map((place, i) => [place, ...lines.flatMap((each) => cells(each, i))]),
+    columns: ["layer", ...lines.flatMap(columns)],
+    rows: layers.map((layer, i) => [layer, ...lines.flatMap((each) => cells(each, i))]),
   });
   const choose = (e: MouseEvent) => {
     const layer = 1 + Math.floor((e.clientX - box.current!.getBoundingClientRect().x - LEFT) / step);
-    if (byLayer && layers.includes(layer)) set({ layer });
+    if (layers.includes(layer)) set({ layer });
   };
-  const said = (value: Maybe) => (value === null ? "–" : format(value));
+  const said = (value: Maybe) => (value === null ? "–" : wholePercent(value));
   const label = `${title}. ${lines.map(({ name, values }) => `${name}: ${values.map(said).join(", ")}`).join(". ")}`;
   const order = lines.toSorted((a, b) => (b.values[chosen] ?? 0) - (a.values[chosen] ?? 0));
   return (
@@ -115,7 +110,7 @@ export function Chart({ id, title, children, ...given }: Props) {
         <div ref={box} class="plot" onClick={choose} role="img" aria-label={label}>
           <div ref={plot} aria-hidden="true" />
         </div>
-        <ul class="names" aria-label={`${axis} ${x[chosen]}`}>
+        <ul class="names" aria-label={`layer ${layers[chosen]}`}>
           {order.map(({ name, colour, dash, values }) => (
             <li style={`color: ${colour}`}>
               <svg width="22" height="3" aria-hidden="true">

@@ -1,16 +1,14 @@
-// The charts: what the run found, every measure by layer, and what else is measured: steps, geometry, removal.
+// The charts: what the run found, every measure by layer, and what is shared and read of classes.
 
 import * as Plot from "@observablehq/plot";
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { checkpoints, data, layers, type Maybe, modelText, ratioOf, reviewRatios } from "./data";
 import { Grid } from "./grid";
-import { inPoints, shortFigures } from "./format";
-import type { Series } from "./payload";
+import { inPoints } from "./format";
 import { set, state } from "./state";
-import { type GLOSSARY, Select, Term } from "./ui";
+import { type GLOSSARY, Term } from "./ui";
 import { nameOf } from "./words";
 
 const GREY = "var(--before)";
@@ -199,32 +197,6 @@ export function Layers() {
   );
 }
 
-/** A measure of vectors by layer, chosen among several, with a line for each step or place in the model. */
-function VectorChart(props: {
-  choice: "step-measure" | "geometry-measure";
-  name: string;
-  series: Record<string, Record<string, Record<string, Series>>>;
-  children: ComponentChildren;
-}) {
-  const { choice, name, series } = props;
-  const [measure, model] = [state[choice].value, state.checkpoint.value];
-  const measures = Object.fromEntries(Object.keys(series).map((each) => [each, each]));
-  return (
-    <Chart
-      id={name.split(" ")[0].toLowerCase()}
-      title={`${name}: ${measure}, ${modelText(model)}`}
-      lines={linesOf(series[measure]?.[model])}
-      format={shortFigures}
-      bounds={measure.startsWith("cosine") ? [-1, 1] : [0, Infinity]}
-    >
-      <p>{props.children}</p>
-      <div class="controls">
-        <Select choice={choice} label="Measure" names={measures} />
-      </div>
-    </Chart>
-  );
-}
-
 /** What linear probes, and the head itself, read off single tokens of held-out reviews. */
 function Probes() {
   const model = state.checkpoint.value;
@@ -255,41 +227,17 @@ const ClassShares = () => (
   </Chart>
 );
 
-const Removal = () => (
-  <Chart
-    id="removal"
-    title="Removal test: do the tokens that a measure ranks first matter to the prediction?"
-    lines={linesOf(data.removal.lines)}
-    format={shortFigures}
-    bounds={[-Infinity, Infinity]}
-    x={data.removal.shares}
-    axis="tokens masked"
-  >
-    <p>
-      The fall of the predicted class's logit when the tokens that a measure ranks first are masked, fine-tuned model.
-      The higher, the better the measure finds the tokens that matter; random tokens are the baseline.
-    </p>
-  </Chart>
-);
-
-/** What is drawn only once it is unfolded. */
+/** What is drawn only once it is unfolded; nothing without classes. */
 export function More() {
   const open = useSignal(false);
+  if (Object.keys({ ...data.classShares, ...data.probes }).length === 0) return null;
   return (
     <details class="fold" id="more" onToggle={(e) => (open.value = e.currentTarget.open)}>
-      <summary>More: steps of a layer, geometry, probes, removal test</summary>
+      <summary>More: the predicted class in what tokens give, and what probes read</summary>
       {open.value && (
         <>
-          <VectorChart choice="step-measure" name="Steps of a layer" series={data.steps}>
-            What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. Where heads have a
-            line, it says little, as their vectors have a basis of their own.
-          </VectorChart>
-          <VectorChart choice="geometry-measure" name="Geometry" series={data.geometry}>
-            How the vectors of a text lie to each other at each place in the model.
-          </VectorChart>
           {Object.keys(data.classShares).length > 0 && <ClassShares />}
           {Object.keys(data.probes).length > 0 && <Probes />}
-          {data.removal.shares.length > 0 && <Removal />}
         </>
       )}
     </details>

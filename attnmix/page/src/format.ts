@@ -19,5 +19,3 @@ export const figures = (value: number): string => {
   const plain = size === 0 || (size >= 0.001 && size < 1000);
   return minusSign(plain ? value.toFixed(size >= 10 ? 2 : 3) : value.toExponential(1));
 };
-/** The same, without zeros at its end. */
-export const shortFigures = (value: number): string => figures(value).replace(/\.?0+$/, "");

@@ -41,9 +41,9 @@ function layoutOf(number: number, models: string[], width: number) {
   const tokens = tokensOf(number);
   const least = printing.value ? 0 : CELL_WIDTH[0];
   const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, (width - LEVELS_WIDTH - 2 * INDENT) / tokens.length));
-  const rows = models.length * (layerCount + 1);
+  const rowCount = models.length * (layerCount + 1);
   const room = printing.value ? ROOM.paper : ROOM.screen * innerHeight;
-  const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], room / rows)));
+  const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], room / rowCount)));
   const blockHeight = TITLE_HEIGHT + (layerCount + 1) * rowHeight;
   const rightToLeft = data.documents[number].direction === "rtl";
   const ruler = Math.max(...tokens.map((token) => nameOf(token).length));
@@ -99,8 +99,7 @@ const origins = computed(() => {
 });
 
 /** The boxes of all cells, those of one colour together. */
-function cellMarks(layout: Layout): Mark[] {
-  const { tokens, models, cellWidth, rowHeight, x, y } = layout;
+function cellMarks({ tokens, models, cellWidth, rowHeight, x, y }: Layout): Mark[] {
   const height = rowHeight * (1 - GAP);
   const byColour = new Map<string, [number, number, number, number][]>();
   const numbers: Mark[] = [];
@@ -125,18 +124,22 @@ function cellMarks(layout: Layout): Mark[] {
       anchor: "start",
     });
   };
+  const addShare = (cell: Cell) => {
+    const value = measures.valueOf(cell.token, cell.layer, cell.model);
+    if (value === null) return;
+    const { box, ink } = add(cell, measures.placeOn(measures.shareRange.value, value));
+    number(box, ink, value);
+  };
+  const addSource = (token: number, model: string) => {
+    const share = origins.value.get(model)?.input.get(token) ?? 0;
+    if (share < LEAST_SHADED) return;
+    const { box, ink } = add({ token, layer: 0, model }, strength(share), "source");
+    if (!state.change.value) number(box, ink, share);
+  };
   for (const model of models)
     for (const token of tokens) {
-      for (const layer of layers) {
-        const value = measures.valueOf(token, layer, model);
-        if (value === null) continue;
-        const { box, ink } = add({ token, layer, model }, measures.placeOn(measures.shareRange.value, value));
-        number(box, ink, value);
-      }
-      const share = origins.value.get(model)?.input.get(token) ?? 0;
-      if (share < LEAST_SHADED) continue;
-      const { box, ink } = add({ token, layer: 0, model }, strength(share), "source");
-      if (!state.change.value) number(box, ink, share);
+      for (const layer of layers) addShare({ token, layer, model });
+      addSource(token, model);
     }
   return [...[...byColour].map(([fill, boxes]): Mark => ({ kind: "boxes", fill, boxes })), ...numbers];
 }
@@ -212,12 +215,12 @@ const themed = computed((): Colours => {
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Colours;
 });
 
-const marksOf = (layout: Layout): Mark[] => [
-  ...emptyMarks(layout, themed.value),
-  ...cellMarks(layout),
-  ...flowMarks(layout, themed.value),
-  ...chosenMarks(layout, themed.value),
-  ...nameMarks(layout, themed.value),
+const marksOf = (now: Layout): Mark[] => [
+  ...emptyMarks(now, themed.value),
+  ...cellMarks(now),
+  ...flowMarks(now, themed.value),
+  ...chosenMarks(now, themed.value),
+  ...nameMarks(now, themed.value),
 ];
 
 const choose = ({ token, layer, model }: Cell) =>
@@ -325,8 +328,8 @@ function Canvas() {
       const next = tokens[Math.min(Math.max(place + along, 0), tokens.length - 1)];
       // Up and down go on in the other model's rows.
       const block = Math.max(0, models.indexOf(wordsBlock()));
-      const rows = models.length * layerCount;
-      const row = Math.min(Math.max(block * layerCount + layerCount - state.layer.value + down, 0), rows - 1);
+      const rowCount = models.length * layerCount;
+      const row = Math.min(Math.max(block * layerCount + layerCount - state.layer.value + down, 0), rowCount - 1);
       choose({
         token: next,
         layer: layerCount - (row % layerCount),

@@ -139,8 +139,9 @@ export function flowsInto(token: number, layer: number, checkpoint: string, leas
   for (let level = layer; level > 0; level--) {
     const below = new Map<number, number>();
     for (const [to, part] of reached) {
-      for (const { token: from, share } of run.sharesOf(to, level, checkpoint, layerMatrix.value)?.largest() ?? []) {
-        if (part * share < least) continue;
+      const sources = run.sharesOf(to, level, checkpoint, layerMatrix.value)?.largest() ?? [];
+      const large = sources.filter(({ share }) => part * share >= least);
+      for (const { token: from, share } of large) {
         flows.push({ layer: level, from, to, share: part * share });
         below.set(from, (below.get(from) ?? 0) + part * share);
       }

@@ -43,11 +43,8 @@ export type Payload = {
   curves: Record<string, Record<string, Series>>;
   controls: Record<string, Record<string, Record<string, Series>>>;
   sources: Record<string, Record<string, Record<string, Series>>>;
-  removal: { shares: string[]; lines: Record<string, { values: (number | null)[] }> };
   classShares: Record<string, Series>;
   probes: Record<string, Record<string, Series>>;
-  steps: Record<string, Record<string, Record<string, Series>>>;
-  geometry: Record<string, Record<string, Record<string, Series>>>;
   neighboursKept: Record<string, (number | null)[][]>;
   documents: { name: string; start: number; length: number; begins: string; direction: string; note: string }[];
   encoder: number | null;

@@ -29,8 +29,6 @@ const choices = {
   layout: choice(layouts[0], () => layouts),
   point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length)),
   colour: choice("position", () => ["position", "class", "ratio", "document"]),
-  "step-measure": choice(Object.keys(data.steps)[0], () => Object.keys(data.steps)),
-  "geometry-measure": choice(Object.keys(data.geometry)[0], () => Object.keys(data.geometry)),
 };
 export type Choice = { [K in keyof typeof choices]: (typeof choices)[K]["initial"] };
 const keys = Object.keys(choices) as (keyof Choice)[];
