@@ -79,7 +79,7 @@ def saved(request: pytest.FixtureRequest, run: Path) -> dict[str, Saved]:
     return views
 
 
-CHARTS = ("answer-chart", "layers-chart", "class-shares", "probes")
+CHARTS = ("answer-chart", "layers-chart", "probes")
 
 
 def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -> None:

@@ -352,14 +352,32 @@ def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_name
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
 
 
-def test_probes_and_class_shares_are_the_files(first: Opened) -> None:
+def test_class_shares_are_the_files(copied: Path, chromium: Any) -> None:
+    file = Run(Path()).tables / "measure/geometry.csv"
+    rows = [
+        {"checkpoint": checkpoint, "measure": measure, "layer": layer, "mean": layer * size}
+        for checkpoint, measure, size in (
+            ("pretrained", "share_class", 0.01),
+            ("finetuned", "share_class", 0.2),
+            ("difference", "share_class", 0.19),
+            ("finetuned", "share_class_permuted", 0.02),
+        )
+        for layer in (1, 2, 3)
+    ]
+    pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
+    shown = open_changed(chromium)
+    shown.page.locator("#more > summary").click()
+    values = shown.values("class-shares")
+    for name, size in (("Before fine-tuning", 0.01), ("After fine-tuning", 0.2), ("Shuffled classes", 0.02)):
+        column = next(each for each in values[0] if each.startswith(name))
+        assert [float(row[column]) for row in values] == pytest.approx([size, 2 * size, 3 * size])
+    shown.close()
+
+
+def test_probes_are_the_files(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#more > summary").click()
     choose(page, "checkpoint", "pretrained")
-    shares = run.table("measure/geometry").query("measure == 'share_class'").set_index("checkpoint")["mean"]
-    for name, checkpoint in (("Before fine-tuning", "pretrained"), ("After fine-tuning", "finetuned")):
-        shown = [float(row[name]) for row in first.values("class-shares")]
-        assert shown == pytest.approx(shares[checkpoint].tolist(), rel=1e-3, abs=1e-4)
     probed = run.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
     for name, quantity in (("Where it stands", "probe_position"), ("Which token it is", "probe_token")):
         for suffix, end in (("", ""), (": labels at random", "_control")):
