@@ -449,7 +449,7 @@ class Measures:
         from attnmix.page.sentences import Subject
         from attnmix.runs.text_results import TextMeasurer
 
-        model, pairs = self.model, self.tokenized.pairs
+        model, pairs = self._measured_weights(), self.tokenized.pairs
         with model.observed(pairs) as base, quiet():
             measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
             results = measurer.results(self.tokenized)

@@ -15,10 +15,21 @@ from browser import Opened
 from conftest import plain_logits
 from families import KINDS, TEXTS, each_family, run_family, write_family
 from page_run import choose
+from pypdfium2 import PdfDocument
 from transformers import AutoConfig, AutoTokenizer
 
-from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, LAYOUTS, ONE_PLANE, POINTS, Site
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.core.names import (
+    ACTIVATIONS,
+    EMBEDDING_POINTS,
+    INPUT_PARTS,
+    LAYER_POINTS,
+    LAYOUTS,
+    ONE_PLANE,
+    POINTS,
+    Site,
+)
+from attnmix.measures.input_parts import parts_obstacle
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
@@ -112,10 +123,14 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
     page.locator("[id^=token-]").last.click()  # a decoder's first word has no other word as a source
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
-    assert [each for each in options(page, "matrix") if not each.endswith("_rollout")] == family.present(LAYER_MATRICES)
-    for matrix in options(page, "matrix"):
-        choose(page, "matrix", matrix)
-        assert page.locator("#sources li").count() >= 1
+    shares = options(page, "share")
+    assert {each for each in shares if each in RATIOS} == set(family.present(RATIOS))
+    assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))
+    assert (INPUT_PARTS in shares) == (parts_obstacle(family) is None)
+    for share in shares:
+        choose(page, "share", share)
+        if share in MATRICES:
+            assert page.locator("#sources li").count() >= 1
     for measure in measures:
         page.locator(f"[data-measure={measure}]").click()
         assert page.locator("#layers-chart g[aria-label=line] path:not([d=''])").count() > 0
@@ -141,7 +156,7 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, show
     assert map_sites(run.map("separate")) == sites
     for layout in ONE_PLANE:
         assert map_sites(run.map(layout)) == in_stream
-    assert len(list((run.figures / "joint").glob("*.svg"))) == len(in_stream)
+    assert len(PdfDocument(run.figures / "joint.pdf")) == len(in_stream)
     counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counts == {layout: [len(in_stream if layout in ONE_PLANE else sites)] for layout in LAYOUTS}
     notes = shown.page.locator("main > .note").all_inner_texts()
@@ -184,6 +199,7 @@ def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family
     assert "position 1" in page.locator("#selected").inner_text()
     assert page.locator("p.raw").nth(1).evaluate("each => getComputedStyle(each).direction") == "rtl"
     page.locator("#document").select_option(index=2)
-    choose(page, "shade", "ratio")
-    assert page.locator(f"#token-{alone}").get_attribute("title") == "a, position 0, mixing ratio 0.0%"
-    assert Run(Path()).ratios().query("document == 'text/2'")["attn_n"].lt(1e-5).all()
+    choose(page, "share", "attn_n")
+    assert page.locator(f"#token-{alone}").get_attribute("title").startswith("a, position 0")
+    assert "0.0%" in page.locator(f"#token-{alone}").get_attribute("title")
+    assert Run(Path()).captured_ratios(["text/2"])["attn_n"].lt(1e-5).all()

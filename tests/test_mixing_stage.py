@@ -21,7 +21,7 @@ from attnmix.core.names import INPUT_PARTS, STEP_MEASURES
 from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Corpus, Document
+from attnmix.measures.documents import CLASSES, Corpus, Document, read_documents
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
@@ -152,7 +152,7 @@ def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished:
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     table = Run(Path()).table("measure/mixing_controls")
-    controls = ["shuffled_words", "text_mean_value", "corpus_value", "without_value_bias"]
+    controls = ["shuffled_words", "text_mean_value", "corpus_value", "without_value_bias", "without_special_sources"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), controls)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert len(table) == len(pairs) * 3 * len(RATIOS)
@@ -160,11 +160,11 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
-    assert len(both) == 3 * 4 * 3 * len(RATIOS)
+    assert len(both) == 3 * 5 * 3 * len(RATIOS)
     np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
     # Weights do not depend on values; those of shuffled words do depend on their order.
     weights = both[both["method"] == "attn_w"].set_index("control")["below"]
-    assert (weights.drop("shuffled_words") == 0).all()
+    assert (weights.drop(["shuffled_words", "without_special_sources"]) == 0).all()
     assert (weights["shuffled_words"] != 0).all()
     assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
@@ -385,9 +385,7 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
 
 def test_captured_texts_have_each_sources_share_of_each_vector(finished: Path) -> None:
     run = Run(Path())
-    corpus = Corpus(run)
-    for checkpoint, number in product(("pretrained", "finetuned"), np.flatnonzero(corpus.captured)):
-        document = corpus.document(number)
+    for checkpoint, document in product(("pretrained", "finetuned"), list(read_documents(run.captured))):
         layers = run_reference("bert", load_base(run.checkpoints[checkpoint]), document.ids.tolist()).layers
         levels = np.array(parts_from_input(layers, "chord"))[1:, :-1]  # [layers, sources, tokens, width]
         stored = run.matrix(checkpoint, document.name, INPUT_PARTS)
@@ -403,9 +401,9 @@ def test_captured_texts_have_each_sources_share_of_each_vector(finished: Path) -
 
 
 def test_longer_texts_have_no_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnmix.runs.measure.MAX_PARTS_TOKENS", 8)
+    monkeypatch.setattr("attnmix.measures.input_parts.MAX_PARTS_TOKENS", 8)
     monkeypatch.chdir(prepare(tmp_path, measure={"gradient_documents": 0, "parts_documents": 0}))
-    run_tokenized(measure)
+    run_tokenized(inspect)
     run = Run(Path())
     lengths = run.tokens.groupby("document").size()
     assert lengths.min() <= 8 < lengths.max() <= MAX_PARTS_TOKENS

@@ -265,7 +265,7 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     shown.page.locator("#words span").first.click()
     assert "features/inspect/contributions" in shown.page.locator("#card").inner_text()
     shown.close()
-    shutil.rmtree(Run(Path()).measured / "contributions")
+    shutil.rmtree(Run(Path()).inspected / "contributions")
     shown = open_changed(chromium)
     assert "contribution matrices in measure.matrices" in shown.page.locator("#card").inner_text()
     shown.close()

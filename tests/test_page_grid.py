@@ -209,7 +209,7 @@ def test_text_too_long_for_parts_says_so_and_another_share_is_shown(
     copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for checkpoint in CHECKPOINT_NAMES:
-        shutil.rmtree(Run(Path()).measured / "contributions" / checkpoint / "test_0" / "parts.zarr")
+        shutil.rmtree(Run(Path()).inspected / "contributions" / checkpoint / "test_0" / "parts.zarr")
     monkeypatch.setattr("attnmix.page.payload.MAX_PARTS_TOKENS", 5)
     shown = open_changed(chromium)
     choose(shown.page, "document", "0")

@@ -27,6 +27,7 @@ from starlette.types import Message, Scope
 import attnmix
 from attnmix.__main__ import listen
 from attnmix.core.errors import InputError
+from attnmix.core.names import INPUT_PARTS
 from attnmix.runs.text_results import load_measurer
 from attnmix.serve import OneLineErrors, tokenized
 
@@ -271,4 +272,8 @@ def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
         np.testing.assert_allclose(computed, ratios_MLT[number], rtol=1e-5, atol=1e-6)
     for name in run.matrices("pretrained", "text/0"):
         matrix = run.matrix("pretrained", "text/0", name)
+        if name == INPUT_PARTS:
+            own_shares_LT = np.diagonal(matrix, axis1=1, axis2=2)
+            np.testing.assert_allclose(own_shares_LT, result.parts()["own_share"][1:], rtol=1e-4, atol=1e-5)
+            continue
         np.testing.assert_allclose(matrix, result.matrix(name).to_numpy(), rtol=1e-5, atol=1e-6)
