@@ -41,7 +41,7 @@ def run_stage(
     `constants` are set before the stage starts, by `module:name`. Of several processes the last is killed, and the
     launcher must fail.
     """
-    if stage in ("capture", "measure"):
+    if stage in ("capture", "inspect", "measure"):
         from conftest import run_tokenized  # not in the stage's own process, which must set itself up first
 
         with chdir(folder):

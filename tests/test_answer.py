@@ -103,7 +103,7 @@ def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert "by \u221230.0 points, 95% {interval} \u221240.0 to \u221220.0, over 8 reviews" in change
     assert "goes from 15% to 25%" in ratio
-    assert "it changes by +7.0 points; in true order, +10.0" in shuffled
+    assert "the ratio changes by +7.0 points; in true order, +10.0" in shuffled
     for sentence in (change, ratio, shuffled):
         assert len(sentence.split()) <= MAX_WORDS
         terms = re.findall(r"\{(.*?)\}", sentence)

@@ -144,7 +144,7 @@ def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[i
     [
         ("finetune", {"finetune": RECIPE, **SHORT}, "os.mkdir .*/checkpoint-12$", ["models/finetuned", "reports"]),
         ("capture", {"capture": CAPTURE}, "open .*/done/3.begun$", ["features/capture"]),
-        ("inspect", MEASURE, "rename .*finetuned/text_0", ["features/inspect"]),
+        ("inspect", MEASURE, "os.rename .*heads/finetuned/text_0", ["features/inspect"]),
         ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"]),
     ],
 )

@@ -136,7 +136,8 @@ def _shuffled_change(run: Results) -> str:
     if changes.empty:
         return ""
     change = points(means["finetuned"] - means["pretrained"])
-    return f"With {{words in random order}} it changes by {points(changes.mean())} points; in true order, {change}."
+    shuffled = points(changes.mean())
+    return f"With {{words in random order}} the ratio changes by {shuffled} points; in true order, {change}."
 
 
 def headline(curves: pd.DataFrame) -> str:

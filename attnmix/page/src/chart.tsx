@@ -77,7 +77,9 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number }) {
 
 export function Chart({ id, title, children, ...given }: Props) {
   const props = { ...DEFAULTS, ...given };
-  const lines = given.lines.filter(({ values }) => values.some((each) => each !== null));
+  // Parts end with the encoder: a decoder's layers have no value.
+  const whole = given.lines.map((line) => ({ ...line, values: layers.map((_, i) => line.values[i] ?? null) }));
+  const lines = whole.filter(({ values }) => values.some((each) => each !== null));
   const { box, width } = useWidth(560);
   const plot = useRef<HTMLDivElement>(null);
   const chosen = state.layer.value - 1;
