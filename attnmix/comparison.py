@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALL_LAYERS = "all"
 LESS = "less"  # between a ratio and the control that is taken from it
 OPEN, HIGHER, LOWER = "open", "higher", "lower"
-MIN_TRAININGS = 3  # of a side that has several; two that are alike by chance would seem to have no spread
+MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
 """The layer and the standard deviation, in points, by which five seeds of a setting of the study differ most.
@@ -139,7 +139,7 @@ class Trainings(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What differs between two models on the same texts, as `compare` returns it; printed with its cautions.
+    """The differences between two models on the same texts, as `compare` returns them; printed with their cautions.
 
     Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
@@ -159,7 +159,7 @@ class Comparison:
     preferred: Sequence[Cell]
     """Those that `rows` shows: from the input to the last layer, then means over layers."""
     notes: Sequence[str]
-    """What was left out or sampled, and how the change of the preferred ratio depends on the length of a text."""
+    """Sentences on what was left out or sampled, and on how the preferred ratio's change depends on a text's length."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -180,7 +180,7 @@ class Comparison:
 
     @property
     def caution(self) -> str:
-        """What the rows do not show."""
+        """Sentences on what the rows do not show."""
         models = max(len(self.before.means), len(self.after.means))
         if models == 1:
             spreads = " and ".join(

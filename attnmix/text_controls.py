@@ -31,7 +31,7 @@ from attnmix.models.segments import read_segments
 OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
 CLASS_SHARE_PERMUTED = "class_share_permuted"
 CONTROL_NAMES = (*CONTROLS, SWAP, CLASS_SHARE)
-"""What `measure(model, texts, controls=[...])` takes."""
+"""The names that `measure(model, texts, controls=[...])` takes."""
 SAMPLE_TEXTS = 20  # texts whose own shares and swaps are computed, as they cost the square of the number of tokens
 OWN_SHARE_TOKENS = 48
 SWAP_TOKENS = 24

@@ -82,7 +82,7 @@ class _Measured(NamedTuple):
     identities: npt.NDArray[np.float64]
     """The largest error and the number of texts `[2, levels, identities]`."""
     ratios: list[npt.NDArray[np.float32]]
-    """Of each text `[methods, layers, tokens]`."""
+    """The ratios of each text `[methods, layers, tokens]`."""
     matrices: list[dict[str, Array]]
     heads: list[dict[str, Array]]
 
