@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
     from attnmix.api import Measures, capture, compare, layout, measure
+    from attnmix.core.store.runs import open_run
     from attnmix.model import Model, load
-    from attnmix.store.runs import open_run
 
 MODULES = {
     **dict.fromkeys(("measure", "capture", "compare", "layout", "Measures"), "attnmix.api"),
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
-    "open_run": "attnmix.store.runs",
+    "open_run": "attnmix.core.store.runs",
 }
 CLONE_VERSION = "0+clone"
 __all__ = ["Measures", "Model", "capture", "compare", "interventions", "layout", "load", "measure", "open_run"]

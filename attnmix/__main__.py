@@ -81,9 +81,9 @@ def _show(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
+        from attnmix.core.store.runs import Run
         from attnmix.models.fetching import fetch_model
         from attnmix.serve import serve
-        from attnmix.store.runs import Run
 
         checkpoints = Run(Path()).checkpoints
         if options.model is None and all(each.is_dir() for each in checkpoints.values()):

@@ -40,6 +40,9 @@ from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
+from attnmix.core.store.files import atomic_path
+from attnmix.core.store.results import labelled_vectors
+from attnmix.core.store.runs import Run
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS
@@ -53,9 +56,6 @@ from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
-from attnmix.store.files import atomic_path
-from attnmix.store.results import labelled_vectors
-from attnmix.store.runs import Run
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
     CONTROL_NAMES,

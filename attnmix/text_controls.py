@@ -21,9 +21,9 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import CONTROLS, SAME_PASS, random_model, shuffled_words
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
-from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
+from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
 from attnmix.models.segments import read_segments

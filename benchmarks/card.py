@@ -41,11 +41,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 import attnmix
 from attnmix.core.device import chosen, device_name, prepare
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import split_file
 from attnmix.measures.documents import read_documents, read_reviews
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
-from attnmix.store.runs import Run
-from attnmix.store.texts import split_file
 from benchmarks.stages import REPOSITORY, synchronize, write_parameters
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters

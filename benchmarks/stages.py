@@ -40,12 +40,12 @@ import pandas as pd
 import psutil
 from ruamel.yaml import YAML
 
-from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
+from attnmix.core.arithmetic.environment import FASTEST, PORTABLE, SETTINGS
 from attnmix.core.names import ACTIVATIONS
+from attnmix.core.store.features import read_features, stored_sites
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import split_file
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.features import read_features, stored_sites
-from attnmix.store.runs import Run
-from attnmix.store.texts import split_file
 from stages.common.cli import STAGES
 from stages.common.parameters import Parameters, read_parameters
 
@@ -130,7 +130,7 @@ def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing
 def in_this_process(case: str, way: str) -> None:
     """Run one way, or `check`, in the current folder; write its seconds and the peak of memory."""
     if read_parameters().arithmetic == PORTABLE:
-        from attnmix.arithmetic.kernels import use
+        from attnmix.core.arithmetic.kernels import use
 
         use(PORTABLE)
     if way == "check":

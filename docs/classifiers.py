@@ -16,9 +16,9 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 
-settings.choose(settings.PORTABLE)  # before NumPy is loaded, as the tests' modules do
+environment.choose(environment.PORTABLE)  # before NumPy is loaded, as the tests' modules do
 
 # ruff: noqa: E402  # the imports below must come after the lines above
 import pandas as pd

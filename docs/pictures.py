@@ -23,9 +23,9 @@ from typing import Any
 from PIL import Image
 
 from attnmix.core.errors import InputError
+from attnmix.core.store.files import require
+from attnmix.core.store.runs import Run
 from attnmix.models.families import FAMILIES
-from attnmix.store.files import require
-from attnmix.store.runs import Run
 
 DOCS = Path("docs")
 RUN = Run(Path())

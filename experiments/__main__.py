@@ -26,7 +26,7 @@ from pathlib import Path
 import yaml
 from dvc.utils.hydra import apply_overrides
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 from attnmix.core.errors import InputError
 from experiments.tables import MIXING, write_layers, write_table
 
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
     if options.command == "answer":
-        if not settings.in_place():  # libraries read it when they are loaded, which has happened
-            os.execve(sys.executable, [sys.executable, "-m", *sys.orig_argv[2:]], os.environ | settings.SETTINGS)
+        if not environment.in_place():  # libraries read it when they are loaded, which has happened
+            os.execve(sys.executable, [sys.executable, "-m", *sys.orig_argv[2:]], os.environ | environment.SETTINGS)
         from experiments.answer import run_settings  # torch takes seconds
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]

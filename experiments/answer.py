@@ -27,15 +27,15 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from attnmix.arithmetic.kernels import use
-from attnmix.arithmetic.settings import PORTABLE
+from attnmix.core.arithmetic.environment import PORTABLE
+from attnmix.core.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
 from attnmix.lens import head_scores, probe_accuracy
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, documents_of
-from attnmix.measures.shared import COSINES, PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.variance_shares import COSINES, PARTS, Moments, class_share_null, products, usable
 from attnmix.model import Model
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer

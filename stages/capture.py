@@ -8,14 +8,14 @@ Writes `features/capture/`; where `capture.store` names another place the arrays
 
 from pathlib import Path
 
-from attnmix.arithmetic.kernels import use
+from attnmix.core.arithmetic.kernels import use
 from attnmix.core.device import chosen
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
 from attnmix.core.settings import CaptureParameters
+from attnmix.core.store.runs import Run
 from attnmix.runs.capture import capture_checkpoint
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 

@@ -16,13 +16,13 @@ from typing import Any
 from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.settings import ModelParameters
+from attnmix.core.store.files import write_table
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import split_file, texts_of
+from attnmix.core.store.writers import write_metrics
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_classifier, check_comparable, check_model
-from attnmix.store.files import write_table
-from attnmix.store.runs import Run
-from attnmix.store.texts import split_file, texts_of
-from attnmix.store.writers import write_metrics
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
 from stages.sources import hash_sources, missing_in_copy, original_of, source_names, write_sources

@@ -16,24 +16,24 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from attnmix.arithmetic.kernels import use
+from attnmix.core.arithmetic.kernels import use
 from attnmix.core.device import chosen, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.store import texts as store
+from attnmix.core.store.runs import Run
+from attnmix.core.store.writers import write_metrics, write_plot
 from attnmix.data.draw import stratified_draw
 from attnmix.faithfulness.attributions import RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
-from attnmix.faithfulness.tables import agreement, faithfulness_table, margin_correlation, probability_drops
+from attnmix.faithfulness.removal_tables import agreement, faithfulness_table, margin_correlation, probability_drops
 from attnmix.measures.documents import Document, documents_of, read_reviews
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.measures.shared import MAX_TEXTS
+from attnmix.measures.variance_shares import MAX_TEXTS
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.tokens import tokenized_block, with_texts
-from attnmix.store import texts as store
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
 
 

@@ -32,19 +32,19 @@ from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 
-from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.core.arithmetic.kernels import computed_on, use
 from attnmix.core.device import check_precision, chosen
 from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError
+from attnmix.core.store.files import write_table
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import read_split, texts_of
+from attnmix.core.store.writers import write_metrics, write_plot
 from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
 from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_classifier, load_trained
 from attnmix.models.segments import read_segments
-from attnmix.store.files import write_table
-from attnmix.store.runs import Run
-from attnmix.store.texts import read_split, texts_of
-from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 

@@ -8,10 +8,10 @@ Writes `features/inspect/`; `docs/measures.md` says what each number is.
 
 from pathlib import Path
 
-from attnmix.arithmetic.kernels import use
+from attnmix.core.arithmetic.kernels import use
 from attnmix.core.device import chosen
+from attnmix.core.store.runs import Run
 from attnmix.runs.inspection import inspect
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 

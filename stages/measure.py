@@ -9,10 +9,10 @@ each number is.
 
 from pathlib import Path
 
-from attnmix.arithmetic.kernels import use
+from attnmix.core.arithmetic.kernels import use
 from attnmix.core.device import chosen
+from attnmix.core.store.runs import Run
 from attnmix.runs.measure import measure
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 

@@ -7,8 +7,8 @@ Writes `features/reduce/`, `reports/plots/reduce/` and `reports/metrics/reduce.j
 
 from pathlib import Path
 
+from attnmix.core.store.runs import Run
 from attnmix.runs.reduce import reduce
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
+from attnmix.core.store.runs import Run
 from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_own_share, draw_reviews, draw_steps, draw_strips
@@ -25,7 +26,6 @@ from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 
 MAX_PROCESSES = 4  # each takes a second to start

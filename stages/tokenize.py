@@ -2,7 +2,7 @@
 
     python -m stages tokenize
 
-Writes `features/tokenize/`; `attnmix.store.texts` says what is in it.
+Writes `features/tokenize/`; `attnmix.core.store.texts` says what is in it.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from attnmix.core.store import texts as store
+from attnmix.core.store.files import read_table
+from attnmix.core.store.runs import Run
 from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.models.checkpoint import check_max_length
 from attnmix.runs.tokens import Text, free_texts, with_texts, write_tokens
-from attnmix.store import texts as store
-from attnmix.store.files import read_table
-from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
 
 

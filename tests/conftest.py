@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 
-settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
+environment.choose(environment.PORTABLE)  # before the libraries are loaded, as every stage does
 # To start processes takes longer than the small figures of the tests.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
@@ -36,18 +36,18 @@ from transformers import (
     BertTokenizerFast,
 )
 
-from attnmix.arithmetic import kernels
+from attnmix.core.arithmetic import kernels
 from attnmix.core.names import NEWLINE, SPACE
+from attnmix.core.store import features as store
+from attnmix.core.store.files import write_table
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import read_split, write_tokenized
 from attnmix.measures.documents import CLASSES, Document, documents_of
 from attnmix.models.encoding import tokenize_texts
-from attnmix.store import features as store
-from attnmix.store.files import write_table
-from attnmix.store.runs import Run
-from attnmix.store.texts import read_split, write_tokenized
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
-kernels.use(settings.PORTABLE)
+kernels.use(environment.PORTABLE)
 torch.set_num_threads(1)  # products of tiny models, which more threads slow down
 
 REPOSITORY = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely"
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
 # Shards of 16 rows of the tiny models' float16 features, by module and name.
-SMALL_SHARDS = {"attnmix.store.features:CHUNK_BYTES": 96, "attnmix.store.features:CHUNKS_IN_SHARD": 8}
+SMALL_SHARDS = {"attnmix.core.store.features:CHUNK_BYTES": 96, "attnmix.core.store.features:CHUNKS_IN_SHARD": 8}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
 

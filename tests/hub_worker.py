@@ -14,8 +14,6 @@ from pathlib import Path
 
 from stage_process import LIMIT
 
-from attnmix.arithmetic import settings
-
 LIMIT_SECONDS = 5.0  # for a request without progress, by the clock below
 TICK_SECONDS = 0.01
 
@@ -44,7 +42,7 @@ def start_worker(environment: dict[str, str]) -> ProcessPoolExecutor:
 def _set_up(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    settings.choose(settings.PORTABLE)
+    environment.choose(environment.PORTABLE)
 
 
 def run_download(folder: Path, token: str | None) -> None:

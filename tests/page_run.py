@@ -23,13 +23,13 @@ from conftest import (
 
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.settings import UmapParameters
+from attnmix.core.store.files import write_table
+from attnmix.core.store.runs import Run
+from attnmix.core.store.writers import write_metrics, write_plot
 from attnmix.faithfulness.class_use import COLUMNS
 from attnmix.faithfulness.probes import TARGETS
 from attnmix.figures import labels
 from attnmix.page.assembly import write_page
-from attnmix.store.files import write_table
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_metrics, write_plot
 from stages import capture, inspect, measure, reduce
 from stages.common.parameters import read_parameters
 from stages.render import page_subject

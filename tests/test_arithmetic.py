@@ -14,7 +14,7 @@ import torch
 from conftest import REPOSITORY
 from threadpoolctl import threadpool_info
 
-from attnmix.arithmetic import kernels, settings
+from attnmix.core.arithmetic import environment, kernels
 from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -24,9 +24,9 @@ TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 @pytest.fixture
 def by_torch() -> Iterator[None]:
     """Arithmetic as torch has it, and ours again afterwards."""
-    kernels.use(settings.FASTEST)
+    kernels.use(environment.FASTEST)
     yield
-    kernels.use(settings.PORTABLE)
+    kernels.use(environment.PORTABLE)
     torch.set_num_threads(1)
 
 
@@ -105,13 +105,13 @@ CASES += [(derivatives, torch.float32), (derivatives, torch.float64), (decomposi
 @pytest.mark.parametrize(("make", "dtype"), CASES)
 def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: None) -> None:
     expected = make(dtype)
-    kernels.use(settings.PORTABLE)
+    kernels.use(environment.PORTABLE)
     results = make(dtype)
     for name, values in expected.items():
         assert results[name].dtype == values.dtype, name
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(results[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
-    kernels.use(settings.FASTEST)
+    kernels.use(environment.FASTEST)
     for name, values in make(dtype).items():
         assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
 
@@ -122,22 +122,22 @@ def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
 
 
 def test_libraries_take_the_instructions_that_all_have(by_torch: None) -> None:
-    kernels.use(settings.PORTABLE)
+    kernels.use(environment.PORTABLE)
     blas = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     assert {library["architecture"] for library in blas} == {"Haswell"}
     assert {library["num_threads"] for library in blas} == {1}
-    assert torch.get_num_threads() == settings.TORCH_THREADS
+    assert torch.get_num_threads() == environment.TORCH_THREADS
     assert torch.backends.cpu.get_cpu_capability() == "AVX2"
     assert not np._core._multiarray_umath.__cpu_features__["X86_V3"]
 
 
 TRAINING = """
 import hashlib
-from attnmix.arithmetic import settings
-settings.choose(settings.PORTABLE)
+from attnmix.core.arithmetic import environment
+environment.choose(environment.PORTABLE)
 import torch
-from attnmix.arithmetic import kernels
-kernels.use(settings.PORTABLE)
+from attnmix.core.arithmetic import kernels
+kernels.use(environment.PORTABLE)
 for order in (slice(None), torch.arange(7, -1, -1)):
     generator = torch.Generator().manual_seed(0)
     layers = torch.nn.LayerNorm(768), torch.nn.Linear(768, 64), torch.nn.GELU(), torch.nn.Linear(64, 2)
@@ -158,10 +158,10 @@ for order in (slice(None), torch.arange(7, -1, -1)):
 
 
 def trained(threads: int) -> list[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in settings.SETTINGS}
-    environment["OMP_NUM_THREADS"] = str(threads)
+    variables = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
+    variables["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-c", TRAINING]
-    run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, check=True)
     return run.stdout.split()
 
 
@@ -179,10 +179,10 @@ def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         monkeypatch.setattr(kernels, "can_be_portable", lambda portable=portable: portable)
-        assert kernels.computed_on(settings.PORTABLE, CPU) == words
-        assert kernels.computed_on(settings.FASTEST, CPU) == f"{machine} processor, arithmetic of this machine"
+        assert kernels.computed_on(environment.PORTABLE, CPU) == words
+        assert kernels.computed_on(environment.FASTEST, CPU) == f"{machine} processor, arithmetic of this machine"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H200 number {device.index}")
-    assert kernels.computed_on(settings.PORTABLE, torch.device("cuda", 1)) == "NVIDIA H200 number 1"
+    assert kernels.computed_on(environment.PORTABLE, torch.device("cuda", 1)) == "NVIDIA H200 number 1"
 
 
 def test_parts_in_threads_give_the_same_without_derivatives_one_in_another() -> None:

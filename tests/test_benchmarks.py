@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from attnmix.store.runs import Run
+from attnmix.core.store.runs import Run
 
 CASES = ["capture", "measure", "capture-corpora"]
 

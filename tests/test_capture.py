@@ -18,12 +18,12 @@ from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 import attnmix.runs.capture as module
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, POINTS, Site
+from attnmix.core.store import features as store
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import read_split
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base, load_classifier
-from attnmix.store import features as store
-from attnmix.store.runs import Run
-from attnmix.store.texts import read_split
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
 from stages.tokenize import captured_texts

@@ -14,17 +14,17 @@ from families import write_family
 from family_reference import rolled, run_reference
 from scipy import stats
 
+from attnmix.core.store.runs import Run
+from attnmix.core.store.writers import write_plot
 from attnmix.measures import derivatives as module
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
+from attnmix.measures.mixing_tables import COLUMNS, derivative_tables
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.swaps import layer_swap_ratios
-from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.models.loading import load_base
 from attnmix.page.sentences import derivatives
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_plot
 
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 WIDTH = 24

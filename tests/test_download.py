@@ -25,13 +25,13 @@ from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
+from attnmix.core.store.texts import read_split
 from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.fetching import DIGESTS, fetch_model
 from attnmix.models.loading import load_base
-from attnmix.store.texts import read_split
 from stages import download
 from stages.common.parameters import read_parameters
 

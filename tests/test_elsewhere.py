@@ -17,8 +17,8 @@ from moto.server import ThreadedMotoServer
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, Site
-from attnmix.store import features as stored
-from attnmix.store.runs import open_run
+from attnmix.core.store import features as stored
+from attnmix.core.store.runs import open_run
 
 POINTS = ["word_embedding", "attention_heads", "layer_output"]
 CAPTURED = {"documents": [3, 0, 1, 5], "max_length": 40, "points": POINTS}

@@ -27,12 +27,13 @@ from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
+from attnmix.core.store.runs import Run
 from attnmix.faithfulness import classifier as classifiers
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import TARGETS, chosen_tokens, probes
-from attnmix.faithfulness.tables import (
+from attnmix.faithfulness.removal_tables import (
     SHARES,
     agreement,
     faithfulness_table,
@@ -45,7 +46,6 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
-from attnmix.store.runs import Run
 from stages import faithfulness, inspect, measure
 from stages.common.parameters import read_parameters
 

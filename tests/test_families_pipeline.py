@@ -28,13 +28,13 @@ from attnmix.core.names import (
     POINTS,
     Site,
 )
+from attnmix.core.store.features import open_store, stored_sites
+from attnmix.core.store.runs import Run, map_sites
 from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
-from attnmix.store.features import open_store, stored_sites
-from attnmix.store.runs import Run, map_sites
 
 
 @pytest.fixture(scope="module", params=each_family("qwen3"))

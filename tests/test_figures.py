@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnmix.core.names import DECODER_INPUT, Site
+from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
@@ -35,7 +36,6 @@ from attnmix.figures.tokens import (
     words,
 )
 from attnmix.models.encoding import tokenize_texts
-from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 

@@ -12,15 +12,15 @@ from families import EACH_FAMILY, write_family
 from family_reference import Reference, run_reference
 
 from attnmix.core.errors import InputError
+from attnmix.core.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
+from attnmix.core.store.runs import Run, arrays_folder
+from attnmix.core.store.writers import write_heads
 from attnmix.measures.heads import RESULTS, _reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import FAMILIES
 from attnmix.models.loading import load_base
-from attnmix.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
-from attnmix.store.runs import Run, arrays_folder
-from attnmix.store.writers import write_heads
 
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
 

@@ -42,7 +42,7 @@ RUN_BY_NO_STAGE = {
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
-"""Those in `attnmix/arithmetic/kernels.py`, and torch's own; others depend on the processor."""
+"""Those in `attnmix/core/arithmetic/kernels.py`, and torch's own; others depend on the processor."""
 
 
 def parsed(module: Path) -> ast.Module:

@@ -23,7 +23,7 @@ from test_download import write_hub_layout
 
 import attnmix
 from attnmix.core.errors import InputError
-from attnmix.store.runs import Run
+from attnmix.core.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
 # Temporary troubles, which the stage must not mind; the file of a data set is in the storage too.

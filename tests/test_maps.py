@@ -20,9 +20,11 @@ from threadpoolctl import threadpool_info
 from umap.distances import named_distances
 from umap.umap_ import pynn_named_distances
 
-from attnmix.arithmetic.settings import SETTINGS
+from attnmix.core.arithmetic.environment import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
+from attnmix.core.store import features as store
+from attnmix.core.store.runs import Run
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties, ties_of_places
 from attnmix.maps.layouts import (
@@ -39,8 +41,6 @@ from attnmix.maps.layouts import (
 )
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import WITHIN, score_layout, scores, stability
-from attnmix.store import features as store
-from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters
 

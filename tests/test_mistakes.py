@@ -21,8 +21,8 @@ from stage_process import PATHS, run_to_its_end
 from attnmix.core import caches, disk
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
+from attnmix.core.store.runs import Run
 from attnmix.core.terminal import printable
-from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, inspect, measure, reduce, render
 from stages.common.cli import WITHOUT_BARS, as_command
 from stages.common.parameters import Parameters, read_parameters

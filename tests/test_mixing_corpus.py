@@ -16,7 +16,9 @@ from conftest import Workspace, plain_document, run_tokenized, tokenized_documen
 from families import make_tokenizer
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES
-from attnmix.measures import tables
+from attnmix.core.store import texts as texts_store
+from attnmix.core.store.runs import Run
+from attnmix.measures import mixing_tables
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import Corpus, Document, read_reviews
@@ -26,8 +28,6 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens
 from attnmix.runs import measure as measuring
 from attnmix.runs.tokens import write_tokens
-from attnmix.store import texts as texts_store
-from attnmix.store.runs import Run
 from stages import measure
 
 MANY, FEW = 200, 20
@@ -52,7 +52,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Pa
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
     monkeypatch.setattr(texts_store, "BLOCK", 10)
-    monkeypatch.setattr(tables, "PART_DOCUMENTS", 10)
+    monkeypatch.setattr(mixing_tables, "PART_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:

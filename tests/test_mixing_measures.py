@@ -20,7 +20,7 @@ from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
-from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
+from attnmix.measures.mixing_tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 

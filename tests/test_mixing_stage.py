@@ -19,17 +19,17 @@ from family_reference import parts_from_input, run_reference
 from attnmix.core.errors import InputError
 from attnmix.core.names import INPUT_PARTS, STEP_MEASURES
 from attnmix.core.settings import MAX_PARTS_TOKENS
+from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document, read_documents
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
+from attnmix.measures.mixing_tables import COLUMNS
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.shared import PARTS
-from attnmix.measures.tables import COLUMNS
+from attnmix.measures.variance_shares import PARTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
-from attnmix.store.runs import Run, arrays_folder
 from stages import inspect, measure
 from stages.common.parameters import read_parameters
 

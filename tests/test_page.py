@@ -19,10 +19,10 @@ from browser import Opened, browser, violations
 from conftest import REPOSITORY
 from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
 
+from attnmix.core.store.runs import Run
 from attnmix.page.answer import headline
 from attnmix.page.arrays import visible
 from attnmix.page.shape import SHAPE, typescript
-from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
 

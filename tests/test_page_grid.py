@@ -18,7 +18,7 @@ from page_run import choose, open_changed, tokens
 from PIL import Image
 
 from attnmix.core.names import CHECKPOINT_NAMES
-from attnmix.store.runs import Run
+from attnmix.core.store.runs import Run
 
 MATRICES = ("parts", "alti", "attention")
 KEPT = 12  # sources of each token

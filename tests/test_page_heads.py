@@ -17,12 +17,12 @@ from family_reference import Reference, first_of, rotated, run_reference
 from page_run import save_page
 
 import attnmix
+from attnmix.core.store.heads import scores
 from attnmix.measures.heads import RESULTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from attnmix.page import arrays
 from attnmix.page.arrays import encode_heads
-from attnmix.store.heads import scores
 
 TEXT = "time flies like an arrow"
 NORMS = ("source_norms", "given_norms")

@@ -17,7 +17,7 @@ from page_run import choose, tokens
 from pypdfium2 import raw
 from scipy import signal
 
-from attnmix.store.runs import Run
+from attnmix.core.store.runs import Run
 
 SCREEN = {"width": 1400, "height": 900}
 TOKEN = 14  # of the first text, with a short name

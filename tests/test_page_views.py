@@ -18,9 +18,9 @@ from page_run import LAYOUTS, choose, open_changed, save_page, tokens
 
 import attnmix
 from attnmix.core.names import Site
+from attnmix.core.store.features import read_features
+from attnmix.core.store.runs import Run
 from attnmix.page.arrays import visible
-from attnmix.store.features import read_features
-from attnmix.store.runs import Run
 
 
 @pytest.fixture

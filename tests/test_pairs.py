@@ -18,16 +18,16 @@ from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
+from attnmix.core.store.runs import Run
 from attnmix.data.source import read_splits
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.sources import SOURCES
+from attnmix.measures.text_pairs import SOURCES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import encode, padded, tokenize_texts
 from attnmix.models.loading import check_model, load_base
 from attnmix.models.segments import read_segments
-from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
 LABELS = ("contradiction", "entailment", "neutral")

@@ -33,9 +33,9 @@ from conftest import (
 )
 from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 from attnmix.core.names import ACTIVATIONS, Site
-from attnmix.store import features as store
+from attnmix.core.store import features as store
 from stages import capture
 from stages.common import resume
 from stages.common.parameters import read_parameters
@@ -52,7 +52,7 @@ MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
 
 
-FIRST_LINES = f"device: CPU\narithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settings.PORTABLE]}"
+FIRST_LINES = f"device: CPU\narithmetic {environment.PORTABLE}: {environment.ARITHMETIC_NOTES[environment.PORTABLE]}"
 
 
 def test_stopped_stage_computes_only_what_it_had_not_finished(

@@ -21,10 +21,12 @@ from transformers import AutoModelForSequenceClassification
 
 import attnmix
 from attnmix import interventions
-from attnmix.arithmetic.kernels import computed_on
-from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.arithmetic.environment import FASTEST
+from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import CPU
 from attnmix.core.names import POINTS
+from attnmix.core.store.results import TextResults
+from attnmix.core.store.runs import Run
 from attnmix.faithfulness.attributions import Review, present_attributions
 from attnmix.faithfulness.class_use import interventions as class_interventions
 from attnmix.faithfulness.classifier import Classifier
@@ -43,8 +45,6 @@ from attnmix.models.loading import load_base
 from attnmix.runs.capture import fill_rows
 from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
-from attnmix.store.results import TextResults
-from attnmix.store.runs import Run
 from benchmarks.launches import works
 
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.statistics import jackknife
 from attnmix.interventions import class_eraser, remaining_eraser
 from attnmix.lens import probe_accuracy
-from attnmix.measures.shared import PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, products, usable
 
 
 def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:

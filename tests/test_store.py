@@ -16,8 +16,8 @@ from conftest import write_captured_tokens
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
-from attnmix.store import features as store
-from attnmix.store.runs import Run, open_run
+from attnmix.core.store import features as store
+from attnmix.core.store.runs import Run, open_run
 
 SITES = {Site(0, "embedding_output"): 24, Site(1, "layer_output"): 24, Site(2, "attention_heads"): 16}
 SITES[Site(2, "layer_output")] = 24

@@ -13,15 +13,15 @@ from conftest import Workspace, plain_document, run_tokenized, toy_reviews
 from families import write_family
 from transformers import AutoModel, BertConfig, BertModel
 
+from attnmix.core.store.runs import Run
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.mixing_tables import COLUMNS
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.tables import COLUMNS
 from attnmix.models.attention import OBSERVED
-from attnmix.store.runs import Run
 from stages import measure
 
 HIDDEN = 4

@@ -13,10 +13,10 @@ from conftest import SHORT, TINY, Workspace, plain_logits, run_stages
 from matplotlib.figure import Figure
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import read_split
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
-from attnmix.store.runs import Run
-from attnmix.store.texts import read_split
 
 SUBJECTS = ("この映画", "主演の演技", "音楽", "الفيلم", "أداء الممثلة", "الموسيقى")
 VERDICTS = {

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.store.texts import TEXT_COLUMNS
+from attnmix.core.store.texts import TEXT_COLUMNS
 
 MAX_SHOWN_CLASSES = 5  # in one message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")

@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, ONE_PLANE, POINTS, Site
+from attnmix.core.store.runs import map_sites
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, Mark, layer_label, site_label
 from attnmix.figures.tokens import CapturedTexts
-from attnmix.store.runs import map_sites
 
 # Atlas
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it

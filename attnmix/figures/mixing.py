@@ -19,11 +19,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from attnmix.core.store.runs import Run, row_shares
 from attnmix.figures import style
 from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, Mark, layer_label
 from attnmix.figures.tokens import TextLayers, short_part
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.store.runs import Run, row_shares
 
 PERCENTILE = 99  # percentile of the cells at which a colour scale ends
 

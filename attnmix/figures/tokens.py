@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import DECODER_INPUT, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX, Site
+from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.figures.labels import SPECIAL_LOOKS, WORD_MARKS, Mark
 from attnmix.figures.style import printable
-from attnmix.store.texts import DECODER_TOKEN
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"

@@ -11,7 +11,7 @@ import joblib
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 
@@ -27,7 +27,7 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
     neighbours among nearly equal ones, so every neighbour search runs through here.
     """
-    job = partial(_in_one_thread, settings.in_place(), function)
+    job = partial(_in_one_thread, environment.in_place(), function)
     run = _on_cluster if SCHEDULER in os.environ else _in_threads
     with closing(run(job, calls)) as results:
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
@@ -62,10 +62,10 @@ def _on_cluster(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) ->
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call `function` with one thread of OpenMP and BLAS; OpenMP's number is that of the calling thread only."""
-    if portable and not settings.in_place():
+    if portable and not environment.in_place():
         raise InputError(
             "arithmetic: portable, and Dask's workers compute otherwise; start each of them by "
-            "`env $(python -m attnmix.arithmetic) dask worker ADDRESS`, or set it to fastest"
+            "`env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`, or set it to fastest"
         )
     with threadpool_limits(1):
         return function(*arguments)

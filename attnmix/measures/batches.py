@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from attnmix.arithmetic.kernels import in_threads
+from attnmix.core.arithmetic.kernels import in_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, control_ratios
@@ -34,7 +34,7 @@ from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_e
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
 from attnmix.measures.ratios import Parts, all_parts, formulas, mixing_ratios, ratio_points
 from attnmix.measures.sinks import sink_measures
-from attnmix.measures.sources import SOURCES, source_ratios
+from attnmix.measures.text_pairs import SOURCES, source_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Stack, family_of, optional_modules

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
+from attnmix.core.store import texts as store
 from attnmix.models.encoding import batches_by_tokens
-from attnmix.store import texts as store
 
 CLASSES = TOKEN_CLASSES
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...

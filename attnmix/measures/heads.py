@@ -6,7 +6,7 @@ The mixing ratio of a head is `attn_n` of that head alone (Kobayashi et al., EMN
 
 before any norm that stands on attention's output: such a norm divides all heads together. The sum over the others is
 what the head gives before W_O without its own part. `record_heads` gives queries, keys, sums and, of short texts, every
-vector, in float64; `attnmix/store/heads.py` names the parts.
+vector, in float64; `attnmix/core/store/heads.py` names the parts.
 
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
+from attnmix.core.store.heads import VECTOR_BYTES
 from attnmix.measures.layers import Block, LayerPass, checkpoint_name, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
 from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
-from attnmix.store.heads import VECTOR_BYTES
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
 """The ends of attention's part of a layer, of which the first that a family has counts."""

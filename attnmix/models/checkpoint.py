@@ -10,8 +10,8 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
+from attnmix.core.store.files import require
 from attnmix.core.terminal import without_library_messages
-from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")

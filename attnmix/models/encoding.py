@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
-from attnmix.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
+from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"

@@ -16,13 +16,13 @@ from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
+from attnmix.core.store.texts import Text, whole_text
 from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import encode, padded
 from attnmix.models.families import check_config
 from attnmix.models.segments import check_segments, read_segments
-from attnmix.store.texts import Text, whole_text
 
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
 SINGLE_LABEL = "single_label_classification"

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import MASK, TokenIds
+from attnmix.core.store.texts import Text
 from attnmix.models.encoding import TokenizedText, token_table
-from attnmix.store.texts import Text
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # for bytes that are part of a character
 END_ROLES = ("cls", "sep", "bos", "eos")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.names import INPUT_PARTS
+from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
 from attnmix.page.sentences import most_and_least, percent, points, preferred
-from attnmix.store.results import Results
 
 
 def answer(run: Results) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, weights
-from attnmix.store.runs import row_shares
+from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS, Parts, weights
+from attnmix.core.store.runs import row_shares
 
 Array = npt.NDArray[Any]
 

@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from attnmix.core.names import LAYOUTS, SPACE
 from attnmix.core.settings import MIN_UMAP_VECTORS
+from attnmix.core.store.files import atomic_path
+from attnmix.core.store.results import Results
+from attnmix.core.store.runs import Run
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe
-from attnmix.store.files import atomic_path
-from attnmix.store.results import Results
-from attnmix.store.runs import Run
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")

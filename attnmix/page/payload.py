@@ -12,6 +12,8 @@ import pandas as pd
 from attnmix.core import names
 from attnmix.core.names import Site
 from attnmix.core.settings import MAX_PARTS_TOKENS
+from attnmix.core.store.results import Results
+from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
@@ -20,8 +22,6 @@ from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
-from attnmix.store.results import Results
-from attnmix.store.runs import map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order

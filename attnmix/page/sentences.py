@@ -12,10 +12,10 @@ import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.settings import MIN_UMAP_VECTORS
+from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
-from attnmix.store.results import Results
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",

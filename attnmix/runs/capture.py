@@ -31,15 +31,15 @@ from attnmix.core.device import check_precision, exact_products, process_state
 from attnmix.core.disk import check_disk, clear, publish
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
+from attnmix.core.store import features as store
+from attnmix.core.store.files import PARQUET_OPTIONS, writing
+from attnmix.core.store.runs import Run
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
-from attnmix.store import features as store
-from attnmix.store.files import PARQUET_OPTIONS, writing
-from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
 Part = tuple[int, slice, slice]

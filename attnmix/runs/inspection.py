@@ -20,6 +20,9 @@ from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import clear, publish
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.settings import MeasureParameters
+from attnmix.core.store import writers
+from attnmix.core.store.files import atomic_path, write_table
+from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.batches import BatchMeasurer
@@ -32,9 +35,6 @@ from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
-from attnmix.store import writers
-from attnmix.store.files import atomic_path, write_table
-from attnmix.store.runs import Run, arrays_folder
 
 PUBLISHED = "published"  # the folder that becomes `features/inspect`
 

@@ -23,32 +23,32 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.arithmetic.kernels import computed_on
+from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import clear, publish
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.core.store import writers
+from attnmix.core.store.document_rows import Rows, gather_rows
+from attnmix.core.store.files import atomic_path
+from attnmix.core.store.runs import Run
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
+from attnmix.measures.mixing_tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.shared import MAX_TEXTS
-from attnmix.measures.sources import SOURCES
 from attnmix.measures.swaps import next_donors
-from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
+from attnmix.measures.text_pairs import SOURCES
 from attnmix.measures.token_ratios import labelled_ratio_rows
+from attnmix.measures.variance_shares import MAX_TEXTS
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
-from attnmix.store import writers
-from attnmix.store.document_rows import Rows, gather_rows
-from attnmix.store.files import atomic_path
-from attnmix.store.runs import Run
 
 Unit = TypeVar("Unit")
 

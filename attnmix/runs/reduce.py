@@ -15,14 +15,14 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
+from attnmix.core.store.files import write_table
+from attnmix.core.store.runs import Run
+from attnmix.core.store.writers import write_by_site, write_metrics, write_plot
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import fit_layout, neighbours, points_for
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors
-from attnmix.store.files import write_table
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_by_site, write_metrics, write_plot
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 NEAREST_VECTORS = 5  # neighbours in the full space that are stored for each vector

@@ -21,12 +21,14 @@ from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.arithmetic.kernels import computed_on
-from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.arithmetic.environment import FASTEST
+from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, INPUT_PARTS, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.core.store.results import Array, TextResults
+from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.layouts import fit_layout, neighbours, points_for
@@ -38,9 +40,9 @@ from attnmix.measures.controls import RANDOM, random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.input_parts import document_shares
+from attnmix.measures.mixing_tables import COLUMNS, by_review, mixing_tables
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sources import SOURCES
-from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
+from attnmix.measures.text_pairs import SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
@@ -51,8 +53,6 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.measure import stacked
 from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import TokenizedTexts
-from attnmix.store.results import Array, TextResults
-from attnmix.store.writers import DIGITS, columns_by_site
 
 LAYOUT = "separate"
 TABLES = ("mixing", "mixing_controls", "mixing_by_group", "geometry")  # those that the page reads

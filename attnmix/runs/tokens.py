@@ -1,4 +1,4 @@
-"""Tokenise the texts of a run, each once, into `features/tokenize/`; `attnmix.store.texts` says what is in it."""
+"""Tokenise the texts of a run, each once, into `features/tokenize/`; `attnmix.core.store.texts` says what is in it."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +12,13 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import Item, TokenIds, read_texts
+from attnmix.core.store import texts as store
 from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import TokenizedText, tokenize_texts
 from attnmix.models.loading import check_words
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
-from attnmix.store import texts as store
 
 MAX_NAMES = 5  # texts in one warning
 Text = dict[str, Any]
@@ -29,7 +29,7 @@ class TokenizedTexts(NamedTuple):
     """Texts that are tokenised once, for every step that reads them."""
 
     texts: pd.DataFrame
-    """Rows of `texts.parquet`; `attnmix.store.texts` names the columns."""
+    """Rows of `texts.parquet`; `attnmix.core.store.texts` names the columns."""
     tokens: pd.DataFrame
     """Rows of `tokens.parquet`."""
 
@@ -127,7 +127,7 @@ def write_tokens(
 def tokenized_block(
     texts: Sequence[Text], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of some texts and of their tokens; `attnmix.store.texts` names the columns."""
+    """Return the tables of some texts and of their tokens; `attnmix.core.store.texts` names the columns."""
     documents = pd.DataFrame(texts)
     tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
     return _tables(documents, tokenized, tokenizer, config)

@@ -9,7 +9,7 @@ export DASK_SCHEDULER_ADDRESS
 dask scheduler --port "${PORT:-8786}" --no-dashboard &
 scheduler=$!
 # The workers compute as the pipeline does, whatever their processors are.
-srun env $(python -m attnmix.arithmetic) dask worker "$DASK_SCHEDULER_ADDRESS" --nthreads 1 --nworkers "${SLURM_CPUS_ON_NODE:-1}" --no-dashboard &
+srun env $(python -m attnmix.core.arithmetic) dask worker "$DASK_SCHEDULER_ADDRESS" --nthreads 1 --nworkers "${SLURM_CPUS_ON_NODE:-1}" --no-dashboard &
 workers=$!
 trap 'kill "$workers" "$scheduler" 2>/dev/null || true' EXIT
 dvc repro reduce

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
-from attnmix.arithmetic import settings
+from attnmix.core.arithmetic import environment
 from attnmix.core.errors import InputError, first_line, is_out_of_memory
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         parameters = read_parameters()
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
             os.environ.setdefault(variable, value)
-        settings.choose(parameters.arithmetic)
+        environment.choose(parameters.arithmetic)
         stage = import_module(f"stages.{name}")
         with lock_stage(name):
             stage.main(parameters)

@@ -36,7 +36,7 @@ def is_first_process() -> bool:
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
-    from attnmix.arithmetic.kernels import computed_on  # loads torch
+    from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen
 
     declared, values = _declaration(stage), parameters.model_dump()

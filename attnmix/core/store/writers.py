@@ -1,6 +1,6 @@
 """Writers of results: tables and metrics under `reports/`, larger arrays and tables under `features/`.
 
-Each takes the folder to write to; `attnmix.store.runs` reads these files, `attnmix.store.features` holds vectors.
+Each takes the folder to write to; `runs.py` reads these files, `features.py` holds vectors.
 """
 
 import json
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attnmix.core.names import Site
-from attnmix.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, create_array, write_table, writing
-from attnmix.store.heads import DIMENSIONS
+from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, create_array, write_table, writing
+from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
 MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory

@@ -25,9 +25,9 @@ from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.input_parts import QUANTITIES, RULES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.swaps import DONORS, SWAPS
+from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 
 Totals = tuple[Doubles, Doubles]
 """Sums `[D, ...]` of D documents, and counts that broadcast to them."""

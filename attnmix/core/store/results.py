@@ -21,11 +21,11 @@ SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
 class Results(Protocol):
-    """The readers that a page needs. `attnmix.store.runs.Run` has them of files, `TextResults` of memory."""
+    """The readers that a page needs. `attnmix.core.store.runs.Run` has them of files, `TextResults` of memory."""
 
     @property
     def documents(self) -> pd.DataFrame:
-        """A row for each text; `attnmix.store.texts` names the columns."""
+        """A row for each text; `attnmix.core.store.texts` names the columns."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -33,7 +33,7 @@ class Results(Protocol):
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """A row for each captured token; `attnmix.store.texts` names the columns."""
+        """A row for each captured token; `attnmix.core.store.texts` names the columns."""
 
     @property
     def predictions(self) -> pd.DataFrame:

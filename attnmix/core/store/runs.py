@@ -1,6 +1,6 @@
 """A run's results, for a program or a notebook; everything is read when it is asked for.
 
-    from attnmix.store.runs import open_run
+    from attnmix.core.store.runs import open_run
 
     run = open_run("another/clone")  # open_run() for the current folder
     run.tokens  # document, position, token_id, token: a row for each captured token
@@ -31,11 +31,11 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
-from attnmix.store import features as stored
-from attnmix.store.files import open_array, read_array, read_table, require
-from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.store.results import MixingTables
-from attnmix.store.texts import TokenizedFiles
+from attnmix.core.store import features as stored
+from attnmix.core.store.files import open_array, read_array, read_table, require
+from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
+from attnmix.core.store.results import MixingTables
+from attnmix.core.store.texts import TokenizedFiles
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder of a document's arrays in one checkpoint, each a `.zarr`.
 
-    `contributions` holds one for each method, `heads` one for each of `attnmix.store.heads.DIMENSIONS`.
+    `contributions` holds one for each method, `heads` one for each of `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
@@ -92,7 +92,7 @@ class Run(MixingTables):
 
     @property
     def documents(self) -> pd.DataFrame:
-        """A row for each captured text, without the text; `attnmix.store.texts` names the columns."""
+        """A row for each captured text, without the text; `attnmix.core.store.texts` names the columns."""
         return self.captured.documents
 
     @property
@@ -102,7 +102,7 @@ class Run(MixingTables):
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """The captured tokens, a row for each row of a store; `attnmix.store.texts` names the columns."""
+        """The captured tokens, a row for each row of a store; `attnmix.core.store.texts` names the columns."""
         return self.captured.tokens
 
     @cached_property

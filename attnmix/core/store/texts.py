@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.store.files import PARQUET_OPTIONS, atomic_path, read_table, reading
+from attnmix.core.store.files import PARQUET_OPTIONS, atomic_path, read_table, reading
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20

@@ -22,7 +22,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from attnmix.arithmetic.settings import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
+from attnmix.core.arithmetic.environment import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
 from attnmix.core.device import chosen, device_name, prepare
 
 Array = npt.NDArray[Any]

@@ -1,7 +1,6 @@
 """Feature stores: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
 
-Rows are those of `<root>/tokens.parquet`, arrays those of `attnmix.store.files`. Where `capture.store` names another
-place the arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
+Rows are those of `<root>/tokens.parquet`, arrays those of `files.py`. Where `capture.store` names another place the arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site, in_forward_order
-from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
+from attnmix.core.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
 
 MANIFEST = "manifest.json"
 TOKENS = "tokens.parquet"

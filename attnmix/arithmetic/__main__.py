@@ -1,6 +1,0 @@
-"""Print the settings, for processes started by others: `env $(python -m attnmix.arithmetic) dask worker ADDRESS`."""
-
-from attnmix.arithmetic.settings import SETTINGS
-
-if __name__ == "__main__":
-    print("\n".join(f"{name}={value}" for name, value in SETTINGS.items()))
