@@ -1,6 +1,7 @@
 """Feature stores: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
 
-Rows are those of `<root>/tokens.parquet`, arrays those of `files.py`. Where `capture.store` names another place the arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
+Rows are those of `<root>/tokens.parquet`, arrays those of `files.py`. Where `capture.store` names another place the
+arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
 """
 
 import hashlib
