@@ -157,6 +157,24 @@ for order in (slice(None), torch.arange(7, -1, -1)):
 """
 
 
+@pytest.mark.parametrize(
+    ("processor", "cost"),
+    [
+        ("vendor_id : GenuineIntel\nflags : fpu avx2 avx512f avx512dq \n", "2.4 times"),
+        ("vendor_id : AuthenticAMD\nflags : fpu avx2 avx512f avx512dq \n", "1.15 times"),  # MKL leaves AVX-512 out
+        ("vendor_id : GenuineIntel\nflags : fpu avx2 fma \n", "1.15 to 2.4 times"),
+        ("", "1.15 to 2.4 times"),
+    ],
+)
+def test_log_says_what_each_arithmetic_costs_here(processor: str, cost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_processor", lambda: processor)
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    for arithmetic in (environment.PORTABLE, environment.FASTEST):
+        assert f"forward passes take {cost} as long" in environment.note(arithmetic)
+    monkeypatch.setattr(environment, "_processor", lambda: "vendor_id : GenuineIntel\nflags : fpu sse4_2 \n")
+    assert "same bytes" not in environment.note(environment.PORTABLE)
+
+
 def trained(threads: int) -> list[str]:
     variables = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
     variables["OMP_NUM_THREADS"] = str(threads)

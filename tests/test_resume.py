@@ -52,7 +52,7 @@ MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
 
 
-FIRST_LINES = f"device: CPU\narithmetic {environment.PORTABLE}: {environment.ARITHMETIC_NOTES[environment.PORTABLE]}"
+FIRST_LINES = f"device: CPU\narithmetic {environment.PORTABLE}: {environment.note(environment.PORTABLE)}"
 
 
 def test_stopped_stage_computes_only_what_it_had_not_finished(

@@ -24,13 +24,11 @@ SETTINGS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # torch's threads sleep without work: the threads of the products need the cores
 }
 
-ARITHMETIC_NOTES = {
-    PORTABLE: "the same bytes on every x86-64 processor with AVX2; `arithmetic: fastest` takes up to a quarter "
-    "less time",
-    FASTEST: "results differ from machine to machine in the last digits, and maps in the third; `arithmetic: portable` "
-    "gives the same bytes on every x86-64 processor with AVX2, and takes up to a third more time",
-}
-"""Notes for the log: the guarantee of each arithmetic, and the price of the other, measured on an AMD EPYC."""
+EPYC_COST, XEON_COST = 1.15, 2.4
+"""Forward passes in portable arithmetic beside the fastest one, on an AMD EPYC and on an Intel Xeon with AVX-512.
+
+In the fastest one MKL takes AVX-512 on Intel's processors alone. 54,665 tokens of IMDb, 2 cores: benchmarks/RESULTS.md.
+"""
 
 
 def choose(arithmetic: str) -> None:
@@ -50,5 +48,37 @@ def can_be_portable() -> bool:
     """Return True where this machine has AVX2; on others results differ from the committed ones."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
-    processor = Path("/proc/cpuinfo")
-    return not processor.exists() or " avx2 " in processor.read_text(encoding="utf-8", errors="replace")
+    description = _processor()
+    return not description or " avx2 " in description
+
+
+def note(arithmetic: str) -> str:
+    """Return, for the log, what an arithmetic guarantees and what it costs or gains on this machine."""
+    if not can_be_portable():
+        return "results differ in the last digits from those of x86-64 processors with AVX2, and maps in the third"
+    times, machine = _cost_here()
+    if arithmetic == PORTABLE:
+        return (
+            f"the same bytes on every x86-64 processor with AVX2; forward passes take {times} times as long as with "
+            f"`arithmetic: fastest` (measured on {machine})"
+        )
+    return (
+        "results differ from machine to machine in the last digits, and maps in the third; with `arithmetic: portable` "
+        f"they are the same bytes, and forward passes take {times} times as long (measured on {machine})"
+    )
+
+
+def _cost_here() -> tuple[str, str]:
+    """Return how many times as long portable arithmetic takes, and the processor of which that is known."""
+    description = _processor()
+    if "GenuineIntel" in description and " avx512f " in description:
+        return str(XEON_COST), "an Intel Xeon with AVX-512"
+    if "AuthenticAMD" in description:
+        return str(EPYC_COST), "an AMD EPYC"
+    return f"{EPYC_COST} to {XEON_COST}", "an AMD EPYC and an Intel Xeon with AVX-512"
+
+
+def _processor() -> str:
+    """Return Linux's description of the processor; elsewhere nothing."""
+    description = Path("/proc/cpuinfo")
+    return description.read_text(encoding="utf-8", errors="replace") if description.exists() else ""

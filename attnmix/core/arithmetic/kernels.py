@@ -22,7 +22,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from attnmix.core.arithmetic.environment import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
+from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_portable, note
 from attnmix.core.device import chosen, device_name, prepare
 
 Array = npt.NDArray[Any]
@@ -57,9 +57,7 @@ def use(arithmetic: str) -> None:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
     if device.type == "cpu":
-        portable_elsewhere = arithmetic != PORTABLE or can_be_portable()
-        note = ARITHMETIC_NOTES[arithmetic] if portable_elsewhere else "other results than on x86-64 with AVX2"
-        logging.info("arithmetic %s: %s", arithmetic, note)
+        logging.info("arithmetic %s: %s", arithmetic, note(arithmetic))
 
 
 def computed_on(arithmetic: str, device: torch.device) -> str:
