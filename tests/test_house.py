@@ -120,14 +120,46 @@ def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
     assert {artifact["path"] for artifact in PIPELINE["artifacts"].values()} <= kept
 
 
-def test_what_needs_no_model_imports_nothing_that_takes_seconds() -> None:
-    program = "import attnmix, stages.sources, sys; light = {*sys.modules}; import stages.render; print(*light)\n"
-    program += "print(*sys.modules)"
+MODELS = {"torch", "transformers", "transformers.modeling_utils", "accelerate"}
+SLOW_IMPORTS = MODELS | {
+    "transformers.trainer",
+    "datasets",
+    "peft",
+    "numba",
+    "umap",
+    "sklearn",
+    "matplotlib",
+    "xarray",
+    "dask",
+}
+"""Packages that take a noticeable part of a second to import."""
+NEEDED_IMPORTS: dict[str, set[str]] = {
+    "sources": set(),
+    "download": MODELS,
+    "finetune": MODELS | {"transformers.trainer", "datasets", "peft", "sklearn"},
+    "tokenize": {"torch", "transformers"},  # torch by transformers
+    "capture": MODELS,
+    "inspect": MODELS,
+    "measure": MODELS,
+    "faithfulness": MODELS,
+    "reduce": {"numba", "umap", "sklearn"},
+    "render": {"matplotlib"},
+}
+
+
+def modules_loaded_by(module: str) -> set[str]:
+    program = f"import {module}, sys; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, check=True, text=True)
-    light, drawing = (set(line.split()) for line in run.stdout.splitlines())
-    models = {"torch", "transformers", "datasets", "huggingface_hub", "sklearn", "numba", "umap"}
-    assert light & (models | {"numpy", "pandas"}) == set()
-    assert drawing & models == set()
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage_imports_no_package_that_takes_seconds_and_that_it_does_not_use(stage: str) -> None:
+    assert modules_loaded_by(f"stages.{stage}") & SLOW_IMPORTS == NEEDED_IMPORTS[stage]
+
+
+def test_the_library_imports_what_takes_seconds_when_it_is_used() -> None:
+    assert modules_loaded_by("attnmix") & (SLOW_IMPORTS | {"numpy", "pandas"}) == set()
 
 
 @pytest.mark.parametrize("stage", ["finetune", "tokenize", "capture", "measure", "faithfulness", "reduce"])

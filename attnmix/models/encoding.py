@@ -1,5 +1,7 @@
 """Texts to token ids, and token ids to batches of bounded size."""
 
+import logging
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,12 +14,14 @@ from tokenizers.models import WordPiece
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
+from attnmix.core.errors import InputError
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
+MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
 PASS_COST_TOKENS = 128  # cost of starting one more forward pass
 
 
@@ -154,6 +158,33 @@ def _token_classes(
 
 def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
+
+
+def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
+    """Raise `InputError`, which begins with `key`, where the vocabulary lacks most of the texts' words.
+
+    A word counts as often as it occurs, by the share of its characters that no token but the unknown one stands for.
+    """
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    if not words:
+        return
+    encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
+    lost: dict[str, float] = {}
+    for word, encoding in zip(words, encodings, strict=True):
+        places: dict[bool, set[int]] = {True: set(), False: set()}
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            places[token != tokenizer.unk_token_id].update(range(start, end))
+        # The token of a leading space claims the first character too, even of an unknown word.
+        known = places[True] - places[False]
+        if len(known) < len(word):
+            lost[word] = 1 - len(known) / len(word)
+    share = sum(words[word] * part for word, part in lost.items()) / words.total()
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} {'text' if len(texts) == 1 else 'texts'}"
+    if share > MAX_UNKNOWN_SHARE:
+        problem = f"has no token for {extent}, such as {', '.join(map(repr, list(lost)[:3]))}"
+        raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
+    if lost:
+        logging.info("unknown to the model's tokenizer: %s", extent)
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int = PASS_COST_TOKENS) -> list[list[int]]:

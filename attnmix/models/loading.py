@@ -5,7 +5,6 @@ Weights are read as safetensors only, and no remote code is run.
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from attnmix.core.store.texts import Text, whole_text
 from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
-from attnmix.models.encoding import encode, padded
+from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config
 from attnmix.models.segments import check_segments, read_segments
 
@@ -32,7 +31,6 @@ REGRESSION = "regression"
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
 SAMPLE_TEXTS = 1000  # in which words are looked up
 CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
-MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
 """Positions, segments, rotary angles, causal masks, versions: saved among the weights by older versions of the library,
@@ -286,30 +284,3 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
 def _check_padding(name: str, padding: int, rows: int) -> None:
     if padding >= rows:
         raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
-
-
-def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-    """Raise `InputError`, which begins with `key`, where the vocabulary lacks most of the texts' words.
-
-    A word counts as often as it occurs, by the share of its characters that no token but the unknown one stands for.
-    """
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
-    if not words:
-        return
-    encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
-    lost: dict[str, float] = {}
-    for word, encoding in zip(words, encodings, strict=True):
-        places: dict[bool, set[int]] = {True: set(), False: set()}
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            places[token != tokenizer.unk_token_id].update(range(start, end))
-        # The token of a leading space claims the first character too, even of an unknown word.
-        known = places[True] - places[False]
-        if len(known) < len(word):
-            lost[word] = 1 - len(known) / len(word)
-    share = sum(words[word] * part for word, part in lost.items()) / words.total()
-    extent = f"{100 * share:.1f} % of the words of {len(texts)} {'text' if len(texts) == 1 else 'texts'}"
-    if share > MAX_UNKNOWN_SHARE:
-        problem = f"has no token for {extent}, such as {', '.join(map(repr, list(lost)[:3]))}"
-        raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
-    if lost:
-        logging.info("unknown to the model's tokenizer: %s", extent)

@@ -4,15 +4,19 @@ The segment of a token follows from the token ids: it is 1 behind the first toke
 whatever calls a model passes token ids alone, for single texts and pairs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
+
+if TYPE_CHECKING:  # models take seconds to import, which `tokenize` does not need
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 INPUT = "token_type_ids"
 

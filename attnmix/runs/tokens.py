@@ -15,8 +15,7 @@ from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.core.store import texts as store
 from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
-from attnmix.models.encoding import TokenizedText, tokenize_texts
-from attnmix.models.loading import check_words
+from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 
