@@ -179,13 +179,14 @@ def _own_share(read: Read) -> str:
 
 def _maps(read: Read) -> str:
     quality = read(f"{PLOTS}reduce/map_quality.csv").set_index(["measure", "layout"])
+    names = [name for name in LAYOUTS if name in quality.index.get_level_values("layout")]
     rows = []
     for measure, label in MAP_MEASURES.items():
         # A layout with a map for each point has no measures within points: all of its measures are.
-        cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in LAYOUTS]
+        cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
         shown = ("" if cell is None else f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)
         rows.append((label, *shown))
-    return _markdown(("", *LAYOUTS), rows)
+    return _markdown(("", *names), rows)
 
 
 def _settings(read: Read) -> str:

@@ -197,7 +197,7 @@ def write_stores(tokens: int) -> dict[Site, Any]:
 
 
 def test_the_stage_writes_maps_and_their_scores(workspace: Workspace) -> None:
-    workspace(umap={"stability_seeds": [3]})
+    workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     features = {site: block.astype(np.float32) for site, block in write_stores(60).items()}
     reduce.main(read_parameters())
     run = Run(Path())
@@ -360,7 +360,7 @@ def test_equal_vectors_are_in_one_place_of_every_layout(workspace: Workspace, di
 
 
 def test_more_neighbours_than_vectors_are_one_error_before_any_map(workspace: Workspace) -> None:
-    workspace(umap={"n_neighbors": 40})
+    workspace(umap={"layouts": list(LAYOUTS), "n_neighbors": 40})
     write_stores(40)
     with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 of 40 vectors; allowed: 2 to 39$"):
         reduce.main(read_parameters())
@@ -400,7 +400,7 @@ def outputs() -> dict[str, bytes]:
 
 def reduced(workspace: Workspace) -> dict[str, bytes]:
     """Return what `reduce` writes of a map with a second seed; the parameters and stores stay."""
-    workspace(umap={"stability_seeds": [3]})
+    workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
     reduce.main(read_parameters())
     return outputs()

@@ -277,7 +277,7 @@ class UmapParameters(Section):
     seed: Seed = 2
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
-    layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = list(LAYOUTS)
+    layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = ["joint", "pca"]
     max_points: Annotated[Annotated[int, Field(ge=4)] | None, BeforeValidator(_empty_as_none)] = 100_000
     stability_seeds: list[Seed] = [3]
 
