@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
-epoch with the lowest validation loss is kept. A killed run resumes from its last complete epoch. Without epochs, a
-classifier that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/{finetune,finetune_by_class}.csv`, the first of which grows while the model trains.
+epoch with the lowest validation loss is kept, of a training with permuted labels the last. A killed run resumes from
+its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
+`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`, the
+first of which grows while the model trains.
 """
 
 import json
@@ -43,7 +44,7 @@ from attnmix.core.store.writers import write_metrics, write_plot
 from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
 from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
-from attnmix.models.loading import load_classifier, load_trained
+from attnmix.models.loading import freeze_layers, load_classifier, load_trained
 from attnmix.models.segments import read_segments
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
@@ -61,8 +62,10 @@ def main(parameters: Parameters) -> None:
     finetune, run = parameters.finetune, Run(Path())
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
+    if finetune.labels == "permuted":
+        for split in ("train", "validation"):
+            splits[split] = _permuted(splits[split], parameters.seed)
     parameters.capture.check_documents(len(splits["test"]))
-    folder = unfinished_folder("finetune", parameters, run.root)
 
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
@@ -73,6 +76,8 @@ def main(parameters: Parameters) -> None:
         from attnmix.models.adapters import with_lora  # seconds to load
 
         model = with_lora(model, **finetune.lora.model_dump())
+    freeze_layers(model.base_model, finetune.frozen_layers)
+    folder = unfinished_folder("finetune", parameters, run.root)
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
@@ -97,7 +102,7 @@ def main(parameters: Parameters) -> None:
             save_strategy="epoch",
             save_total_limit=1,  # besides the best
             logging_nan_inf_filter=False,  # it would log the mean of the others instead
-            load_best_model_at_end=True,
+            load_best_model_at_end=finetune.labels == "given",
             logging_steps=0.05 if finetune.epochs < 5 else 0.02,
             # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
             average_tokens_across_devices=False,
@@ -135,10 +140,11 @@ def main(parameters: Parameters) -> None:
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
-    best = min((entry for entry in trainer.state.log_history if "eval_loss" in entry), key=itemgetter("eval_loss"))
+    epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    kept = min(epochs, key=itemgetter("eval_loss")) if trainer.args.load_best_model_at_end else epochs[-1]
     metrics = {
         "test": _test_metrics(prediction.metrics or {}, predictions["label"], splits["train"]["label"].mode()[0]),
-        "best_epoch": round(best["epoch"]),
+        "best_epoch": round(kept["epoch"]),
         "computed_on": computed_on(parameters.arithmetic, chosen()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
@@ -226,6 +232,13 @@ class GrowingCurves(transformers.TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero:
             write_plot(CURVES, _curves(state.log_history), self.tables)
+
+
+def _permuted(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Return the reviews with the labels of others, each as often as before."""
+    order = np.random.default_rng(seed).permutation(len(reviews))
+    labels = reviews[["label", "label_name"]].to_numpy()[order]
+    return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:

@@ -245,3 +245,6 @@ def test_linears_that_a_model_lacks_are_one_error(workspace: Workspace) -> None:
     workspace("other", finetune={"epochs": 0, "lora": lora})
     with pytest.raises(InputError, match="lora needs epochs of 1 or more"):
         read_parameters()
+    workspace("third", finetune={"epochs": 1, "frozen_layers": 1, "lora": lora})
+    with pytest.raises(InputError, match="lora and frozen_layers exclude each other"):
+        read_parameters()

@@ -16,7 +16,7 @@ import torch
 from conftest import SHORT, Workspace, digest, plain_logits, toy_reviews, write_parameters, write_reviews
 from safetensors.torch import load_file
 from stage_process import run_stage
-from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import load_tokenizer
@@ -93,6 +93,42 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     scores = plain_logits(finetuned / "models/finetuned", reviews["text"])
     truth = torch.tensor(reviews["label"].to_numpy())
     assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(best["loss"], abs=1e-4)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE | {"labels": "permuted"}, **SHORT), tiny_bert)
+    trained_on: dict[str, list[int]] = {}
+
+    def watched(trainer: Trainer, **_options: Any) -> None:
+        for split, examples in (("train", trainer.train_dataset), ("validation", trainer.eval_dataset)):
+            trained_on[split] = [example["labels"] for example in examples]
+        trainer.state.log_history = [{"epoch": epoch, "step": epoch, "eval_loss": float(epoch)} for epoch in (1, 2)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train", watched)
+        finetune.main(read_parameters())
+    for split, labels in trained_on.items():
+        given = pd.read_parquet(folder / f"data/reviews/{split}.parquet")["label"].tolist()
+        assert sorted(labels) == sorted(given)
+        assert labels != given
+    metrics = json.loads((folder / "reports/metrics/finetune.json").read_text())
+    assert metrics["best_epoch"] == 2  # the first has the lower loss
+
+
+def test_frozen_layers_keep_their_weights_and_the_embeddings_too(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE | {"epochs": 1, "frozen_layers": 1}, **SHORT), tiny_bert)
+    before = weights_of(folder / "models/pretrained")
+    finetune.main(read_parameters())
+    after = weights_of(folder / "models/finetuned")
+    same = {name for name, weight in before.items() if name in after and torch.equal(weight, after[name])}
+    frozen = {name for name in before if "embeddings." in name or ".layer.0." in name}
+    assert len(frozen) > 10
+    assert frozen & after.keys() <= same
+    assert not [name for name in same - frozen if ".layer." in name and name.endswith("weight")]
 
 
 @pytest.mark.long  # half a minute
@@ -213,6 +249,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be dealt out evenly to 2 proc"),
     ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
     ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
+    ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with weights of"),
     # What later stages would refuse.
     ("capture", {"documents": [500]}, r"capture\.documents: there is no test review 500; rows 0 to \d+ are"),
     ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),

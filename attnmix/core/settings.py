@@ -195,12 +195,18 @@ class FinetuneParameters(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    labels: Literal["given", "permuted"] = "given"
+    frozen_layers: CountOrZero = 0
     lora: Annotated[LoraParameters | None, BeforeValidator(_empty_as_none)] = None
 
     @model_validator(mode="after")
     def _lora_is_trained(self) -> FinetuneParameters:
         if self.lora and not self.epochs:
             raise ValueError("lora needs epochs of 1 or more")
+        if self.lora and self.frozen_layers:
+            raise ValueError(
+                "lora and frozen_layers exclude each other: adapters leave every layer's weights as they are"
+            )
         return self
 
 

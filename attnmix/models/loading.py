@@ -20,7 +20,7 @@ from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import check_words, encode, padded
-from attnmix.models.families import check_config
+from attnmix.models.families import check_config, family_of
 from attnmix.models.segments import check_segments, read_segments
 
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
@@ -279,6 +279,25 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
             f"model.name: the tokenizer of {name} knows {len(beyond)} tokens that the embedding of {rows} rows does "
             f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"
         )
+
+
+def freeze_layers(base: PreTrainedModel, count: int) -> None:
+    """Leave the weights of the first `count` layers out of a training, with those of the embeddings before them.
+
+    `InputError` where the model has fewer layers with weights of their own.
+    """
+    if not count:
+        return
+    stack = family_of(base.config).stacks[0]
+    layers = [module for path, module in base.named_modules() if stack.is_layer(path)]
+    if count > len(layers):
+        problem = f"the model has {len(layers)} layers with weights of their own"
+        raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")
+    last = list(layers[count - 1].parameters())[-1]
+    for parameter in base.parameters():  # in forward order: embeddings, then layers
+        parameter.requires_grad_(False)
+        if parameter is last:
+            return
 
 
 def _check_padding(name: str, padding: int, rows: int) -> None:
