@@ -14,7 +14,7 @@ from browser import Opened
 from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
-from page_run import LAYOUTS, choose, open_changed, save_page, tokens
+from page_run import choose, open_changed, save_page, tokens
 
 import attnmix
 from attnmix.core.names import Site
@@ -159,21 +159,15 @@ LAST_PICTURE = """() => {
 }"""
 
 
-def zoom_out(page: Any) -> None:
-    """Show the map of all texts."""
-    for _ in range(4):
-        page.locator("#map-canvas").press("-")
-
-
 def test_slider_walks_through_the_points_and_the_places_are_the_files(opened: Opened) -> None:
     page = opened.page
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     page.locator("#point").focus()
     for key, name in (("Home", "Word embedding"), ("End", "Layer 3: Layer output")):
         page.keyboard.press(key)
         assert page.locator("#point").get_attribute("aria-valuetext") == name
     assert page.locator("#layer").input_value() == "3"
-    rows, expected = opened.values("map-pane"), places(3, "layer_output", "joint")
+    rows, expected = opened.values("map-pane"), places(3, "layer_output", "aligned")
     shown = np.array([[float(row["x"]), float(row["y"])] for row in rows])
     pixels = np.array(opened.drawn()["pixels"])
     for axis, sign in ((0, 1), (1, -1)):
@@ -190,12 +184,11 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
     page.reload()
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.clock.run_for(1000)
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     page.locator("#words").press("Escape")
-    zoom_out(page)
     page.evaluate(RECORD_DOTS)
     page.clock.pause_at(page.evaluate("Date.now()") + 1000)
-    at_points = [places(site.layer, site.point, "joint") for site in Run(Path()).sites]
+    at_points = [places(site.layer, site.point, "aligned") for site in Run(Path()).sites]
     moves = [np.abs(after - before).max() for before, after in pairwise(at_points)]
     choose(page, "point", str(int(np.argmax(moves))))  # before the largest move
     page.clock.run_for(1000)  # until the map stands still there
@@ -228,11 +221,10 @@ def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it
     page, run = opened.page, Run(Path())
     choose(page, "point", "4")
     site = run.sites[4]
-    assert page.locator("#layout").input_value() == "separate"
-    for layout in LAYOUTS:
+    assert page.locator("#layout").input_value() == "pca"
+    for layout in ("pca", "aligned"):
         choose(page, "layout", layout)
-        measure = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
-        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, measure)]
+        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, "neighbours_kept")]
         here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].iloc[0]
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
         assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
@@ -252,7 +244,13 @@ def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:
 def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     page = opened.page
     choose(page, "point", "8")
-    legends = {"position": "first token", "class": "punctuation", "ratio": "mixing ratio 0%", "document": "text/0"}
+    legends = {
+        "position": "first token",
+        "class": "punctuation",
+        "ratio": "mixing ratio 0%",
+        "document": "text/0",
+        "predicted": "positive",
+    }
     pictures = set()
     for colour, legend in legends.items():
         choose(page, "colour", colour)
@@ -271,7 +269,7 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
 def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> None:
     page = opened.page
     page.locator("#words").press("Escape")
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     drawn = opened.drawn()
     page.locator("#map-canvas").scroll_into_view_if_needed()
     box = page.locator("#map-canvas").bounding_box()

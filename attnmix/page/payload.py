@@ -29,12 +29,6 @@ CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; 
 SOURCES = 12  # kept for each token
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
-CONTROL_LABELS = {
-    "text_mean_value": "One value shared by all tokens",
-    "shuffled_words": "Words in random order",
-    "random_weights": "Random weights",
-    "without_value_bias": "Without the value's bias",
-}
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
@@ -95,7 +89,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             "checkpoints": dict(checkpoints),
             "matrices": PART_LABELS | labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,
-            "controls": CONTROL_LABELS,
+            "controls": labels.CONTROL_LABELS,
             "derivatives": {name: each for name, each in DERIVATIVE_LABELS.items() if name in moved},
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
