@@ -81,9 +81,8 @@ def planted(**values: float) -> Any:
 @pytest.mark.parametrize(("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": no measurable change")])
 def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
-    assert found["headline"].startswith(
-        f"A word's last vector: 50% from other words before fine-tuning, {50 - 100 * own:.0f}% after, in this one training"
-    )
+    shares = f"50% from other words before fine-tuning, {50 - 100 * own:.0f}% after"
+    assert found["headline"].startswith(f"A word's last vector: {shares}, in this one training")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])
     assert before == pytest.approx([0.75, 0.5])
@@ -138,7 +137,7 @@ def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
     run.tables["measure/parts"] = run.tables["measure/parts"].iloc[:0]
     found = answer(run)
     assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
-    assert not any("share from others" in sentence for sentence in found["sentences"])
+    assert not any("others' share" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
     assert class_evidence(run) == []
     run.differences = run.differences.iloc[:0]

@@ -98,11 +98,17 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
     for method in ("parts", "alti", "attention", "value_zeroing", "norm"):
         choose(page, "share", method)
         matrix = 100 * shares(checkpoint, 2, method=method)
-        own, others = re.search(r"([\d.]+)% its own, ([\d.]+)% from other", page.locator("#card").inner_text()).groups()
+        others, own = re.search(
+            r"([\d.]+)% from other tokens, ([\d.]+)% its", page.locator("#card").inner_text()
+        ).groups()
         assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
         taken = np.delete(matrix[3], 3)
         listed = [number(text) for text in page.locator("#sources li").all_inner_texts()]
         assert listed == pytest.approx(sorted(taken, reverse=True)[:8], abs=0.051)
+        labels = re.findall(r"([\d.]+)%", page.locator("#bar-parts").inner_text())
+        main = sorted(taken, reverse=True)[:4]
+        parts = [matrix[3, 3], *main, taken.sum() - sum(main)]
+        assert [float(label) for label in labels] == pytest.approx(parts, abs=0.061)
         kept = np.argsort(-matrix, axis=1, kind="stable")[:, :12]
         gave = [matrix[token, 3] for token in range(len(matrix)) if token != 3 and 3 in kept[token]]
         listed = [number(text) for text in page.locator("#gave li").all_inner_texts()]
@@ -126,6 +132,71 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     page.locator("#token-3").click()
     assert "+0.0" not in page.locator("#card").inner_text()
     assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
+
+
+def test_position_layer_and_head_are_kept_from_text_to_text(opened: Opened) -> None:
+    page, table = opened.page, tokens()
+    starts = table.groupby("document", sort=False).apply(lambda rows: rows.index[0])
+    lengths = table.groupby("document", sort=False).size()
+    choose(page, "document", "2")
+    page.locator("#words").press("End")
+    choose(page, "layer", "2")
+    last = lengths["text/0"] - 1
+    for number, name in enumerate(["test/0", "test/1"]):
+        choose(page, "document", str(number))
+        kept = starts[name] + min(last, lengths[name] - 1)
+        assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{kept}"
+        assert page.locator("#layer").input_value() == "2"
+        last = min(last, lengths[name] - 1)
+    page.locator("#words").press("Escape")
+    choose(page, "document", "0")
+    assert page.locator("#words span[aria-selected=true]").count() == 0  # as none was chosen before
+
+
+def test_shares_are_grouped_with_the_recommended_first(opened: Opened) -> None:
+    groups = opened.page.locator("#share optgroup").evaluate_all(
+        "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
+    )
+    assert groups[0] == ["Recommended", ["parts", "attnresln_n"]]
+    title, others = groups[1]
+    assert title == "Other measures"
+    assert len(others) == len(set(others)) > 8
+    assert not {"parts", "attnresln_n"} & set(others)
+    choose(opened.page, "share", others[-1])
+    assert opened.page.locator("#share").input_value() == others[-1]
+
+
+def test_largest_changes_by_fine_tuning_are_listed_and_chosen_by_a_click(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    matrices = [Run(Path()).matrix(name, "test/0", "parts") for name in ("pretrained", "finetuned")]
+    before, after = (np.diagonal(np.asarray(each, float), axis1=1, axis2=2) for each in matrices)
+    changes_LT = 100 * (before - after)  # of what is not its own
+    layers, columns = np.abs(changes_LT).argmax(axis=0), np.arange(changes_LT.shape[1])
+    largest = changes_LT[layers, columns]
+    order = np.argsort(-np.abs(largest), kind="stable")[:6]
+    buttons = page.locator("#changes button")
+    texts = [text.replace("\N{MINUS SIGN}", "-") for text in buttons.all_inner_texts()]
+    values = [float(re.search(r"([-+][\d.]+) points", text)[1]) for text in texts]
+    assert values == pytest.approx(largest[order].tolist(), abs=0.06)
+    buttons.nth(1).click()
+    assert page.locator("#words .chosen").get_attribute("id") == f"token-{order[1]}"
+    assert page.locator("#layer").input_value() == str(layers[order[1]] + 1)
+
+
+def test_token_that_the_classifier_reads_is_marked(copied: Path, chromium: Any) -> None:
+    run = Run(Path())
+    predictions = run.predictions
+    write_table(run.predictions_file, predictions.assign(read_position=[0, 2, -1]))
+    shown = open_changed(chromium)
+    starts = tokens().groupby("document", sort=False).apply(lambda rows: rows.index[0])
+    for number, (name, position) in enumerate({"test/0": 0, "test/1": 2, "text/0": None}.items()):
+        choose(shown.page, "document", str(number))
+        marked = shown.page.locator('#words span[title*="read by the classifier"]')
+        ids = marked.evaluate_all("all => all.map(each => each.id)")
+        assert ids == ([] if position is None else [f"token-{starts[name] + position}"])
+        assert ("the classifier reads" in shown.page.locator("#grid").inner_text()) == (position is not None)
+    shown.close()
 
 
 # The map.

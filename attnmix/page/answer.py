@@ -101,7 +101,7 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
 
 
 def _counted_tokens(run: Results, shares: pd.DataFrame) -> list[str]:
-    return [] if shares.empty else [f"The {{share from others}} is a mean over the {len(run.tokens)} tokens here."]
+    return [] if shares.empty else [f"The {{others' share}} is a mean over the {len(run.tokens)} tokens here."]
 
 
 def _one_model(run: Results) -> str:
@@ -116,10 +116,10 @@ def _share_change(shares: pd.DataFrame) -> str:
     last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
-        return f"The {{share from others}} changes by {change} points; {reviews} are too few for an {{interval}}."
+        return f"The {{others' share}} changes by {change} points; {reviews} are too few for an {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
-        f"The {{share from others}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
+        f"The {{others' share}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
         f"{last['documents']:.0f} reviews."
     )
 

@@ -207,7 +207,7 @@ export const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
   "mixing ratio":
     "The length of what all other tokens together give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
-  "share from others":
+  "others' share":
     "How much of a token's vector comes from other tokens, followed exactly from the input on with attention as it was: the length of their parts added up, divided by that plus the length of the token's own part.",
   "exact parts":
     "A vector as a sum of parts, one for each token of the input, which add up to the model's own vector. A token's share of itself is that of its own part; the rest is divided among the others by the lengths of their parts.",

@@ -126,7 +126,7 @@ export function Tokens(props: { id: string; tokens: number[]; prefix: string; la
               style={{ ...style, backgroundColor: looks?.colour, color: looks?.ink }}
               data-token={token}
               data-share={said}
-              title={`${nameOf(token)}, position ${positionOf(token)}${said && `, ${wordKind()} ${said}`}${isRead(token) ? ", read by the classifier" : ""}`}
+              title={`${nameOf(token)}, position ${positionOf(token)}${isRead(token) ? ", read by the classifier" : ""}${said && `, ${wordKind()} ${said}`}`}
             >
               {words[token]}
             </span>
