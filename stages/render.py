@@ -20,7 +20,15 @@ from attnmix.core.settings import DatasetParameters, ModelParameters, RenderPara
 from attnmix.core.store.runs import Run
 from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
-from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_own_share, draw_reviews, draw_steps, draw_strips
+from attnmix.figures.mixing import (
+    draw_by_layer,
+    draw_main,
+    draw_matrices,
+    draw_own_share,
+    draw_reviews,
+    draw_steps,
+    draw_strips,
+)
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
@@ -118,6 +126,7 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     """Yield the figures of mixing; a decoder that follows an encoder has its own of a text, ending in `_decoder`."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
+    yield run.figures / "main", draw_main, run.mixing[0], run.table("measure/mixing_controls"), xlabel
     yield run.figures / "own_share", draw_own_share, run.table("measure/parts"), xlabel
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel

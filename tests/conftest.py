@@ -110,7 +110,7 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
 
 def write_captured_texts(documents: Sequence[str]) -> None:
     """Write into the current folder the classes and token scores that `inspect` writes of captured texts."""
-    table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
+    table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75, read_position=0)
     write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 

@@ -81,13 +81,12 @@ def planted(**values: float) -> Any:
 @pytest.mark.parametrize(("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": no measurable change")])
 def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
-    assert found["headline"].startswith(
-        f"A word's last vector: 50% its own before fine-tuning, {50 + 100 * own:.0f}% after, in this one training"
-    )
+    shares = f"50% from other words before fine-tuning, {50 - 100 * own:.0f}% after"
+    assert found["headline"].startswith(f"A word's last vector: {shares}, in this one training")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])
-    assert before == pytest.approx([0.25, 0.5])
-    assert after == pytest.approx([0.25 + own / 2, 0.5 + own])
+    assert before == pytest.approx([0.75, 0.5])
+    assert after == pytest.approx([0.75 - own / 2, 0.5 - own])
 
 
 def test_few_reviews_have_no_interval() -> None:
@@ -95,13 +94,13 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/parts"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith("by +5.0 points; 7 reviews are too few for an {interval}.")
+    assert found["sentences"][0].endswith("by \u22125.0 points; 7 reviews are too few for an {interval}.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
-    assert "by \u221230.0 points, 95% {interval} \u221240.0 to \u221220.0, over 8 reviews" in change
+    assert "by +30.0 points, 95% {interval} +20.0 to +40.0, over 8 reviews" in change
     assert "goes from 15% to 25%" in ratio
     assert "the ratio changes by +7.0 points; in true order, +10.0" in shuffled
     for sentence in (change, ratio, shuffled):
@@ -138,7 +137,7 @@ def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
     run.tables["measure/parts"] = run.tables["measure/parts"].iloc[:0]
     found = answer(run)
     assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
-    assert not any("own part" in sentence for sentence in found["sentences"])
+    assert not any("others' share" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
     assert class_evidence(run) == []
     run.differences = run.differences.iloc[:0]

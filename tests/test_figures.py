@@ -24,7 +24,7 @@ from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
-from attnmix.figures.mixing import draw_matrices, draw_reviews, draw_strips
+from attnmix.figures.mixing import draw_main, draw_matrices, draw_reviews, draw_strips
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
 from attnmix.figures.tokens import (
     CapturedTexts,
@@ -159,7 +159,7 @@ def test_every_captured_document_gets_its_figures(copied: Path) -> None:
     captured = read_captured(run.tokens, run.steps)
     drawings = list(mixing_figures(run, captured))
     stems, documents = (
-        {"mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"},
+        {"main", "mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"},
         ("test_0", "test_1", "text_0"),
     )
     for kind in ("contributions", "rollouts"):
@@ -168,7 +168,7 @@ def test_every_captured_document_gets_its_figures(copied: Path) -> None:
     assert {path.name for path, *_ in drawings} == stems
     drawn = [drawing for drawing in drawings if "test_" not in drawing[0].name]  # those of one text are enough
     draw_all(drawn, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
-    assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 9
+    assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 10
 
     def text_of(name: str) -> str:
         return (run.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")
@@ -227,9 +227,41 @@ def test_strips_end_with_the_difference(tokens: int) -> None:
         shown = np.concatenate([cells_of(axes.images[0]) for axes in panels[place::3]], axis=1)
         np.testing.assert_allclose(shown[:, :tokens], expected)
         assert np.isnan(shown[:, tokens:]).all()
-    scale = panels[2].images[0].norm
-    assert scale.vmin == -scale.vmax
+    scales = [axes.images[0].norm for axes in panels]
+    assert [(scale.vmin, scale.vmax) for scale in scales[:3]] == [(0, 1), (0, 1), (-1, 1)]
     assert [axes.get_ylabel() for axes in panels[:3]] == ["Pretrained", "Fine-tuned", "Difference"]
+
+
+def test_main_figure_has_both_checkpoints_and_controls_in_one_column() -> None:
+    layers = range(1, 4)
+    rows = pd.DataFrame({"layer": layers, "method": "attn_n"})
+    checkpoints = [rows.assign(checkpoint=name, mean=mean) for name, mean in (("pretrained", 0.2), ("finetuned", 0.4))]
+    means = {
+        ("shuffled_words", "finetuned"): 0.35,
+        ("shuffled_words", "pretrained"): 0.9,
+        ("random_weights", "random"): 0.1,
+    }
+    controls = [rows.assign(control=name, checkpoint=model, mean=mean) for (name, model), mean in means.items()]
+    mixing, control_rows = (
+        pd.concat(each).assign(ci_low=lambda table: table["mean"] - 0.05, ci_high=lambda table: table["mean"] + 0.05)
+        for each in (checkpoints, controls)
+    )
+    figure: Any = draw_main(mixing, control_rows, "Layer")
+    (axes,) = figure.axes
+    assert figure.get_figwidth() == 3.3
+    shown = {line.get_label(): set(line.get_ydata()) for line in axes.lines}
+    assert shown == {
+        **{"Pretrained": {0.2}, "Fine-tuned": {0.4}},
+        **{"Words in random order": {0.35}, "Random weights": {0.1}},
+    }
+    bands = [part.get_paths()[0].vertices[:, 1] for part in axes.collections]
+    ends = [(band.min(), band.max()) for band in bands]
+    np.testing.assert_allclose(ends, [(mean - 0.05, mean + 0.05) for mean in (0.2, 0.4, 0.35, 0.1)])
+    figure.draw_without_rendering()
+    edges = figure.bbox
+    for text in (*axes.texts, axes.title, axes.yaxis.label):
+        box = text.get_window_extent()
+        assert edges.x0 <= box.x0 < box.x1 <= edges.x1
 
 
 @pytest.mark.parametrize("names", [["finetuned"], ["pretrained", "finetuned"]])

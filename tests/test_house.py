@@ -23,7 +23,8 @@ from pydantic import BaseModel
 from attnmix.core import names
 from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures import labels
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.controls import CONTROLS, RANDOM
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import PROJECTED, Stack
 from stages.common.parameters import Parameters, read_parameters
@@ -174,6 +175,12 @@ def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str
 
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
+    assert set(MATRICES) <= set(labels.MATRIX_LABELS)
+    assert set(labels.STEP_MEASURES) == set(names.STEP_MEASURES)
+    assert set(labels.CONTROL_LABELS) <= set(CONTROLS)
+    assert labels.RANDOM_MODEL == RANDOM
+    assert set(labels.CURVE_LOOKS) <= {*names.CHECKPOINT_NAMES, *labels.CONTROL_LABELS}
     assert tuple(labels.CHECKPOINTS) == names.CHECKPOINT_NAMES
     assert (*labels.SPECIAL_LOOKS, *labels.WORD_CLASSES) == names.TOKEN_CLASSES
     assert tuple(labels.IMPORTANCE) == names.IMPORTANCE_NAMES

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from colours import contrast, distance, lab, linear, without_green_cones
 from conftest import REPOSITORY
+
+from attnmix.figures.labels import CURVE_LOOKS, LESS_COLOURS, SHARE_COLOURS
 
 LEAST_DISTANCE = 12  # of CIEDE2000; 2 is just seen where colours touch, lines and dots are far apart
 PICTURES = {
@@ -16,6 +18,23 @@ PICTURES = {
     "text and picture of layers": ("took", "gave", "mark", "ink"),
     "heads": ("after", "took", "mark", "ink"),
 }
+
+
+SCRIPT = (REPOSITORY / "attnmix/page/src/colours.ts").read_text("utf-8")
+RINGS = ("mark", "took", "ink")  # around dots of the map
+
+
+def kinds(theme: str) -> list[str]:
+    """Return the map's colours of texts, classes and kinds of tokens."""
+    table = SCRIPT.partition("const KINDS")[2].partition("};")[0]
+    return re.findall(r"#[0-9a-f]{6}", table.partition(f"{theme}:")[2].partition("]")[0])
+
+
+def are_far_apart(one: str, other: str) -> bool:
+    """Return True where two colours can be told apart, without green cones too."""
+    pair = linear(one), linear(other)
+    seen_without = [without_green_cones(each) for each in pair]
+    return min(distance(*map(lab, pair)), distance(*map(lab, seen_without))) > LEAST_DISTANCE
 
 
 def themes() -> dict[str, dict[str, str]]:
@@ -33,11 +52,29 @@ def themes() -> dict[str, dict[str, str]]:
 def test_every_two_colours_of_a_picture_are_far_apart_and_readable(theme: str, picture: str) -> None:
     colours = themes()[theme]
     for one, other in combinations(PICTURES[picture], 2):
-        pair = linear(colours[one]), linear(colours[other])
-        assert distance(*map(lab, pair)) > LEAST_DISTANCE, (one, other)
-        assert distance(*(lab(without_green_cones(each)) for each in pair)) > LEAST_DISTANCE, (one, other)
+        assert are_far_apart(colours[one], colours[other]), (one, other)
     for name in PICTURES[picture]:
         assert contrast(colours[name], colours["paper"]) >= 4.5, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_two_colours_of_the_map_are_far_apart(theme: str) -> None:
+    colours, dots = themes()[theme], kinds(theme)
+    assert len(dots) == 8
+    pairs = [*combinations(dots, 2), *product(dots, [colours[name] for name in RINGS])]
+    assert [pair for pair in pairs if not are_far_apart(*pair)] == []
+    assert min(contrast(dot, colours["paper"]) for dot in dots) >= 3
+
+
+def test_figures_have_the_pages_colours() -> None:
+    light = themes()["light"]
+    names = {"pretrained": "before", "finetuned": "after", "text_mean_value": "shared"}
+    names |= {"shuffled_words": "shuffled", "random_weights": "random"}
+    assert {each: colour for each, (colour, _) in CURVE_LOOKS.items()} == {key: light[on] for key, on in names.items()}
+    scale = re.search(r"light: \{ more: \[(.*?)\], less: \[(.*?)\]", SCRIPT)
+    assert scale
+    assert [light["paper"], *re.findall(r"#\w{6}", scale[1])] == list(SHARE_COLOURS)
+    assert re.findall(r"#\w{6}", scale[2]) == list(LESS_COLOURS)
 
 
 def test_charts_draw_with_no_other_colours() -> None:

@@ -182,13 +182,17 @@ def test_row_of_the_input_says_what_the_chosen_vector_is_made_of(opened: Opened)
     choose(page, "layer", "2")
     start = first_token("test/1")
     page.locator(f"#token-{start + 2}").click()
-    shares = np.asarray(Run(Path()).matrix("finetuned", "test/1", "parts"), dtype=float)[1, 2]
-    assert shares.sum() == pytest.approx(1, abs=1e-5)
-    largest = [source for source in np.argsort(-shares, kind="stable") if source != 2][:4]
-    text = page.locator("#chosen-text").inner_text().partition("Largest sources")[2]
-    assert [float(each) for each in re.findall(r"([\d.]+)%", text)] == pytest.approx(
-        (100 * shares[largest]).tolist(), abs=0.06
-    )
+    table = Run(Path()).tokens.query("document == 'test/1'")["token"].tolist()
+    _, *sentences = page.locator("#chosen-text").inner_text().split("Largest sources")
+    assert len(sentences) == len(CHECKPOINT_NAMES)
+    for checkpoint, sentence in zip(CHECKPOINT_NAMES, sentences, strict=True):
+        shares = np.asarray(Run(Path()).matrix(checkpoint, "test/1", "parts"), dtype=float)[1, 2]
+        assert shares.sum() == pytest.approx(1, abs=1e-5)
+        largest = [source for source in np.argsort(-shares, kind="stable") if source != 2][:4]
+        found = [float(each) for each in re.findall(r"([\d.]+)%", sentence)]
+        assert found == pytest.approx((100 * shares[largest]).tolist(), abs=0.06)
+        names = [table[source] + (f" ({source})" if table.count(table[source]) > 1 else "") for source in largest]
+        assert all(f" {name} " in sentence for name in names)
 
 
 def test_stretched_colours_are_named_in_the_legend(opened: Opened) -> None:

@@ -324,7 +324,7 @@ def test_printed_charts_and_map_are_those_of_the_screen(
     shown.close()
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
     assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
-    charts = [page for page in pages if "Own share of a token's vector" in page.text]
+    charts = [page for page in pages if "Share of a token's vector" in page.text]
     band_lies_around_its_label(charts[0])
     assert all((np.median(page.pixels, axis=(0, 1)) == 255).all() for page in pages)  # on white paper
     ring_is_round(next(page for page in pages if "Nearest to" in page.text))

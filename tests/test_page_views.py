@@ -14,7 +14,7 @@ from browser import Opened
 from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
-from page_run import LAYOUTS, choose, open_changed, save_page, tokens
+from page_run import choose, open_changed, save_page, tokens
 
 import attnmix
 from attnmix.core.names import Site
@@ -98,11 +98,17 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
     for method in ("parts", "alti", "attention", "value_zeroing", "norm"):
         choose(page, "share", method)
         matrix = 100 * shares(checkpoint, 2, method=method)
-        own, others = re.search(r"([\d.]+)% its own, ([\d.]+)% from other", page.locator("#card").inner_text()).groups()
+        others, own = re.search(
+            r"([\d.]+)% from other tokens, ([\d.]+)% its", page.locator("#card").inner_text()
+        ).groups()
         assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
         taken = np.delete(matrix[3], 3)
         listed = [number(text) for text in page.locator("#sources li").all_inner_texts()]
         assert listed == pytest.approx(sorted(taken, reverse=True)[:8], abs=0.051)
+        labels = re.findall(r"([\d.]+)%", page.locator("#bar-parts").inner_text())
+        main = sorted(taken, reverse=True)[:4]
+        parts = [matrix[3, 3], *main, taken.sum() - sum(main)]
+        assert [float(label) for label in labels] == pytest.approx(parts, abs=0.061)
         kept = np.argsort(-matrix, axis=1, kind="stable")[:, :12]
         gave = [matrix[token, 3] for token in range(len(matrix)) if token != 3 and 3 in kept[token]]
         listed = [number(text) for text in page.locator("#gave li").all_inner_texts()]
@@ -126,6 +132,71 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     page.locator("#token-3").click()
     assert "+0.0" not in page.locator("#card").inner_text()
     assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
+
+
+def test_position_layer_and_head_are_kept_from_text_to_text(opened: Opened) -> None:
+    page, table = opened.page, tokens()
+    starts = table.groupby("document", sort=False).apply(lambda rows: rows.index[0])
+    lengths = table.groupby("document", sort=False).size()
+    choose(page, "document", "2")
+    page.locator("#words").press("End")
+    choose(page, "layer", "2")
+    last = lengths["text/0"] - 1
+    for number, name in enumerate(["test/0", "test/1"]):
+        choose(page, "document", str(number))
+        kept = starts[name] + min(last, lengths[name] - 1)
+        assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{kept}"
+        assert page.locator("#layer").input_value() == "2"
+        last = min(last, lengths[name] - 1)
+    page.locator("#words").press("Escape")
+    choose(page, "document", "0")
+    assert page.locator("#words span[aria-selected=true]").count() == 0  # as none was chosen before
+
+
+def test_shares_are_grouped_with_the_recommended_first(opened: Opened) -> None:
+    groups = opened.page.locator("#share optgroup").evaluate_all(
+        "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
+    )
+    assert groups[0] == ["Recommended", ["parts", "attnresln_n"]]
+    title, others = groups[1]
+    assert title == "Other measures"
+    assert len(others) == len(set(others)) > 8
+    assert not {"parts", "attnresln_n"} & set(others)
+    choose(opened.page, "share", others[-1])
+    assert opened.page.locator("#share").input_value() == others[-1]
+
+
+def test_largest_changes_by_fine_tuning_are_listed_and_chosen_by_a_click(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    matrices = [Run(Path()).matrix(name, "test/0", "parts") for name in ("pretrained", "finetuned")]
+    before, after = (np.diagonal(np.asarray(each, float), axis1=1, axis2=2) for each in matrices)
+    changes_LT = 100 * (before - after)  # of what is not its own
+    layers, columns = np.abs(changes_LT).argmax(axis=0), np.arange(changes_LT.shape[1])
+    largest = changes_LT[layers, columns]
+    order = np.argsort(-np.abs(largest), kind="stable")[:6]
+    buttons = page.locator("#changes button")
+    texts = [text.replace("\N{MINUS SIGN}", "-") for text in buttons.all_inner_texts()]
+    values = [float(re.search(r"([-+][\d.]+) points", text)[1]) for text in texts]
+    assert values == pytest.approx(largest[order].tolist(), abs=0.06)
+    buttons.nth(1).click()
+    assert page.locator("#words .chosen").get_attribute("id") == f"token-{order[1]}"
+    assert page.locator("#layer").input_value() == str(layers[order[1]] + 1)
+
+
+def test_token_that_the_classifier_reads_is_marked(copied: Path, chromium: Any) -> None:
+    run = Run(Path())
+    predictions = run.predictions
+    write_table(run.predictions_file, predictions.assign(read_position=[0, 2, -1]))
+    shown = open_changed(chromium)
+    starts = tokens().groupby("document", sort=False).apply(lambda rows: rows.index[0])
+    for number, (name, position) in enumerate({"test/0": 0, "test/1": 2, "text/0": None}.items()):
+        choose(shown.page, "document", str(number))
+        marked = shown.page.locator('#words span[title*="read by the classifier"]')
+        ids = marked.evaluate_all("all => all.map(each => each.id)")
+        assert ids == ([] if position is None else [f"token-{starts[name] + position}"])
+        assert ("the classifier reads" in shown.page.locator("#grid").inner_text()) == (position is not None)
+    shown.close()
 
 
 # The map.
@@ -159,21 +230,15 @@ LAST_PICTURE = """() => {
 }"""
 
 
-def zoom_out(page: Any) -> None:
-    """Show the map of all texts."""
-    for _ in range(4):
-        page.locator("#map-canvas").press("-")
-
-
 def test_slider_walks_through_the_points_and_the_places_are_the_files(opened: Opened) -> None:
     page = opened.page
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     page.locator("#point").focus()
     for key, name in (("Home", "Word embedding"), ("End", "Layer 3: Layer output")):
         page.keyboard.press(key)
         assert page.locator("#point").get_attribute("aria-valuetext") == name
     assert page.locator("#layer").input_value() == "3"
-    rows, expected = opened.values("map-pane"), places(3, "layer_output", "joint")
+    rows, expected = opened.values("map-pane"), places(3, "layer_output", "aligned")
     shown = np.array([[float(row["x"]), float(row["y"])] for row in rows])
     pixels = np.array(opened.drawn()["pixels"])
     for axis, sign in ((0, 1), (1, -1)):
@@ -190,12 +255,11 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
     page.reload()
     page.wait_for_selector("html[data-drawn]", state="attached")
     page.clock.run_for(1000)
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     page.locator("#words").press("Escape")
-    zoom_out(page)
     page.evaluate(RECORD_DOTS)
     page.clock.pause_at(page.evaluate("Date.now()") + 1000)
-    at_points = [places(site.layer, site.point, "joint") for site in Run(Path()).sites]
+    at_points = [places(site.layer, site.point, "aligned") for site in Run(Path()).sites]
     moves = [np.abs(after - before).max() for before, after in pairwise(at_points)]
     choose(page, "point", str(int(np.argmax(moves))))  # before the largest move
     page.clock.run_for(1000)  # until the map stands still there
@@ -228,11 +292,10 @@ def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it
     page, run = opened.page, Run(Path())
     choose(page, "point", "4")
     site = run.sites[4]
-    assert page.locator("#layout").input_value() == "separate"
-    for layout in LAYOUTS:
+    assert page.locator("#layout").input_value() == "pca"
+    for layout in ("pca", "aligned"):
         choose(page, "layout", layout)
-        measure = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
-        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, measure)]
+        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, "neighbours_kept")]
         here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].iloc[0]
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
         assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
@@ -252,7 +315,13 @@ def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:
 def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     page = opened.page
     choose(page, "point", "8")
-    legends = {"position": "first token", "class": "punctuation", "ratio": "mixing ratio 0%", "document": "text/0"}
+    legends = {
+        "position": "first token",
+        "class": "punctuation",
+        "ratio": "mixing ratio 0%",
+        "document": "text/0",
+        "predicted": "positive",
+    }
     pictures = set()
     for colour, legend in legends.items():
         choose(page, "colour", colour)
@@ -271,7 +340,7 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
 def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> None:
     page = opened.page
     page.locator("#words").press("Escape")
-    choose(page, "layout", "joint")
+    choose(page, "layout", "aligned")
     drawn = opened.drawn()
     page.locator("#map-canvas").scroll_into_view_if_needed()
     box = page.locator("#map-canvas").bounding_box()

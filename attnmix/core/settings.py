@@ -301,4 +301,4 @@ class UmapParameters(Section):
 
 
 class RenderParameters(Section):
-    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png"]
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]

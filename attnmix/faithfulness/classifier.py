@@ -50,6 +50,12 @@ class Gradients(NamedTuple):
     logit_by_words_TD: Tensor  # its derivative by them
     read_T: Tensor  # True where the logit depends on the token's vector after the last layer
 
+    @property
+    def read_position(self) -> int:
+        """The position of the token that the head reads, or -1 where it reads several."""
+        positions = self.read_T.nonzero()[:, 0].tolist()
+        return int(positions[0]) if len(positions) == 1 else -1
+
 
 class HeadCall(NamedTuple):
     """A Linear after the last layer, and what enters and leaves it `[rows, width]`: of one token, or of all."""

@@ -148,8 +148,7 @@ def _shares(tokens: pd.DataFrame) -> torch.Tensor:
 
 def _read_position(classifier: Classifier, document: Document) -> int | None:
     """Return the position of the token whose vector the head reads, from the end if it is the last; None if several."""
-    read_T = classifier.gradients(document.ids.tolist(), 0).read_T
-    positions = read_T.nonzero()[:, 0].tolist()
-    if len(positions) != 1:
+    position = classifier.gradients(document.ids.tolist(), 0).read_position
+    if position < 0:
         return None
-    return int(positions[0]) if positions[0] == 0 else int(positions[0]) - len(document)
+    return position if position == 0 else position - len(document)

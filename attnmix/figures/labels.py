@@ -114,6 +114,24 @@ STEP_MEASURES = {
 }
 IMPORTANCE = {"leave_one_out": "Leave one out", "gradient_x_input": "Gradient x input"}
 CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
+CONTROL_LABELS = {
+    "text_mean_value": "One value shared by all tokens",
+    "shuffled_words": "Words in random order",
+    "random_weights": "Random weights",
+    "without_value_bias": "Without the value's bias",
+}
+RANDOM_MODEL = "random"  # stands for a checkpoint, in tables of controls
+CURVE_LOOKS = {
+    "pretrained": ("#6b7485", "-"),
+    "finetuned": ("#0060a0", "-"),
+    "text_mean_value": ("#7f1b00", "--"),
+    "shuffled_words": ("#005b3a", ":"),
+    "random_weights": ("#7a6a00", ":"),
+}
+"""Colours and lines of checkpoints and controls, the same in figures as on the page."""
+SHARE_COLOURS = ("#ffffff", "#5896cc", "#00386f")
+"""The page's scale of shares: at 0, 50 and 100 %; below 0 are `LESS_COLOURS`."""
+LESS_COLOURS = ("#d07f45", "#7a2c00")
 MAP_MEASURES = {
     "trustworthiness": "trustworthiness",
     "continuity": "continuity",

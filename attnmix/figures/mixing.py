@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, to_hex
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -21,7 +21,18 @@ from matplotlib.ticker import MaxNLocator
 
 from attnmix.core.store.runs import Run, row_shares
 from attnmix.figures import style
-from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, Mark, layer_label
+from attnmix.figures.labels import (
+    CHECKPOINTS,
+    CONTROL_LABELS,
+    CURVE_LOOKS,
+    MATRIX_LABELS,
+    RANDOM_MODEL,
+    RATIO_MARKS,
+    STEP_MARKS,
+    STEP_MEASURES,
+    Mark,
+    layer_label,
+)
 from attnmix.figures.tokens import TextLayers, short_part
 from attnmix.measures.ratios import preferred_ratio
 
@@ -34,10 +45,12 @@ LEFT, LABELS, HEAD, FOOT, GAP = 0.45, 1.05, 0.25, 0.42, 0.32  # inches; labels a
 PANEL_DISTANCE = LABELS + 0.1  # inches
 MAX_TICKS = 16
 
+MARKERS = {"pretrained": "o", "finetuned": "s"}
+SHOWN_CONTROLS = ("text_mean_value", "shuffled_words", "random_weights")
+
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
-LOOKS = {"pretrained": ("Blues", "o"), "finetuned": ("Oranges", "s")}
-OWN_SHARE_SHADE = 0.75  # place in the palettes
+REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # as the page's colours of both
 SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
@@ -47,7 +60,6 @@ MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too
 # Strips
 MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
 MAX_STRIP_TOKENS = 128
-MIN_COLOR_RANGE = 0.01  # smallest difference between the ends of a colour scale
 ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
 STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
 
@@ -76,6 +88,38 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
     return figure
 
 
+def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
+    """Return one column with the preferred ratio by layer: each checkpoint of `mixing.csv`, and its controls.
+
+    `controls` is `mixing_controls.csv`: those of the last checkpoint are drawn, and random weights. Bands are 95 %
+    intervals over reviews.
+    """
+    method = preferred_ratio(mixing["method"].unique().tolist())
+    names = [name for name in CHECKPOINTS if name in set(mixing["checkpoint"])]
+    curves = [(name, CHECKPOINTS[name], mixing[mixing["checkpoint"] == name]) for name in names]
+    in_checkpoint = controls[controls["checkpoint"].isin([names[-1], RANDOM_MODEL])]
+    curves += [(name, CONTROL_LABELS[name], in_checkpoint[in_checkpoint["control"] == name]) for name in SHOWN_CONTROLS]
+    figure, panels = _curve_panels(1, 1, 1.95)
+    axes = panels[0, 0]
+    axes.set(xlabel=xlabel, ylabel="Mixing ratio (95 % interval)", ylim=(0, 1), title=RATIO_MARKS[method].label)
+    for name, label, rows in curves:
+        curve = rows[rows["method"] == method].dropna(subset="mean").sort_values("layer")
+        if curve.empty:
+            continue
+        color, line = CURVE_LOOKS[name]
+        looks: Any = {"color": color, "linestyle": line, "marker": MARKERS.get(name), "clip_on": False}
+        axes.plot(curve["layer"], curve["mean"], label=fill(label, LABEL_CHARACTERS), **looks)
+        axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.2, linewidth=0)
+    _set_layer_ticks(axes, mixing)
+    style.label_curves(axes)
+    return figure
+
+
+def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
+    layers = sorted(rows["layer"].unique())
+    axes.set_xticks(layers[:: -(-len(layers) // MAX_TICKS)])
+
+
 def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
     """Return one column with each checkpoint's own share by layer of `parts.csv`; dashed is the rule `tangent`.
 
@@ -87,8 +131,8 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
     figure, panels = _curve_panels(1, 1, 1.95)
     axes = panels[0, 0]
     axes.set(xlabel=xlabel, ylabel="Own share of a token's vector", ylim=(0, 1))
-    for checkpoint, (palette, marker) in LOOKS.items():
-        color = style.darken_for_contrast(to_hex(colormaps[palette](OWN_SHARE_SHADE)))
+    for checkpoint, marker in MARKERS.items():
+        color, _ = CURVE_LOOKS[checkpoint]
         by_rule = shares[shares["checkpoint"] == checkpoint].groupby("rule", sort=False)
         for rule, curve in by_rule:
             layers, means = curve["layer"], curve["mean"]
@@ -97,7 +141,7 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
                 axes.fill_between(layers, curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
             else:
                 axes.plot(layers, means, color=color, linestyle="--", label="_dashed")
-    axes.set_xticks(sorted(shares["layer"].unique())[:: -(-shares["layer"].nunique() // MAX_TICKS)])
+    _set_layer_ticks(axes, shares)
     style.label_curves(axes)
     return figure
 
@@ -140,8 +184,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
             label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
             axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
             axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
-    layers = sorted(rows["layer"].unique())
-    axes.set_xticks(layers[:: -(-len(layers) // MAX_TICKS)])
+    _set_layer_ticks(axes, rows)
 
 
 def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> Figure:
@@ -163,14 +206,14 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     for edge in layers[1:]:
         axes.axvline(edge - 0.5, color="0.9", linewidth=0.6, zorder=0)
     handles: list[Any] = []
-    checkpoints = [name for name in LOOKS if name in set(reviews["checkpoint"])]
+    checkpoints = [name for name in REVIEW_LOOKS if name in set(reviews["checkpoint"])]
     sides = [(-0.25, " (left)"), (0.25, " (right)")] if len(checkpoints) > 1 else [(0.0, "")]
     width = SWARM_WIDTH / len(checkpoints)
     step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
     for name, (center, side) in zip(checkpoints, sides, strict=True):
         rows = reviews[reviews["checkpoint"] == name]
         offsets = rows.groupby("layer")["mean"].transform(_swarm, limits=axes.get_ylim(), width=width, step=step)
-        cmap, shape = style.high_contrast_cmap(LOOKS[name][0]), LOOKS[name][1]
+        cmap, shape = style.high_contrast_cmap(REVIEW_LOOKS[name][0]), REVIEW_LOOKS[name][1]
         shades: Any = {"c": rows["tokens"], "cmap": cmap, "norm": LogNorm(tokens.min(), tokens.max() + 1)}
         dots: Any = {"s": DOT**2, "marker": shape, "linewidths": 0, "rasterized": len(rows) > MAX_VECTOR_DOTS}
         axes.scatter(rows["layer"] + center + offsets, rows["mean"], **shades, **dots)
@@ -209,16 +252,14 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
         str(name): part.pivot_table(index="layer", columns="position", values=method, dropna=False)
         for name, part in rows.groupby("checkpoint", sort=False)
     }
-    low, high = np.nanpercentile([*ratios.values()], [100 - PERCENTILE, PERCENTILE])
-    colors: Any = ScalarMappable(Normalize(low, max(high, low + MIN_COLOR_RANGE)), "viridis")
+    colors: Any = ScalarMappable(Normalize(0, 1), style.share_cmap())
     strips = [(CHECKPOINTS[name], cells, colors) for name, cells in ratios.items()]
-    bars = {f"{RATIO_MARKS[method].label}, 1st to 99th percentile": colors}
+    bars = {f"{RATIO_MARKS[method].label}, one scale in all texts": colors}
     if len(ratios) == len(CHECKPOINTS):
         difference = ratios["finetuned"] - ratios["pretrained"]
-        largest = max(float(np.nanpercentile(difference.abs(), PERCENTILE)), MIN_COLOR_RANGE)
-        colors = ScalarMappable(Normalize(-largest, largest), "RdBu_r")
+        colors = ScalarMappable(Normalize(-1, 1), style.change_cmap())
         strips.append(("Difference", difference, colors))
-        bars["fine-tuned \N{MINUS SIGN} pretrained, 99th percentile"] = colors
+        bars["fine-tuned \N{MINUS SIGN} pretrained"] = colors
     labels = text.labels[:MAX_STRIP_TOKENS]
     per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
     lines = [labels[start : start + per_line] for start in range(0, len(labels), per_line)]
@@ -244,7 +285,7 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
             axes.spines[:].set_visible(False)
     for place, (meaning, colors) in enumerate(bars.items()):
         box = figure.add_axes((left + place * width / 2, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
-        bar = figure.colorbar(colors, cax=box, orientation="horizontal", extend="both", extendfrac=0.03)
+        bar = figure.colorbar(colors, cax=box, orientation="horizontal")
         bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
         bar.set_label(meaning, fontsize=6, labelpad=1)
     shown = sum(map(len, lines[: len(bottoms)]))

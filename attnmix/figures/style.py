@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from fontpkg_arimo import ROOT
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.ft2font import FaceFlags
@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from scipy.optimize import isotonic_regression
 
-from attnmix.figures.labels import Mark
+from attnmix.figures.labels import LESS_COLOURS, SHARE_COLOURS, Mark
 
 ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
@@ -125,6 +125,18 @@ def high_contrast_cmap(name: str) -> ListedColormap:
     """Return the part of a colour map that stands out on white."""
     colors = mpl.colormaps[name](np.linspace(0, 1, 256))
     return ListedColormap([color for color in colors if contrast_to_white(color) >= CONTRAST])
+
+
+@cache
+def share_cmap() -> LinearSegmentedColormap:
+    """Return the page's scale of shares, from 0 to 1."""
+    return LinearSegmentedColormap.from_list("shares", SHARE_COLOURS)
+
+
+@cache
+def change_cmap() -> LinearSegmentedColormap:
+    """Return the page's scale of changes of shares, from -1 to 1."""
+    return LinearSegmentedColormap.from_list("changes", [*LESS_COLOURS[::-1], *SHARE_COLOURS])
 
 
 def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:

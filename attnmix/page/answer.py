@@ -1,4 +1,4 @@
-"""What a run found, chosen by rule from its tables: a headline, at most three short sentences, and a chart.
+"""The answer of a run, chosen by rule from its tables: a headline, at most three short sentences, and a chart.
 
 A term in braces is in the page's glossary, where a reader looks it up at the word.
 """
@@ -23,16 +23,24 @@ def answer(run: Results) -> dict[str, Any]:
     The headline says what a word's last vector is made of, by parts; where the model cannot be taken apart, how much
     its layers mix.
     """
-    own = own_shares(run)
-    chart = _ratio_chart(run) if own.empty else _own_chart(own)
-    return {"headline": _headline(run, own), "sentences": _sentences(run, own), "chart": chart}
+    shares = others_shares(run)
+    chart = _ratio_chart(run) if shares.empty else _others_chart(shares)
+    return {"headline": _headline(run, shares), "sentences": _sentences(run, shares), "chart": chart}
 
 
-def own_shares(run: Results) -> pd.DataFrame:
-    """Return a token's own share by layer and checkpoint: that of the drawn reviews, or else of the captured texts.
+def others_shares(run: Results) -> pd.DataFrame:
+    """Return the share from other tokens by layer and checkpoint: of the drawn reviews, or else of the captured texts.
 
-    Columns are `checkpoint, layer, mean, ci_low, ci_high, documents`; of captured texts there is no interval.
+    It is the rest beside a token's own share, and the direction of the picture's colours. Columns are `checkpoint,
+    layer, mean, ci_low, ci_high, documents`; of captured texts there is no interval.
     """
+    own = _own_shares(run)
+    total = (own["checkpoint"] != "difference").astype(float)
+    rest = {"mean": total - own["mean"], "ci_low": total - own["ci_high"], "ci_high": total - own["ci_low"]}
+    return own.assign(**rest)
+
+
+def _own_shares(run: Results) -> pd.DataFrame:
     if _texts(run) > 1:
         table = run.table("measure/parts")
         own = table[(table["rule"] == "chord") & (table["quantity"] == "own_share") & (table["layer"] > 0)]
@@ -57,22 +65,22 @@ def _texts(run: Results) -> int:
     return int(run.mixing[0]["documents"].max())
 
 
-def _headline(run: Results, own: pd.DataFrame) -> str:
+def _headline(run: Results, shares: pd.DataFrame) -> str:
     curves, differences = run.mixing
-    if own.empty and differences.empty:
+    if shares.empty and differences.empty:
         return headline(curves)
-    if own.empty:
+    if shares.empty:
         means = preferred_means(curves)
         before, after = percent(means["pretrained"], 1), percent(means["finetuned"], 1)
         return f"Tokens mix at a ratio of {before} before fine-tuning, {after} after, in this one training"
-    last = own[own["layer"] == own["layer"].max()].set_index("checkpoint")
-    shares = {name: percent(mean) for name, mean in last["mean"].items()}
+    last = shares[shares["layer"] == shares["layer"].max()].set_index("checkpoint")
+    texts = {name: percent(mean) for name, mean in last["mean"].items()}
     if differences.empty:
-        (share,) = shares.values()
-        others = percent(1 - float(last["mean"].iloc[0]))
-        return f"A word's last vector: {share} its own, {others} from other words"
+        (text,) = texts.values()
+        own = percent(1 - float(last["mean"].iloc[0]))
+        return f"A word's last vector: {text} from other words, {own} its own"
     text = (
-        f"A word's last vector: {shares['pretrained']} its own before fine-tuning, {shares['finetuned']} after, "
+        f"A word's last vector: {texts['pretrained']} from other words before fine-tuning, {texts['finetuned']} after, "
         "in this one training"
     )
     interval = last.loc["difference"] if "difference" in last.index else None
@@ -82,18 +90,18 @@ def _headline(run: Results, own: pd.DataFrame) -> str:
     return text if changes else f"{text}: no measurable change"
 
 
-def _sentences(run: Results, own: pd.DataFrame) -> list[str]:
+def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     _, differences = run.mixing
     if differences.empty:
-        return [*_own_tokens(run, own), _one_model(run)]
-    sentences = [_own_change(own), _ratio_change(run), _shuffled_change(run)]
+        return [*_counted_tokens(run, shares), _one_model(run)]
+    sentences = [_share_change(shares), _ratio_change(run), _shuffled_change(run)]
     if _texts(run) == 1:
         sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
     return [sentence for sentence in sentences if sentence]
 
 
-def _own_tokens(run: Results, own: pd.DataFrame) -> list[str]:
-    return [] if own.empty else [f"The {{own part}} is a mean over the {len(run.tokens)} tokens here."]
+def _counted_tokens(run: Results, shares: pd.DataFrame) -> list[str]:
+    return [] if shares.empty else [f"The {{others' share}} is a mean over the {len(run.tokens)} tokens here."]
 
 
 def _one_model(run: Results) -> str:
@@ -101,17 +109,17 @@ def _one_model(run: Results) -> str:
     return f"Layer {most['layer']} adds most from others: its {{mixing ratio}} is {percent(most['mean'])}."
 
 
-def _own_change(own: pd.DataFrame) -> str:
-    rows = own[own["checkpoint"] == "difference"]
+def _share_change(shares: pd.DataFrame) -> str:
+    rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
     last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
-        return f"The {{own part}} changes by {change} points; {reviews} are too few for an {{interval}}."
+        return f"The {{others' share}} changes by {change} points; {reviews} are too few for an {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
-        f"The {{own part}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
+        f"The {{others' share}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
         f"{last['documents']:.0f} reviews."
     )
 
@@ -150,15 +158,16 @@ def headline(curves: pd.DataFrame) -> str:
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _own_chart(own: pd.DataFrame) -> dict[str, Any]:
-    layers = range(1, int(own["layer"].max()) + 1)
-    by_checkpoint = {str(name): rows for name, rows in own.groupby("checkpoint", sort=False) if name != "difference"}
-    named = {name: CHECKPOINTS[name] if len(by_checkpoint) > 1 else "Own share" for name in by_checkpoint}
-    series = [{"name": named[name], **curve(rows, layers)} for name, rows in by_checkpoint.items()]
+def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
+    layers = range(1, int(shares["layer"].max()) + 1)
+    grouped = shares.groupby("checkpoint", sort=False)
+    by_checkpoint = {str(name): rows for name, rows in grouped if name != "difference"}
+    labels = {name: CHECKPOINTS[name] if len(by_checkpoint) > 1 else "Share from others" for name in by_checkpoint}
+    series = [{"name": labels[name], **curve(rows, layers)} for name, rows in by_checkpoint.items()]
     return {
-        "title": "Own share of a token's vector since the input, by layer",
+        "title": "Share of a token's vector from other tokens since the input, by layer",
         "series": series,
-        "unit": "|own part| / (|own part| + |others' parts together|)",
+        "unit": "|others' parts together| / (|own part| + |others' parts together|)",
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from attnmix.core.names import LAYOUTS, SPACE
+from attnmix.core.names import SPACE
 from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import Results
@@ -63,9 +63,6 @@ def page_text(run: Results, subject: Subject) -> str:
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
         # A page of a few texts is of no params.yaml.
-        layouts_left_out=[
-            layout for layout in LAYOUTS if layout not in data["maps"] and subject.dataset and not data["mapNote"]
-        ],
         absence_notes=absence_notes(absent),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],

@@ -12,7 +12,8 @@ import pandas as pd
 from attnmix.core import names
 from attnmix.core.names import Site
 from attnmix.core.settings import MAX_PARTS_TOKENS
-from attnmix.core.store.results import Results
+from attnmix.core.store.heads import Parts
+from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
@@ -28,12 +29,6 @@ CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; 
 SOURCES = 12  # kept for each token
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
-CONTROL_LABELS = {
-    "text_mean_value": "One value shared by all tokens",
-    "shuffled_words": "Words in random order",
-    "random_weights": "Random weights",
-    "without_value_bias": "Without the value's bias",
-}
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
@@ -55,6 +50,7 @@ PROBE_LABELS = {
 }
 """Quantities of `class_use.csv` and their groups."""
 KEYS = ["document", "position"]
+UMAP_ORDER = ("aligned", "joint", "separate")  # of which the page shows the first that a run has
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
@@ -81,9 +77,11 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     most, _ = most_and_least(run.mixing[0])
     contributions = _contributions(documents, run)
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
-    maps = {layout: run.map(layout) for layout in run.layouts}
+    maps = {layout: run.map(layout) for layout in shown_layouts(run.layouts)}
     sites = map_sites(pd.concat(maps.values()))
+    components = run.components if "pca" in maps else {}
     has_classifier = names.CAPTURED_CHECKPOINT in checkpoints
+    opening = _opening(tokens, ratios, most, texts, run)
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
@@ -91,7 +89,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             "checkpoints": dict(checkpoints),
             "matrices": PART_LABELS | labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,
-            "controls": CONTROL_LABELS,
+            "controls": labels.CONTROL_LABELS,
             "derivatives": {name: each for name, each in DERIVATIVE_LABELS.items() if name in moved},
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
@@ -102,7 +100,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
-        "opens": _opening(tokens, ratios, most, texts, run),
+        "opens": opening,
         "curves": _series(pd.concat([curves, derivatives]), layers, "method", "checkpoint"),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
@@ -131,8 +129,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "matrices": [name for name in dict.fromkeys(MATRIX_ORDER) if name in matrices],
         "partsLimit": MAX_PARTS_TOKENS,
         "attention": encode_heads(
-            (document, {each: parts for each in names.CHECKPOINT_NAMES if (parts := run.heads(each, document))})
-            for document in documents
+            (name, _heads(name, run)) for name in _first(documents[opening["document"]], documents)
         )
         | {"skip": bool({"attention_skip", "attention_norm"} & set(steps["step"]))},
         "sites": [
@@ -145,7 +142,8 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             for site in sites
         ],
         "mapNote": map_note(run),
-        "maps": {layout: _map(table, tokens, sites, layout in names.ONE_PLANE) for layout, table in maps.items()},
+        "maps": {layout: _map(layout, table, tokens, sites, components) for layout, table in maps.items()},
+        "variances": [list(components[site].shares) if site in components else [None, None] for site in sites],
         "nearest": _nearest(run.nearest, tokens, sites),
     }
 
@@ -231,6 +229,8 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
     values = table.astype(object)
     rows: list[Data] = values.where(values.notna(), None).to_dict("records")
     notes = {row["document"]: document_note(row) for row in rows}
+    predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
+    positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}
     return [
         {
             "name": name,
@@ -239,6 +239,8 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
             "begins": _beginning(run.texts[str(name)]),
             "direction": _direction(run.texts[str(name)]),
             "note": notes[name],
+            "predicted": predicted.get(name),
+            "reads": read if (read := positions.get(name, -1)) >= 0 else None,
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
@@ -316,17 +318,57 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([middle - half, middle + half], axis=1)
 
 
-def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Data:
-    """Return the tokens' places of a layout, as fractions of one square that all sites share or one for each."""
+def shown_layouts(layouts: Sequence[str]) -> list[str]:
+    """Return which of a run's layouts the page shows: the principal components first, and one by UMAP."""
+    umap = [layout for layout in UMAP_ORDER if layout in layouts]
+    return [layout for layout in ("pca", *umap[:1]) if layout in layouts]
+
+
+def _map(
+    layout: str,
+    table: pd.DataFrame,
+    tokens: pd.DataFrame,
+    sites: Sequence[Site],
+    components: Mapping[Site, Components],
+) -> Data:
+    """Return the tokens' places of a layout, as fractions of a square.
+
+    All sites share the square of a layout of one plane. Principal components have a middle of their own at each site,
+    and one scale in all layers that have the point.
+    """
     points = pd.MultiIndex.from_tuples(sites)
     wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
     xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)
-    limits = np.stack([square_limits(xy.reshape(-1, 2))] if shared else [square_limits(each) for each in xy])
+    if layout == "pca":
+        xy *= np.array([components[site].scale if site in components else 1.0 for site in sites])[:, None, None]
+    in_one_plane = layout in names.ONE_PLANE
+    limits = np.stack([square_limits(xy.reshape(-1, 2))] if in_one_plane else [square_limits(each) for each in xy])
+    if layout == "pca":
+        limits = _limits_by_point(limits, [site.point if site in components else str(site) for site in sites])
     low, high = limits[:, None, :, 0], limits[:, None, :, 1]
     fractions = (xy - low) / (high - low)
     absent = np.flatnonzero(~points.isin(wide[0].index))
     x, y = (quantise(fractions[..., axis], 0, 1) for axis in (0, 1))
     return {"x": x, "y": y, "absent": absent.tolist()}
+
+
+def _limits_by_point(limits: npt.NDArray[np.float64], points: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return squares `[sites, 2, 2]` with the same middles, of the largest size among the sites with the same point."""
+    halves = pd.Series((limits[:, 0, 1] - limits[:, 0, 0]) / 2)
+    largest = halves.groupby(list(points)).transform("max").to_numpy()[:, None]
+    middles = limits.mean(axis=-1)
+    return np.stack([middles - largest, middles + largest], axis=-1)
+
+
+def _first(name: str, documents: Sequence[str]) -> list[str]:
+    """Return the documents with the named one first."""
+    return [name, *(each for each in documents if each != name)]
+
+
+def _heads(document: str, run: Results) -> dict[str, Parts]:
+    """Return the stored parts of a text's heads by checkpoint."""
+    stored = {checkpoint: run.heads(checkpoint, document) for checkpoint in names.CHECKPOINT_NAMES}
+    return {checkpoint: parts for checkpoint, parts in stored.items() if parts}
 
 
 def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:

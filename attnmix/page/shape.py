@@ -44,7 +44,13 @@ SHAPE: Data = {
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
-    "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
+    # `reads` is the position of the token that the classifier reads, if one; `predicted` the class that it names.
+    "documents": [
+        {
+            **{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str},
+            **{"predicted": str | None, "reads": int | None},
+        }
+    ],
     "encoder": int | None,  # layers, where there is a decoder too
     # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
@@ -60,6 +66,7 @@ SHAPE: Data = {
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
     "mapNote": str,  # why there is no UMAP, if so
     "maps": {...: {"x": str, "y": str, "absent": [int]}},  # places `[sites, tokens]`, and sites without any
+    "variances": [[_NUMBER]],  # by site the shares of the variance along the map's two axes, of principal components
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
 }
 """The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.

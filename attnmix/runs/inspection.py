@@ -125,6 +125,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
         arrays: dict[str, Any] = {name: ATTRIBUTIONS[name].scores(review)[0] for name in IMPORTANCE_NAMES}
         arrays["predicted"] = classifier.classes[review.predicted]
         arrays["probability"] = review.probability
+        arrays["read_position"] = review.gradients.read_position
         with atomic_path(file) as part, part.open("wb") as opened:
             np.savez(opened, **arrays)
 
@@ -143,11 +144,12 @@ def _write_scores(run: Run, folder: Path) -> None:
     predictions, tables = [], []
     for number, document in enumerate(run.documents["document"]):
         with np.load(_scores_file(folder, number)) as arrays:
-            predictions.append((document, str(arrays["predicted"]), float(arrays["probability"])))
+            row = (document, str(arrays["predicted"]), float(arrays["probability"]), int(arrays["read_position"]))
+            predictions.append(row)
             for name in IMPORTANCE_NAMES:
                 columns = {"document": document, "position": np.arange(len(arrays[name]), dtype=np.int32)}
                 tables.append(pd.DataFrame({**columns, "method": name, "score": arrays[name]}))
-    names = ["document", "predicted", "probability"]
+    names = ["document", "predicted", "probability", "read_position"]
     write_table(folder / PUBLISHED / run.predictions_file.name, pd.DataFrame(predictions, columns=names))
     write_table(folder / PUBLISHED / run.token_scores_file.name, pd.concat(tables, ignore_index=True))
 

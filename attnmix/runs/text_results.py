@@ -27,7 +27,7 @@ from attnmix.core.device import chosen, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, INPUT_PARTS, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.core.store.results import Array, TextResults
+from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
@@ -204,10 +204,16 @@ class TextMeasurer:
             return pd.DataFrame()
         logits = self.classifier.logits([document.ids.tolist() for document in documents]).numpy()
         probabilities = softmax(logits, axis=-1)
+        classes = [int(number) for number in probabilities.argmax(-1)]
+        gradients = [
+            self.classifier.gradients(document.ids.tolist(), number)
+            for document, number in zip(documents, classes, strict=True)
+        ]
         columns = {
             "document": [document.name for document in documents],
-            "predicted": [self.classifier.classes[int(number)] for number in probabilities.argmax(-1)],
+            "predicted": [self.classifier.classes[number] for number in classes],
             "probability": probabilities.max(-1),
+            "read_position": [each.read_position for each in gradients],
         }
         return pd.DataFrame(columns)
 
@@ -261,20 +267,22 @@ def compile_maps() -> None:
 def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
 
-    By UMAP, and where a point has too few vectors for that, all by their principal components too.
+    By UMAP where a point has enough vectors for that, and by their principal components.
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
     results.nearest = columns_by_site(results.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
     layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
-    if len(layouts[LAYOUT]) < len(vectors):
-        layouts["pca"] = vectors
+    layouts["pca"] = vectors
     qualities = []
     for layout, mapped in layouts.items():
         if mapped:
             maps = fit_layout(layout, mapped, umap)
             places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
             results.maps[layout] = columns_by_site(results.tokens, places)
+            if layout == "pca":
+                known = {site: components_of(vectors[site], xy) for site, xy in maps[umap.seed].items()}
+                results.components = {site: each for site, each in known.items() if each}
             qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed)[QUALITY_COLUMNS])
     results.map_quality = pd.concat(qualities, ignore_index=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     import xarray
 
 Array = npt.NDArray[Any]
+TOLERANCE = 1e-3  # of the largest component, by which one that is computed again may differ
 SCORE_COLUMNS = ["document", "position", "method", "score"]
+
+
+class Components(NamedTuple):
+    """Two principal components of vectors, which a map shows at another scale."""
+
+    scale: float
+    """A vector's component, by its coordinate on the map."""
+    shares: tuple[float, float]
+    """The shares of the vectors' variance along both axes."""
 
 
 class Results(Protocol):
@@ -37,7 +47,10 @@ class Results(Protocol):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability` of the captured texts, where there is a classifier."""
+        """`document, predicted, probability, read_position` of the captured texts, where there is a classifier.
+
+        `read_position` is that of the token whose last vector the classifier reads, -1 where it reads several.
+        """
 
     @property
     def token_scores(self) -> pd.DataFrame:
@@ -84,6 +97,10 @@ class Results(Protocol):
     def map(self, layout: str) -> pd.DataFrame:
         """Return `document, position, layer, point, x, y` of one layout."""
 
+    @property
+    def components(self) -> dict[Site, Components]:
+        """What the layout `pca`, which fits every site into one extent, shows of the vectors there."""
+
 
 class MixingTables:
     """Readings of tables that `table` returns, the same for files and memory."""
@@ -122,6 +139,7 @@ class TextResults(MixingTables):
     heads_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
     maps: dict[str, pd.DataFrame] = field(default_factory=dict)
     map_quality: pd.DataFrame = field(default_factory=pd.DataFrame)
+    components: dict[Site, Components] = field(default_factory=dict)
     nearest: pd.DataFrame = field(default_factory=pd.DataFrame)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
@@ -163,6 +181,27 @@ class TextResults(MixingTables):
     def map(self, layout: str) -> pd.DataFrame:
         """Return `document, position, layer, point, x, y` of one layout."""
         return self.maps[layout]
+
+
+def components_of(vectors: Array, places: Array) -> Components | None:
+    """Return the scale of a map's `places` `[N, 2]` along the principal components of `vectors` `[N, width]`.
+
+    None where they are no components of these vectors, as where `umap.metric` compares something else of them.
+    """
+    centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+    places_N2 = places.astype(np.float64)
+    squares_2 = np.square(places_N2).sum(axis=0)
+    if not squares_2[0] > 0:
+        return None
+    # Along a direction v with X'Xv = bv, places are p = sXv: then |p|^2 = s^2 b and |X'p| = sb.
+    lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
+    strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
+    scale = lengths_2[0] / squares_2[0]
+    first_N = centred_ND @ (centred_ND.T @ places_N2[:, 0] / lengths_2[0])
+    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=TOLERANCE * np.abs(first_N).max()):
+        return None
+    first, second = (strengths_2 / np.square(centred_ND).sum()).tolist()
+    return Components(float(scale), (first, second))
 
 
 def labelled_vectors(vectors: Mapping[Site, Array], tokens: pd.DataFrame) -> dict[str, xarray.DataArray]:

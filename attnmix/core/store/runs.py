@@ -34,7 +34,7 @@ from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.core.store import features as stored
 from attnmix.core.store.files import open_array, read_array, read_table, require
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.core.store.results import MixingTables
+from attnmix.core.store.results import Components, MixingTables, components_of
 from attnmix.core.store.texts import TokenizedFiles
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Run(MixingTables):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability` of the captured texts."""
+        """`document, predicted, probability, read_position` of the captured texts."""
         return read_table(self.predictions_file, "inspect")
 
     @property
@@ -206,6 +206,20 @@ class Run(MixingTables):
     def map(self, layout: str) -> pd.DataFrame:
         """Return `document, position, layer, point, x, y` of one layout."""
         return read_table(self.maps / f"{layout}.parquet", "reduce")
+
+    @property
+    def components(self) -> dict[Site, Components]:
+        """What the layout `pca`, which fits every site into one extent, shows of the vectors there."""
+        keys = ["document", "position"]
+        row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
+        components = {}
+        for (layer, point), table in self.map("pca").groupby(["layer", "point"], sort=False):
+            site = Site(int(layer), str(point))
+            rows = row_of_token.get_indexer(pd.MultiIndex.from_frame(table[keys]))
+            known = components_of(self.read(site, rows), table[["x", "y"]].to_numpy())
+            if known:
+                components[site] = known
+        return components
 
     @property
     def map_quality(self) -> pd.DataFrame:

@@ -1,10 +1,12 @@
 // The map's picture: tokens as dots at one place in the model, zoomed and on their way, drawn on a canvas.
 
 import { computed, effect, signal, untracked } from "@preact/signals";
-import { extent, interpolateViridis, least, pointer, select, timer, zoom, zoomIdentity, type ZoomTransform } from "d3";
+import { interpolateViridis, least, pointer, select, timer, zoom, zoomIdentity, type ZoomTransform } from "d3";
 import { useEffect, useRef } from "preact/hooks";
+import { kindColours } from "./colours";
 import * as run from "./data";
 import { captured, data, documentOf, nearestTo, once, placesOf, positionOf, range, tokensOf } from "./data";
+import { percent } from "./format";
 import { dark, hovered, printing, ratio, set, state } from "./state";
 import { type DrawnCanvas, shape } from "./picture";
 import { ARROWS, PRINTED_WIDTH } from "./ui";
@@ -20,17 +22,19 @@ const PRINTED_HEIGHT = 700; // pixels, at most
 const STEPS = 24; // of a colour scale, so that dots are drawn by colour
 const MANY = 1500; // tokens, of which each is drawn smaller
 const CELL = [12, 15]; // pixels, of the grid in which a name takes its room
-const ONE_PLANE = new Set(["aligned", "joint"]); // layouts whose places in the model compare
 const CLICK = 14; // pixels, from a dot to a click on it
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Viridis without its end that the paper hides. */
 export const viridis = (share: number) => interpolateViridis(dark.value ? 0.25 + 0.75 * share : 0.86 * share);
-// Okabe and Ito's colours, which people with any common colour blindness tell apart.
-export const KINDS = ["#0072B2", "#C77F00", "#009E73", "#D55E00", "#CC79A7", "#3D9BD0", "#888888", "#8A7D00"];
 export const SOFT = "#8a8f99";
-export const textColour = (number: number) =>
-  data.documents.length <= KINDS.length ? KINDS[number] : number === state.document.value ? KINDS[0] : SOFT;
+export const textColour = (number: number) => {
+  const kinds = kindColours();
+  return data.documents.length <= kinds.length ? kinds[number] : number === state.document.value ? kinds[0] : SOFT;
+};
+/** The predicted classes of the texts, in the order of their names. */
+export const classes = [...new Set(data.documents.flatMap(({ predicted }) => predicted ?? []))].toSorted();
+export const classColour = (name: string | null) => kindColours()[classes.indexOf(name ?? "")] ?? SOFT;
 
 const site = computed(() => data.sites[state.point.value]);
 const reading = computed(() => data.readings[site.value.reading]);
@@ -40,7 +44,8 @@ function colourOf(token: number): string {
   const [number, kind] = [documentOf[token], state.colour.value];
   const step = (share: number) => viridis(Math.round(share * STEPS) / STEPS);
   if (kind === "position") return step(positionOf(token) / Math.max(data.documents[number].length - 1, 1));
-  if (kind === "class") return KINDS[reading.value.classes[token]];
+  if (kind === "class") return kindColours()[reading.value.classes[token]];
+  if (kind === "predicted") return classColour(data.documents[number].predicted);
   if (kind === "document") return textColour(number);
   const share = run.ratioOf(token, site.value.layer, captured, ratio.value);
   return share === null ? SOFT : step(share / run.largestRatio(captured, ratio.value));
@@ -51,10 +56,12 @@ export const shown = computed(() => {
   const [x] = placesOf(state.layout.value, state.point.value);
   return range(run.tokenCount).filter((token) => !Number.isNaN(x[token]));
 });
-/** The shown tokens by colour, those of other texts fainter. */
-const groups = computed(() =>
-  Map.groupBy(shown.value, (token) => `${colourOf(token)} ${documentOf[token] === state.document.value ? 1 : 0.35}`),
-);
+/** The shown tokens by colour; those of other texts are fainter where colours do not tell the texts. */
+const groups = computed(() => {
+  const others = ["document", "predicted"].includes(state.colour.value) ? 1 : 0.35;
+  const opacity = (token: number) => (documentOf[token] === state.document.value ? 1 : others);
+  return Map.groupBy(shown.value, (token) => `${colourOf(token)} ${opacity(token)}`);
+});
 
 const screen = signal({ width: 600, height: 480 });
 /** How much larger the printed map is than the one on the screen. */
@@ -67,26 +74,13 @@ const frame = computed(() => ({ width: screen.value.width * scale.value, height:
 const camera = signal<ZoomTransform>(zoomIdentity);
 export const playing = signal(false);
 
-/** Middle and size `[x, y]` of the chosen text on the map: in one plane at all places in the model, else at this. */
-const seen = computed(() => {
-  const [layout, tokens] = [state.layout.value, tokensOf(state.document.value)];
-  const places = ONE_PLANE.has(layout) ? range(data.sites.length) : [state.point.value];
-  return [0, 1].map((axis) => {
-    const all = places.flatMap((each) => tokens.map((token) => placesOf(layout, each)[axis][token]));
-    const [low = 0, high = 1] = extent(all);
-    return { middle: (low + high) / 2, size: Math.max(high - low, 1e-6) };
-  });
-});
 /** All tokens' pixels `[x, y]` on the screen before the camera's zoom. */
 const target = computed(() => {
-  const [{ width, height }, [across, up]] = [screen.value, seen.value];
-  const zoomed = Math.min((width - 3 * MARGIN) / across.size, (height - 2 * MARGIN) / up.size);
+  const { width, height } = screen.value;
+  const side = Math.min(width - 3 * MARGIN, height - 2 * MARGIN); // of the square in which all texts lie
   const [x, y] = placesOf(state.layout.value, state.point.value);
   const middle = (width - MARGIN) / 2; // names stand to the right of their dots
-  return [
-    x.map((each) => middle + (each - across.middle) * zoomed),
-    y.map((each) => height / 2 - (each - up.middle) * zoomed),
-  ];
+  return [x.map((each) => middle + (each - 0.5) * side), y.map((each) => height / 2 - (each - 0.5) * side)];
 });
 let moving: { from: Float32Array[]; progress: number } | null = null;
 
@@ -136,6 +130,18 @@ type Dots = { colour: string; opacity: number; places: [number, number][] };
 type Name = { text: string; x: number; y: number; colour: string; bold: boolean };
 type Ring = { x: number; y: number; radius: number; colour: string; width: number };
 
+/** The shares of the variance along both axes, where these are principal components. */
+function axisNames(width: number, height: number): Name[] {
+  const [across, up] = data.variances[state.point.peek()];
+  if (state.layout.peek() !== "pca" || across === null || up === null) return [];
+  const right = `component 1: ${percent(across)} of the variance →`;
+  const looks = { colour: SOFT, bold: false };
+  return [
+    { text: right, x: width - widthOf(right), y: height - 8, ...looks },
+    { text: `↑ component 2: ${percent(up)}`, x: 8, y: 18, ...looks },
+  ];
+}
+
 /** What the map shows now, in the order in which it is drawn. */
 function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; rings: Ring[] } {
   const { width } = frame.peek();
@@ -151,6 +157,7 @@ function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; 
     const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
     return { text, x: Math.min(x + 6, width - widthOf(text)), y: y - 5, colour, bold: each === token };
   });
+  names.push(...axisNames(width, frame.peek().height));
   const rings: Ring[] = [];
   const addRing = (each: number, wider: number, colour: string, lineWidth: number) => {
     const [x, y] = place(each);
@@ -231,7 +238,7 @@ const behaviour = zoom<HTMLCanvasElement, unknown>()
   )
   .on("zoom", (e: { transform: ZoomTransform }) => (camera.value = e.transform));
 const held = () => select<HTMLCanvasElement, unknown>("#map-canvas");
-/** Zoom the map by a factor; 0 shows the chosen text. */
+/** Zoom the map by a factor; 0 shows all texts. */
 export const zoomBy = (factor: number) =>
   factor ? behaviour.scaleBy(held(), factor) : behaviour.transform(held(), zoomIdentity);
 

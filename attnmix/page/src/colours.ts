@@ -9,6 +9,11 @@ const COLOURS = {
   light: { more: ["#5896cc", "#00386f"], less: ["#d07f45", "#7a2c00"], source: ["#e39a5f", "#b34a00"] },
   dark: { more: ["#3d7fb5", "#b5e0ff"], less: ["#a8652f", "#ffc48e"], source: ["#a8652f", "#ff9d4d"] },
 };
+/** The colours of kinds: of tokens, texts, and classes on the map. */
+const KINDS = {
+  light: ["#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720"],
+  dark: ["#00aaff", "#bc5e00", "#ffffbf", "#187a49", "#dfbfff", "#006fde", "#cdab9a", "#376e7a"],
+};
 const STEPS = 200;
 const EQUAL_CONTRAST = 0.179; // luminance on which black and white are equally readable
 
@@ -42,6 +47,8 @@ export function shade(place: number, meaning: Meaning = place < 0 ? "less" : "mo
   const strength = Math.min(Math.abs(place), 1);
   return SHADES[dark.value ? "dark" : "light"][meaning][Math.round(strength * STEPS)];
 }
+
+export const kindColours = () => KINDS[dark.value ? "dark" : "light"];
 
 /** How strongly a share is drawn as a line or a mark, from 0 to 1: by its square root, so that small ones are seen. */
 export const strength = (share: number) => Math.sqrt(Math.min(Math.max(share, 0), 1));

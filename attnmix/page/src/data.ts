@@ -54,7 +54,9 @@ export const checkpoints = Object.keys(data.labels.checkpoints).filter((name) =>
 export const captured = data.captured;
 export const layerCount = data.ratios.layers;
 export const layers = range(layerCount + 1, 1);
-export const layouts = ["separate", "pca", "aligned", "joint"].filter((name) => name in data.maps);
+export const layouts = ["pca", "aligned", "joint", "separate"].filter((name) => name in data.maps);
+/** Whether the classifier reads a token's last vector, and no other. */
+export const isRead = (token: number) => data.documents[documentOf[token]].reads === positionOf(token);
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
 /** A checkpoint's name within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();

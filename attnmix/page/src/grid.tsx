@@ -3,15 +3,15 @@
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { shade, strength } from "./colours";
-import { checkpoints, data, layerCount, layers, type Maybe, positionOf, range, tokensOf } from "./data";
-import { percent, wholePercent } from "./format";
+import { checkpoints, data, isRead, layerCount, layers, type Maybe, positionOf, range, tokensOf } from "./data";
+import { percent, points, wholePercent } from "./format";
 import { type Mark, paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, type Flow, shownModels } from "./measures";
 import type { DrawnCanvas } from "./picture";
 import { canChange, dark, hovered, printing, set, state } from "./state";
 import { ARROWS, Pane, PRINTED_WIDTH, ScaleRamp, Select, Slider, Term, useWidth } from "./ui";
-import { nameOf } from "./words";
+import { nameInText, nameOf } from "./words";
 
 const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
 const CELL_WIDTH = [15, 120]; // pixels, at least and at most
@@ -27,6 +27,8 @@ const NUMBERED = 56; // pixels, of a cell with its number in it
 const MAX_SIDE = 16_000; // pixels of a canvas
 const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
 const NAMED_SOURCES = 4; // in the sentence below the picture
+const LISTED_CHANGES = 6; // below the picture
+const READ_SIGN = "◆"; // before the name of the token that the classifier reads
 const LEAST_SHADED = 0.002; // of the vector, for a source in the row of the input
 
 /** A place in the picture; layer 0 is the input. */
@@ -180,10 +182,11 @@ function nameMarks({ tokens, models, cellWidth, upright, blockHeight, x }: Layou
   const top = models.length * blockHeight + 2;
   const every = Math.max(1, Math.ceil(NAME_SIZE / cellWidth));
   const input = origins.value.get(wordsBlock())?.input;
-  const named = tokens.filter((token, n) => n % every === 0 || token === state.token.value);
+  const named = tokens.filter((token, n) => n % every === 0 || token === state.token.value || isRead(token));
   return named.map((token): Mark => {
     const letters = [...nameOf(token)];
-    const text = letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : letters.join("");
+    const name = letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : letters.join("");
+    const text = isRead(token) ? `${READ_SIGN} ${name}` : name;
     const isSource = (input?.get(token) ?? 0) >= state.threshold.value / 100;
     const fill = token === state.token.value ? colours.mark : isSource ? colours.took : colours.ink;
     const bold = token === state.token.value || isSource;
@@ -238,6 +241,41 @@ function cellText({ token, layer, model }: Cell): string {
     : `${name}, input: ${percent(share)} of “${nameOf(state.token.value!)}” after ${layerName(state.layer.value)}`;
 }
 
+/** The largest sources in the input of the chosen vector in a model, in words. */
+function SourcesOf({ model, token }: { model: string; token: number }) {
+  const input = origins.value.get(model)?.input ?? new Map<number, number>();
+  const sources = [...input].filter(([each]) => each !== token).slice(0, NAMED_SOURCES);
+  if (sources.length === 0) return null;
+  return (
+    <>
+      Largest sources{canChange && `, ${data.labels.checkpoints[sourceModel(model)].toLowerCase()}`}:{" "}
+      {sources.map(([each, share], n) => (
+        <>
+          {n > 0 && ", "}
+          <bdi>{nameInText(each)}</bdi> {percent(share)}
+        </>
+      ))}
+      .{" "}
+    </>
+  );
+}
+
+/** The cells that fine-tuning changed most, by which they are chosen. */
+function Changes() {
+  const changes = measures.largestChanges.value.slice(0, LISTED_CHANGES);
+  if (changes.length === 0) return null;
+  return (
+    <p class="changes noprint" id="changes">
+      Largest changes by fine-tuning, of each token the layer with its largest:{" "}
+      {changes.map(({ token, layer, value }) => (
+        <button onClick={() => set({ token, layer })}>
+          <bdi>{nameInText(token)}</bdi> <small>layer {layer}</small> {points(value)}
+        </button>
+      ))}
+    </p>
+  );
+}
+
 /** What the chosen cell is and where its vector comes from, in words. */
 function ChosenText() {
   const token = state.token.value;
@@ -252,26 +290,15 @@ function ChosenText() {
     const value = valueText(measures.valueOf(token, layer, model));
     return shownModels.value.length > 1 ? `${value} ${modelTitle(model).toLowerCase()}` : value;
   });
-  const input = origins.value.get(wordsBlock())?.input ?? new Map<number, number>();
-  const sources = [...input].filter(([each]) => each !== token).slice(0, NAMED_SOURCES);
   return (
     <p class="chosen-text" id="chosen-text" aria-live="polite">
       <b>
-        “<bdi>{nameOf(token)}</bdi>”
+        “<bdi>{nameInText(token)}</bdi>”
       </b>{" "}
       after {layerName(layer)}: {measures.shareKind()} {inModels.join(", ")}.{" "}
-      {sources.length > 0 && (
-        <>
-          Largest sources{canChange && ` (${data.labels.checkpoints[state.checkpoint.value].toLowerCase()})`}:{" "}
-          {sources.map(([each, share], n) => (
-            <>
-              {n > 0 && ", "}
-              <bdi>{nameOf(each)}</bdi> {percent(share)}
-            </>
-          ))}
-          .
-        </>
-      )}
+      {shownModels.value.map((model) => (
+        <SourcesOf model={model} token={token} />
+      ))}
     </p>
   );
 }
@@ -425,6 +452,7 @@ const SourcesText = () => (
     vector comes from, the stronger the more (by the square root of the share);
     {measures.layerMatrix.value && ` lines from layer to layer by ${data.labels.matrices[measures.layerMatrix.value]}`}
     {data.matrices.includes("parts") && ", the bottom row by exact parts"}.
+    {tokensOf(state.document.value).some(isRead) && ` ${READ_SIGN}: the token whose last vector the classifier reads.`}
   </p>
 );
 
@@ -459,6 +487,12 @@ function PartsNote() {
   );
 }
 
+const RECOMMENDED = [data.matrices[0], data.method].filter((name) => name !== undefined);
+const SHARE_GROUPS = {
+  Recommended: RECOMMENDED,
+  "Other measures": [...data.matrices, ...data.ratios.methods].filter((name) => !RECOMMENDED.includes(name)),
+};
+
 export function Grid() {
   const { box, width } = useWidth(900);
   useLayoutEffect(() => {
@@ -486,8 +520,9 @@ export function Grid() {
         <PointedText width={width} />
       </div>
       <ChosenText />
+      <Changes />
       <div class="controls">
-        <Select choice="share" label="Share" names={shares} options={[...data.matrices, ...data.ratios.methods]} />
+        <Select choice="share" label="Share" names={shares} groups={SHARE_GROUPS} />
         <Slider choice="threshold" class="" label={`${state.threshold.value}%`} between={[1, 30]}>
           Sources from <b>{state.threshold.value}%</b>
         </Slider>

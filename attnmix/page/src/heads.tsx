@@ -206,18 +206,26 @@ function All() {
   );
 }
 
+/** Why a text has no heads here, and which texts have. */
+function MissingHeads() {
+  const texts = [...data.documents.keys()].filter((each) => data.documents[each].name in data.attention.documents);
+  return (
+    <p class="note" id="heads-note">
+      This text's queries and keys are not on the page, which would grow too large; they are in features/inspect/heads.{" "}
+      {texts.length > 0 && "The page has the heads of "}
+      {texts.map((each) => (
+        <button onClick={() => set({ document: each })}>{data.documents[each].name}</button>
+      ))}
+    </p>
+  );
+}
+
 export function Heads() {
   const [number, model, kind] = [state.document.value, state.checkpoint.value, state.lines.value];
   const [layer, head] = [headsLayer.value, shownHead.value];
   const heads = headsOf(number, model);
   const matrix = useMemo(() => heads && headRows(heads, layer, head, kind), [heads, layer, head, kind]);
-  if (!matrix || !heads)
-    return (
-      <p class="note" id="heads-note">
-        This text's queries and keys are not on the page, which would grow too large; they are in
-        features/inspect/heads.
-      </p>
-    );
+  if (!matrix || !heads) return <MissingHeads />;
   const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelText(model)}`;
   const measure = kind === "weight" ? "attention weight" : "weight times length";
   const rows = () => ({

@@ -1,6 +1,7 @@
 // The pane of the map: which place in the model and layout, how far to trust it, and the nearest in the full space.
 
-import { Canvas, KINDS, nameHere, playing, shown, SOFT, textColour, viridis, zoomBy } from "./canvas";
+import { Canvas, classColour, classes, nameHere, playing, shown, SOFT, textColour, viridis, zoomBy } from "./canvas";
+import { kindColours } from "./colours";
 import * as run from "./data";
 import { captured, checkpoints, data, documentOf, layouts, nearestTo, placesOf, positionOf } from "./data";
 import { percent } from "./format";
@@ -23,15 +24,16 @@ function play(on = !playing.peek()): void {
 }
 
 const HOW: Record<string, string> = {
-  separate: "separate: each place in the model laid out alone (UMAP)",
   pca: "PCA: each place's two principal components",
-  aligned: "aligned: each place laid out near the one before (UMAP)",
-  joint: "joint: all places in one plane (UMAP)",
+  aligned: "UMAP, each place laid out near the one before",
+  joint: "UMAP, all places in one plane",
+  separate: "UMAP, each place in the model laid out alone",
 };
 const COLOURS = {
-  ...{ position: "position in the text", class: "kind of token" },
-  ...(checkpoints.includes(captured) ? { ratio: "mixing ratio" } : {}),
   document: "text",
+  ...(classes.length > 0 ? { predicted: "predicted class of the text" } : {}),
+  ...(checkpoints.includes(captured) ? { ratio: "mixing ratio" } : {}),
+  ...{ class: "kind of token", position: "position in the text" },
 };
 const model = run.modelText(captured);
 const textName = (token: number) => data.documents[documentOf[token]].name;
@@ -62,11 +64,15 @@ function Legend() {
     );
   }
   const named = data.documents.map(({ name }, n): [string, string] => [name, textColour(n)]);
-  const texts = named.length <= KINDS.length ? named : [named[document.value], ["all others", SOFT]];
-  const classes = data.classNames.map((name, n) => [name, KINDS[n]]).filter(([name]) => name);
+  const kinds = kindColours();
+  const keys: Record<string, string[][]> = {
+    document: named.length <= kinds.length ? named : [named[document.value], ["all others", SOFT]],
+    predicted: classes.map((name) => [name, classColour(name)]),
+    class: data.classNames.map((name, n) => [name, kinds[n]]).filter(([name]) => name),
+  };
   return (
     <>
-      {(colour.value === "class" ? classes : texts).map(([name, each]) => (
+      {keys[colour.value].map(([name, each]) => (
         <span class="key">
           <i style={`background: ${each}`} />
           {name}
@@ -149,7 +155,7 @@ export function MapPane() {
               <button aria-label="Zoom out" onClick={() => zoomBy(1 / 1.5)}>
                 −
               </button>
-              <button onClick={() => zoomBy(0)}>Zoom to this text</button>
+              <button onClick={() => zoomBy(0)}>Show all texts</button>
               <span class="small">
                 Drag to move. To zoom: + and −, two fingers, Ctrl with the wheel, or click the map first and use the
                 wheel.
@@ -158,6 +164,8 @@ export function MapPane() {
             <p class="legend" id="map-legend">
               <Legend />{" "}
               {token.value !== null && "Thick ring: the selected token; thin rings: its nearest in the full space. "}
+              {layout.value === "pca" &&
+                "The same point has one scale in all layers, so a cloud that shrinks is one whose vectors draw together. "}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
                 "Head outputs have a basis of their own, so their dots do not compare with the rest."}

@@ -38,6 +38,19 @@ export function valueOf(token: number, layer: number, model: string): Maybe {
   return model === CHANGE ? changeOf(measure) : measure(model);
 }
 
+export type Change = { token: number; layer: number; value: number };
+/** The layer of each token where fine-tuning changed the measure most, the largest changes first; none in one model. */
+export const largestChanges = computed((): Change[] => {
+  const inLayers = (token: number) =>
+    layers.flatMap((layer): Change[] => {
+      const value = valueOf(token, layer, CHANGE);
+      return value === null ? [] : [{ token, layer, value }];
+    });
+  const largest = (changes: Change[]) => changes.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  if (checkpoints.length < 2) return [];
+  return largest(tokensOf(state.document.value).flatMap((token) => largest(inLayers(token)).slice(0, 1)));
+});
+
 /** What a word is shaded by: the chosen measure in the chosen layer, or its effect on the predicted class. */
 export const wordValue = (token: number): Maybe =>
   ofClass() ? run.importanceOf(token, state.effect.value) : valueOf(token, state.layer.value, wordsModel.value);

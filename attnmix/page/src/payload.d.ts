@@ -46,7 +46,16 @@ export type Payload = {
   classShares: Record<string, Series>;
   probes: Record<string, Record<string, Series>>;
   neighboursKept: Record<string, (number | null)[][]>;
-  documents: { name: string; start: number; length: number; begins: string; direction: string; note: string }[];
+  documents: {
+    name: string;
+    start: number;
+    length: number;
+    begins: string;
+    direction: string;
+    note: string;
+    predicted: string | null;
+    reads: number | null;
+  }[];
   encoder: number | null;
   readings: { names: string[]; words: string[]; apart: number[]; classes: number[] }[];
   classNames: string[];
@@ -62,5 +71,6 @@ export type Payload = {
   sites: { layer: number; point: string; label: string; reading: number }[];
   mapNote: string;
   maps: Record<string, { x: string; y: string; absent: number[] }>;
+  variances: (number | null)[][];
   nearest: { number: number; tokens: string };
 };

@@ -11,6 +11,7 @@ const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
+const MAP_COLOURS = ["document", "predicted", "ratio", "class", "position"];
 
 const choices = {
   document: choice(data.opens.document, () => texts),
@@ -28,7 +29,7 @@ const choices = {
   source: choice<Maybe>(null, tokensIn), // whose key meets the query
   layout: choice(layouts[0], () => layouts),
   point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length)),
-  colour: choice("position", () => ["position", "class", "ratio", "document"]),
+  colour: choice(texts.length > 1 ? "document" : "position", () => MAP_COLOURS),
 };
 export type Choice = { [K in keyof typeof choices]: (typeof choices)[K]["initial"] };
 const keys = Object.keys(choices) as (keyof Choice)[];
@@ -66,10 +67,17 @@ function pointIn(layer: number, now: number): number {
   return [same, last, now].find((point) => point >= 0)!;
 }
 
+/** The chosen token and source in another text: those at the same positions, or its last. */
+function chosenIn(text: number): Pick<Choice, "token" | "source"> {
+  const { start, length } = data.documents[text];
+  const nearest = (token: Maybe) => (token === null ? null : start + Math.min(positionOf(token), length - 1));
+  return { token: nearest(state.token.peek()), source: nearest(state.source.peek()) };
+}
+
 /** What else changes with a choice. */
 function consequences({ token, document, layer, point }: Partial<Choice>): Partial<Choice> {
   const text = typeof token === "number" ? documentOf[token] : (document ?? state.document.peek());
-  const more: Partial<Choice> = text === state.document.peek() ? {} : { document: text, token: null, source: null };
+  const more: Partial<Choice> = text === state.document.peek() ? {} : { document: text, ...chosenIn(text) };
   if (layer !== undefined) more.point = pointIn(layer, state.point.peek());
   if (point !== undefined && data.sites[point].layer > 0) more.layer = data.sites[point].layer;
   return more;

@@ -5,7 +5,7 @@ import { percent, points } from "./format";
 import * as measures from "./measures";
 import { hovered, state } from "./state";
 import { Pane, ScaleRamp, Select } from "./ui";
-import { Find, nameOf, TokenLink, Tokens } from "./words";
+import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
@@ -19,9 +19,10 @@ function KeptBar({ token }: { token: number }) {
   if (others === null) return <p class="note">{whyMissing(token)}</p>;
   const main = (measures.exchanged(token)?.took ?? []).slice(0, IN_BAR);
   const rest = main.reduce((left, { share }) => Math.max(0, left - share), others);
-  const named = main.map((each): [string, number, string] => [nameOf(each.token), each.share, "other"]);
+  const named = main.map((each): [string, number, string] => [nameInText(each.token), each.share, "other"]);
   const parts: typeof named = [["itself", 1 - others, "own"], ...named, ["all others", rest, "rest"]];
-  const kept = `${percent(1 - others)} its own, ${percent(others)} from other tokens`;
+  const kept = `${percent(others)} from other tokens, ${percent(1 - others)} its own`;
+  const labelled = parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ");
   return (
     <div class="kept">
       <p>
@@ -34,13 +35,18 @@ function KeptBar({ token }: { token: number }) {
         </span>
       </p>
       {change === null && (
-        <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
-          {parts.map(([name, share, kind]) => (
-            <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-              {share > LEAST_NAMED && <bdi>{`${name} ${percent(share)}`}</bdi>}
-            </span>
-          ))}
-        </div>
+        <>
+          <div class="bar" role="img" aria-label={labelled}>
+            {parts.map(([name, share, kind]) => (
+              <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
+                {share > LEAST_NAMED && <bdi>{`${name} ${percent(share)}`}</bdi>}
+              </span>
+            ))}
+          </div>
+          <p class="small" id="bar-parts">
+            From left to right: <bdi>{labelled}</bdi>.
+          </p>
+        </>
       )}
     </div>
   );

@@ -14,15 +14,23 @@ export const ARROWS: Record<string, [x: number, y: number]> = {
 
 export const PRINTED_WIDTH = 640; // pixels, of which A4 has 688 between its margins
 
-/** A choice among values by their names; `options` where not all names, or other values, can be chosen. */
+/** A choice among values by their names; `options` where not all names, or other values, can be chosen, `groups` of them. */
 export function Select<K extends keyof Choice>(props: {
   choice: K;
   label: string;
   names: Record<string, string> | Record<number, string>;
   options?: readonly Choice[K][];
+  groups?: Record<string, readonly Choice[K][]>;
 }) {
-  const { choice, label, names, options = Object.keys(names) as Choice[K][] } = props;
+  const { choice, label, names, groups } = props;
+  const options = groups ? Object.values(groups).flat() : (props.options ?? (Object.keys(names) as Choice[K][]));
   const now = state[choice].value;
+  const list = (values: readonly Choice[K][]) =>
+    values.map((value) => (
+      <option value={String(value)} selected={value === now}>
+        {(names as Record<string, string>)[String(value)]}
+      </option>
+    ));
   return (
     <label>
       <span>{label}</span>
@@ -31,11 +39,9 @@ export function Select<K extends keyof Choice>(props: {
         value={String(now)}
         onChange={(e) => set({ [choice]: options[e.currentTarget.selectedIndex] })}
       >
-        {options.map((value) => (
-          <option value={String(value)} selected={value === now}>
-            {(names as Record<string, string>)[String(value)]}
-          </option>
-        ))}
+        {groups
+          ? Object.entries(groups).map(([title, values]) => <optgroup label={title}>{list(values)}</optgroup>)
+          : list(options)}
       </select>
     </label>
   );
@@ -201,8 +207,8 @@ export const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
   "mixing ratio":
     "The length of what all other tokens together give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
-  "own part":
-    "What a token's vector owes to the token itself, followed exactly from the input on with attention as it was. Its share: its length, divided by that plus the length of all other tokens' parts added up.",
+  "others' share":
+    "How much of a token's vector comes from other tokens, followed exactly from the input on with attention as it was: the length of their parts added up, divided by that plus the length of the token's own part.",
   "exact parts":
     "A vector as a sum of parts, one for each token of the input, which add up to the model's own vector. A token's share of itself is that of its own part; the rest is divided among the others by the lengths of their parts.",
   "shared value":

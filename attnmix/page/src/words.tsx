@@ -3,7 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { shade } from "./colours";
-import { data, documentOf, positionOf, readingAt, type Share, tokensOf } from "./data";
+import { data, documentOf, isRead, positionOf, readingAt, type Share, tokensOf } from "./data";
 import { exchanged, placeOn, wordKind, wordRange, wordText, wordValue } from "./measures";
 import { hovered, set, state } from "./state";
 import { ARROWS } from "./ui";
@@ -11,6 +11,12 @@ import { ARROWS } from "./ui";
 const THICKEST = 6; // pixels, of the line at the token that gave or took most
 
 export const nameOf = (token: number) => readingAt(state.layer.value).names[token];
+/** A token's name, with its position where the text has other tokens of that name. */
+export function nameInText(token: number): string {
+  const name = nameOf(token);
+  const isOnly = tokensOf(documentOf[token]).every((each) => each === token || nameOf(each) !== name);
+  return isOnly ? name : `${name} (${positionOf(token)})`;
+}
 // Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
 
 const sought = signal("");
@@ -120,7 +126,7 @@ export function Tokens(props: { id: string; tokens: number[]; prefix: string; la
               style={{ ...style, backgroundColor: looks?.colour, color: looks?.ink }}
               data-token={token}
               data-share={said}
-              title={`${nameOf(token)}, position ${positionOf(token)}${said && `, ${wordKind()} ${said}`}`}
+              title={`${nameOf(token)}, position ${positionOf(token)}${isRead(token) ? ", read by the classifier" : ""}${said && `, ${wordKind()} ${said}`}`}
             >
               {words[token]}
             </span>
