@@ -101,6 +101,8 @@ def test_examples_of_which_measure_for_which_question_print_what_the_page_shows(
     runner, names = doctest.DocTestRunner(), dict[str, Any]()
     questions = page.split("\n## ")[1:7]
     assert all("```pycon" in question for question in questions), "one worked example for each question"
+    assert "attnmix.compare(" in questions[4]
+    assert '"controls"' in questions[4]
     for block in re.findall(r"```pycon\n(.*?)```", page, re.DOTALL):
         example = doctest.DocTestParser().get_doctest(block, names, "which.md", "docs/measures/which.md", 0)
         example.globs = names  # each goes on where the one before it ended
