@@ -101,6 +101,8 @@ def test_examples_of_which_measure_for_which_question_print_what_the_page_shows(
     runner, names = doctest.DocTestRunner(), dict[str, Any]()
     questions = page.split("\n## ")[1:7]
     assert all("```pycon" in question for question in questions), "one worked example for each question"
+    assert "attnmix.compare(" in questions[4]
+    assert '"controls"' in questions[4]
     for block in re.findall(r"```pycon\n(.*?)```", page, re.DOTALL):
         example = doctest.DocTestParser().get_doctest(block, names, "which.md", "docs/measures/which.md", 0)
         example.globs = names  # each goes on where the one before it ended
@@ -130,6 +132,16 @@ def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pyte
         # An output that is too large to store, or depends on a run of the pipeline, carries a tag.
         if not before.metadata.get("tags"):
             assert [words(each) for each in outputs] == [words(each) for each in before.get("outputs", [])]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_shows_the_own_share_no_later_than_a_ratio(notebook: Path) -> None:
+    code = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+    own_shares = [number for number, source in enumerate(code) if "own_share" in source]
+    ratios = [number for number, source in enumerate(code) if "attnres" in source]
+    if ratios:
+        assert own_shares[:1] <= ratios[:1]
+        assert own_shares
 
 
 BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_sdist(to); build_wheel(to)"

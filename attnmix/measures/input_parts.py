@@ -73,9 +73,10 @@ def _derivative(activation: Module, p_NW: Tensor) -> Tensor:
 RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
 """How an activation g is split over the parts of its input p.
 
-`chord`: each part times (g(p) - g(0)) / p, the slope from 0 to the input; of a gated network by integrated gradients
-from 0 (DecompX's default, and Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input,
-and the rest of g(p) belongs to the biases (DecompX's linear approximation).
+`chord`: each part times (g(p) - g(0)) / p, the slope from 0 to the input (DecompX's default; integrated gradients from
+0, as in Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input, and the rest of g(p)
+belongs to the biases (DecompX's linear approximation). Both papers treat an activation between two Linears. For a gated
+network `chord` is the same integral along both factors, and `tangent` the product's derivative.
 """
 
 

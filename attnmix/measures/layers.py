@@ -175,7 +175,7 @@ class AfterAttention:
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
 
     A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) has two inputs p and u of its product, and a source the parts
-    p_j and u_j. The same integral, along t (p, u) from 0 on, is with m = int_0^1 g(t p) dt
+    p_j and u_j; the paper does not treat it. The same integral, along t (p, u) from 0 on, is with m = int_0^1 g(t p) dt
 
         p_j * u * (g(p) - m) / p + u_j * m
 

@@ -1,9 +1,10 @@
 """Attention sinks and massive activations: how much of the attention goes to the ends of a text, and what they give.
 
-A sink is a token that gets much attention and gives little: its values are short (Xiao et al., ICLR 2024; Gu et al.,
-ICLR 2025). It then keeps tokens from mixing (Barbero et al., 2025), while attention weights say that they mix, so every
-ratio is also measured without special tokens as sources. Massive activations are the few numbers of a sink's vector
-that are far above all others (Sun et al., COLM 2024).
+A sink is a token that gets much attention whatever it means, mostly the first (Xiao et al., ICLR 2024), and need not
+give anything for it: it acts as a bias of the keys (Gu et al., ICLR 2025), which shows in short values. Sinks are
+argued to keep tokens from mixing too much (Barbero et al., COLM 2025), while attention weights count them as mixing, so
+every ratio is also measured without special tokens as sources. Massive activations are the few numbers of a sink's
+vector that are far above all others (Sun et al., COLM 2024).
 
 Shapes: B documents, H heads, T tokens, N = B * T, D hidden, d head width, E = H * d.
 """

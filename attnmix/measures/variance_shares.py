@@ -1,4 +1,4 @@
-"""What the token vectors of a text have in common: with all texts, with those of its class, with their own text only.
+"""Shares of token vectors by what they have in common: with all texts, those of a class, or one text alone.
 
 A token's vector is the sum of a corpus mean, what its class adds, what its text adds to that, and what is the token's
 own. The mean squared length of vectors v of N texts splits accordingly, by products of different texts and tokens, so

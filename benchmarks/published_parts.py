@@ -1,0 +1,197 @@
+"""Parts from the input as DecompX's authors publish them, beside the library's, for a BERT and any texts, offline.
+
+    python -m benchmarks.published_parts <checkpoint folder> <texts> [--documents 8] [--max-length 48]
+
+Modarressi et al. (ACL 2023) give every bias to the tokens: a part p_j of a vector with the bias b gets the portion
+|p_j . b| / sum_k |p_k . b| of it (`absdot`), again at each of the layer's biases. In the first layer b_V is not divided
+in that way: each token's value has its own. The library keeps the biases as a part of their own. All else is the same,
+under both of their rules for GELU: `GeLU_ZO`, their default and the library's `chord`, and `GeLU_LA`, its `tangent`.
+
+Everything here is computed in float64 from the model's weights and its embeddings, without the library's measures.
+Prints the own share and the own part by projection after each layer, and for each row of the parts the rank correlation
+of their lengths with the library's: which source gave most.
+
+Shapes: J parts (the source tokens; with `biases="token"` last the biases), T tokens, D hidden, E = H * head width,
+W width of the feed-forward network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnmix.core.errors import InputError
+from attnmix.measures.input_parts import PartsReader
+from attnmix.models.checkpoint import check_max_length, load_tokenizer
+from attnmix.models.encoding import padded
+from attnmix.models.loading import load_base
+from benchmarks.published import read_plain
+
+OWN_RULES = {"GeLU_ZO": "chord", "GeLU_LA": "tangent"}
+"""The library's rule for each of the authors' approximations of an activation."""
+SMALLEST_SUM = 1e-12  # what the authors add to a sum before they divide by it
+
+
+class Configuration(NamedTuple):
+    """What the authors' `DecompXConfig` calls `FFN_approx_type`, `bias_decomp_type` and `include_bias_token`."""
+
+    activation: str = "GeLU_ZO"  # or "GeLU_LA"
+    biases: str = "absdot"  # "token": a part of their own, as with `include_bias_token`; "none": left out
+
+
+class Summary(NamedTuple):
+    """Numbers of one document's parts by level, the embeddings first."""
+
+    own_share: Tensor  # [levels, tokens]
+    own_projection: Tensor  # [levels, tokens]
+    length: Tensor  # [levels, tokens, sources]
+
+
+def published_parts(base: PreTrainedModel, ids: Tensor, configuration: Configuration) -> list[tuple[Tensor, Tensor]]:
+    """Return each level's vectors `[T, D]` and their parts `[T, J, D]` of one text's ids `[T]`."""
+    if base.config.model_type != "bert":
+        raise InputError(f"{base.name_or_path}: the authors' formulas are those of BERT, not {base.config.model_type}")
+    network: Any = base
+    with torch.no_grad():
+        x_TD = network.embeddings(input_ids=ids[None])[0]
+        parts_TJD = torch.diag_embed(x_TD.T).permute(1, 2, 0)  # each token's vector is its own
+        if configuration.biases == "token":
+            parts_TJD = torch.cat([parts_TJD, torch.zeros_like(x_TD)[:, None]], dim=1)
+        levels = [(x_TD, parts_TJD)]
+        for number, layer in enumerate(network.encoder.layer):
+            levels.append(_through_layer(layer, *levels[-1], configuration, first=number == 0))
+    return levels
+
+
+def _through_layer(
+    layer: Any, x_TD: Tensor, parts_TJD: Tensor, configuration: Configuration, first: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the vectors and the parts of a layer's output, from those of its input."""
+    biases, attention, output = configuration.biases, layer.attention.self, layer.attention.output
+    heads = (attention.num_attention_heads, attention.attention_head_size)
+    query_HTd, key_HTd, value_HTd = (
+        linear(x_TD).unflatten(-1, heads).movedim(1, 0) for linear in (attention.query, attention.key, attention.value)
+    )
+    weights_HTT = (query_HTd @ key_HTd.mT / heads[1] ** 0.5).softmax(-1)
+    residual_TD = output.dense((weights_HTT @ value_HTd).movedim(0, 1).flatten(-2)) + x_TD
+
+    values_TJE = parts_TJD @ attention.value.weight.T
+    if first:
+        tokens = torch.arange(len(x_TD))
+        values_TJE[tokens, tokens] += attention.value.bias
+        bias_D = output.dense.bias
+    else:
+        bias_D = output.dense.weight @ attention.value.bias + output.dense.bias
+    mixed_TJE = torch.einsum("hts,sjhd->tjhd", weights_HTT, values_TJE.unflatten(-1, heads)).flatten(-2)
+    residual_TJD = with_bias(mixed_TJE @ output.dense.weight.T + parts_TJD, bias_D, biases)
+
+    stream_TD = output.LayerNorm(residual_TD)
+    stream_TJD = _normed(output.LayerNorm, residual_TJD, residual_TD, biases)
+    summed_TD = stream_TD + layer.output.dense(layer.intermediate(stream_TD))
+    summed_TJD = stream_TJD + _feed_forward(layer, stream_TJD, stream_TD, configuration)
+    return layer.output.LayerNorm(summed_TD), _normed(layer.output.LayerNorm, summed_TJD, summed_TD, biases)
+
+
+def _feed_forward(layer: Any, stream_TJD: Tensor, stream_TD: Tensor, configuration: Configuration) -> Tensor:
+    first, last, activation = layer.intermediate.dense, layer.output.dense, layer.intermediate.intermediate_act_fn
+    input_TJW = with_bias(stream_TJD @ first.weight.T, first.bias, configuration.biases)
+    input_TW = first(stream_TD)
+    if configuration.activation == "GeLU_ZO":
+        inner_TJW = input_TJW * (activation(input_TW) / input_TW)[:, None]
+    else:
+        slope_TW = torch.func.vmap(torch.func.vmap(torch.func.grad(activation)))(input_TW)
+        rest_TW = activation(input_TW) - slope_TW * input_TW
+        inner_TJW = with_bias(input_TJW * slope_TW[:, None], rest_TW, configuration.biases)
+    return with_bias(inner_TJW @ last.weight.T, last.bias, configuration.biases)
+
+
+def _normed(norm: torch.nn.LayerNorm, parts_TJD: Tensor, whole_TD: Tensor, biases: str) -> Tensor:
+    deviation_T11 = (whole_TD.var(-1, correction=0) + norm.eps).sqrt()[:, None, None]
+    centred_TJD = parts_TJD - parts_TJD.mean(-1, keepdim=True)
+    return with_bias(centred_TJD / deviation_T11 * norm.weight, norm.bias, biases)
+
+
+def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
+    """Return parts `[T, J, D]` with a bias `[D]` or `[T, D]`, which `biases` says how to divide."""
+    if biases == "none":
+        return parts_TJD
+    bias_TD = bias.expand(len(parts_TJD), -1)
+    if biases == "token":
+        return torch.cat([parts_TJD[:, :-1], parts_TJD[:, -1:] + bias_TD[:, None]], dim=1)
+    products_TJ = torch.einsum("tjd,td->tj", parts_TJD, bias_TD).abs()
+    portions_TJ = products_TJ / (products_TJ.sum(-1, keepdim=True) + SMALLEST_SUM)
+    return parts_TJD + portions_TJ[..., None] * bias_TD[:, None]
+
+
+def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
+    """Return the numbers of the parts of source tokens, those of a bias token left out."""
+    own_shares, projections, lengths = [], [], []
+    for whole_TD, parts_TJD in levels:
+        tokens = torch.arange(len(whole_TD))
+        sources_TTD = parts_TJD[:, : len(tokens)]
+        own_TD = sources_TTD[tokens, tokens]
+        own_T = own_TD.norm(dim=-1)
+        others_T = (sources_TTD.sum(1) - own_TD).norm(dim=-1)
+        own_shares.append(own_T / (own_T + others_T))
+        projections.append((own_TD * whole_TD).sum(-1) / whole_TD.square().sum(-1))
+        lengths.append(sources_TTD.norm(dim=-1))
+    return Summary(torch.stack(own_shares), torch.stack(projections), torch.stack(lengths))
+
+
+def library_summary(base: PreTrainedModel, ids: Tensor, rule: str) -> Summary:
+    """Return the same numbers by the library."""
+    parts = PartsReader(base, rule).read(padded([ids.tolist()], 0, base.device))
+    return Summary(parts["own_share"], parts["projection"].diagonal(dim1=-2, dim2=-1), parts["length"])
+
+
+def rank_correlations(first: Summary, second: Summary) -> Tensor:
+    """Return the mean rank correlation `[levels - 1]` of the lengths in each row, from the first layer on."""
+    levels = []
+    for rows in zip(first.length[1:], second.length[1:], strict=True):
+        levels.append(torch.tensor([spearmanr(*pair).statistic for pair in zip(*rows, strict=True)]).mean())
+    return torch.stack(levels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--documents", type=int, default=8)
+    parser.add_argument("--max-length", type=int, default=48)
+    arguments = parser.parse_args()
+    folder = arguments.checkpoint
+    check_max_length("--max-length", arguments.max_length, folder)
+    texts = read_plain(arguments.texts, load_tokenizer(folder), arguments.documents, arguments.max_length)
+    base = load_base(folder).double()
+    print(f"{folder}: {len(texts)} texts, {sum(len(text.ids) for text in texts)} tokens, levels 0 to the last")
+    for activation, rule in OWN_RULES.items():
+        published, library = [], []
+        for text in texts:
+            ids = torch.tensor(text.ids)
+            published.append(summary(published_parts(base, ids, Configuration(activation))))
+            library.append(library_summary(base, ids, rule))
+        for name, summaries in ((f"{activation}, absdot", published), (f"library, {rule}", library)):
+            _print_row(name, "own share, %", torch.cat([100 * each.own_share for each in summaries], dim=1).mean(1))
+            projections = torch.cat([100 * each.own_projection for each in summaries], dim=1)
+            _print_row(name, "own projection, %", projections.mean(1))
+        correlations = [rank_correlations(*pair) for pair in zip(published, library, strict=True)]
+        _print_row(f"{activation}, absdot", "ranks, 100 rho", 100 * torch.stack(correlations).mean(0))
+
+
+def _print_row(name: str, quantity: str, values: Tensor) -> None:
+    print(f"{name:20s} {quantity:18s}" + "".join(f"{value:7.1f}" for value in values.tolist()))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
