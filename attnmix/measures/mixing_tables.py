@@ -122,13 +122,18 @@ def in_parts(rows: Rows) -> Iterator[Rows]:
 
 def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each combination of the labels, the last one running fastest."""
-    keys = {"checkpoint": [checkpoint], **labels}
-    frame = pd.DataFrame(list(product(*keys.values())), columns=list(keys))
-    frame = frame.assign(**{name: np.ravel(values) for name, values in columns.items()})
-    if "site" in frame:
-        frame = frame.assign(layer=[site.layer for site in frame["site"]], point=[site.point for site in frame["site"]])
-    frame = frame.reindex(columns=list(COLUMNS[table]))
-    return frame.astype({name: "Int64" for name in _COUNTS if name in frame})
+    combinations = list(product([checkpoint], *labels.values()))
+    cells: dict[str, Any] = dict(zip(["checkpoint", *labels], zip(*combinations, strict=True), strict=True))
+    if "site" in cells:
+        sites = cells.pop("site")
+        cells["layer"] = [site.layer for site in sites]
+        cells["point"] = [site.point for site in sites]
+    for name, values in columns.items():
+        cells[name] = np.ravel(values)
+    for name in _COUNTS:
+        if name in cells:
+            cells[name] = pd.array(cells[name], "Int64")
+    return pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
 
 
 def mixing_tables(

@@ -31,9 +31,12 @@ from attnmix.core.store.results import Array, TextResults
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.maps.layouts import fit_layout, neighbours, points_for
+from attnmix.maps.components import fit_components
+from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
-from attnmix.maps.quality import score_layout
+from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
+from attnmix.maps.quality import kept_neighbours
+from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_model, shuffled_words
@@ -51,7 +54,6 @@ from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
 from attnmix.runs.measure import stacked
-from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
@@ -255,7 +257,7 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 def compile_maps() -> None:
     """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
     random = np.random.default_rng(0).normal(size=(MIN_UMAP_VECTORS, 4)).astype(np.float32)
-    fit_layout(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+    _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
@@ -265,16 +267,30 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
-    near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
-    results.nearest = columns_by_site(results.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
+    nearest = {}
+    for site, vectors_TD in vectors.items():
+        near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
+        nearest[site] = {"nearest": list(near)}
+    results.nearest = columns_by_site(results.tokens, nearest)
     layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
     if len(layouts[LAYOUT]) < len(vectors):
         layouts["pca"] = vectors
-    qualities = []
+    scores = []
     for layout, mapped in layouts.items():
         if mapped:
-            maps = fit_layout(layout, mapped, umap)
-            places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
-            results.maps[layout] = columns_by_site(results.tokens, places)
-            qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed)[QUALITY_COLUMNS])
-    results.map_quality = pd.concat(qualities, ignore_index=True)
+            places = _fit(layout, mapped, umap)[umap.seed]
+            columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
+            results.maps[layout] = columns_by_site(results.tokens, columns)
+            for site, xy in places.items():
+                value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
+                scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+    results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
+
+
+def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
+    """Return `fit_layout`; umap-learn takes seconds to load, for which principal components need not wait."""
+    if layout == "pca":
+        return fit_components(vectors, umap)
+    from attnmix.maps.layouts import fit_layout
+
+    return fit_layout(layout, vectors, umap)
