@@ -150,12 +150,12 @@ def mixing_tables(
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
     Those of the model with random weights are among the `rows`. `identities` are the largest error and the number of
-    documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
-    `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
+    documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`, of
+    some checkpoints or none; `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
     means only those among `names` are made, and always `geometry`.
     """
-    checkpoints = list(gains)
-    numbers = range(1, len(gains[checkpoints[0]]) + 1)
+    checkpoints = list(identities)
+    numbers = range(1, rows[checkpoints[0]]["lengths"].shape[1] + 1)
     heads = rows[checkpoints[0]]["by_head"].shape[1]
     attention = {"layer": numbers, "point": ["attention"]}
     ratios = {"layer": numbers, "method": methods}
@@ -188,9 +188,9 @@ def mixing_tables(
     wanted = {*names, "geometry"}
     tables = mean_tables([each for each in means if each.table in wanted], rows, draws)
     frames, errors = [tables["geometry"]], []
-    for name in checkpoints:
-        frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
-        largest, checked = identities[name]
+    for name, gains_L in gains.items():
+        frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains_L}))
+    for name, (largest, checked) in identities.items():
         levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
         errors.append(_rows("identities", name, levels, columns).query("documents > 0"))

@@ -73,8 +73,6 @@ class _Checkpoint(NamedTuple):
 
     batches: BatchMeasurer
     texts: DocumentMeasurer
-    gains: npt.NDArray[np.float64]
-    """`attention_gain` by layer."""
 
 
 class _Measured(NamedTuple):
@@ -114,14 +112,22 @@ class TextMeasurer:
             family = family_of(base.config)
             self.methods = present_names("measure.methods", list(methods), family, RATIOS)
             texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
-            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts, texts.gains())
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
         self.base = base
         """The model whose vectors are laid out: the last."""
         self.captured = name
         self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
-        random: Any = random_model(base.config, SEED)
-        read_segments(random, tokenizer, pairs)
-        self.random = BatchMeasurer(random.to(base.device), self.methods, padding)
+        self.padding, self.pairs = padding, pairs
+        # Weights are drawn in one thread while others measure the texts.
+        with_one_thread = ThreadPoolExecutor(1)
+        self.random = with_one_thread.submit(self._random_measurer)
+        with_one_thread.shutdown(wait=False)
+
+    def _random_measurer(self) -> BatchMeasurer:
+        """Return the measurer of the model with random weights."""
+        random: Any = random_model(self.base.config, SEED)
+        read_segments(random, self.tokenizer, self.pairs)
+        return BatchMeasurer(random.to(self.base.device), self.methods, self.padding)
 
     def results(self, tokenized: TokenizedTexts) -> TextResults:
         """Return all that the page of the texts shows."""
@@ -142,13 +148,12 @@ class TextMeasurer:
             measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
         names = np.array([document.name for document in documents])
         rows = {name: each.sums | {"document": names} for name, each in measured.items()}
-        all_rows = rows | {RANDOM: _control_sums(self.random, "random_weights", documents)}
+        all_rows = rows | {RANDOM: _control_sums(self.random.result(), "random_weights", documents)}
         identities = {name: each.identities for name, each in measured.items()}
-        gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         draws = Draws(len(documents), samples, SEED)
-        tables = mixing_tables(all_rows, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES)
+        tables = mixing_tables(all_rows, identities, {}, self.methods, sites, draws, SEED, sources, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(COLUMNS[name]))
@@ -168,7 +173,7 @@ class TextMeasurer:
             return self._measures(name, documents)
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
-        batches, texts, _ = self.checkpoints[name]
+        batches, texts = self.checkpoints[name]
         lengths = [len(document) for document in documents]
         numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
         batches.corpus = None
@@ -197,8 +202,8 @@ class TextMeasurer:
 
     def _vectors(self, documents: Sequence[Document]) -> dict[Site, Array]:
         """Return the vectors of the residual stream `[tokens, hidden]`, in float16 as in the stage `capture`."""
-        padding = self.checkpoints[self.captured].batches.pad_token_id
-        return captured_vectors(self.base, [document.ids for document in documents], self.points, "float16", padding)
+        ids = [document.ids for document in documents]
+        return captured_vectors(self.base, ids, self.points, "float16", self.padding)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
