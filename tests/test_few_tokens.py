@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,18 @@ def test_a_saved_page_of_a_short_text_has_principal_components_alone(tiny_bert: 
     assert layouts(data) == {"pca": set()}
     assert data["mapNote"].endswith("The map shows the two principal components of their vectors (PCA).")
     assert "umap.layouts" not in page.partition('id="data"')[0]
+
+
+def test_a_page_of_a_short_text_loads_neither_umap_nor_matplotlib_nor_zarr(tiny_bert: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+import attnmix
+
+attnmix.measure(attnmix.load(sys.argv[1]), "good").save(sys.argv[2])
+print(sorted({"umap", "numba", "matplotlib", "zarr"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", script, str(tiny_bert), str(tmp_path / "page.html")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

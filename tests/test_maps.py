@@ -27,18 +27,9 @@ from attnmix.core.store import features as store
 from attnmix.core.store.runs import Run
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties, ties_of_places
-from attnmix.maps.layouts import (
-    METRICS,
-    N_EPOCHS,
-    START_EXTENT,
-    fit_map,
-    lay_out,
-    lay_out_aligned,
-    neighbourhood,
-    neighbours,
-    principal_components,
-    two_components,
-)
+from attnmix.maps.components import EXTENT, principal_components, two_components
+from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood
+from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import WITHIN, score_layout, scores, stability
 from stages import reduce
@@ -88,7 +79,7 @@ def test_beyond_the_limit_neighbours_are_seeded_and_nearly_all_right(
 ) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
     exact, exact_distances = neighbours(vectors, 10, "cosine", seed=0)
-    monkeypatch.setattr("attnmix.maps.layouts.MAX_EXACT_VECTORS", 0)
+    monkeypatch.setattr("attnmix.maps.neighbours.MAX_EXACT_VECTORS", 0)
     indices, distances = neighbours(vectors, 10, "cosine", seed=0)
     again, same = neighbours(vectors, 10, "cosine", seed=0)
     assert np.array_equal(indices, again)
@@ -181,7 +172,7 @@ def test_principal_components_are_those_of_the_singular_value_decomposition(metr
     left, strengths, directions = np.linalg.svd(x_ND - x_ND.mean(axis=0), full_matrices=False)
     signs = [np.sign(direction[np.argmax(np.abs(direction))]) for direction in directions[:2]]
     expected = left[:, :2] * strengths[:2] * signs
-    expected *= START_EXTENT / np.abs(expected).max()
+    expected *= EXTENT / np.abs(expected).max()
     np.testing.assert_allclose(principal_components(vectors, metric), expected, atol=1e-5)
 
 

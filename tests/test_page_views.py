@@ -19,6 +19,7 @@ from page_run import choose, open_changed, save_page, tokens
 import attnmix
 from attnmix.core.names import Site
 from attnmix.core.store.features import read_features
+from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.page.arrays import visible
 

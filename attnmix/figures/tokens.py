@@ -12,7 +12,6 @@ import pandas as pd
 from attnmix.core.names import DECODER_INPUT, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX, Site
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.figures.labels import SPECIAL_LOOKS, WORD_MARKS, Mark
-from attnmix.figures.style import printable
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
@@ -45,7 +44,7 @@ class DisplayToken(NamedTuple):
     @property
     def short_label(self) -> str:
         """The label, printable and of at most `MAX_LABEL` characters."""
-        label = printable(self.label)
+        label = _printable(self.label)
         return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
 
 
@@ -124,11 +123,11 @@ class CapturedTexts(NamedTuple):
         classes = [np.array([token.token_class for token in reading])[rows] for reading in self.readings]
         starts = [np.array(words(reading))[rows] for reading in self.readings]
         kinds = {
-            Mark(printable(self.class_label(name)), *looks): [each == name for each in classes]
+            Mark(_printable(self.class_label(name)), *looks): [each == name for each in classes]
             for name, looks in SPECIAL_LOOKS.items()
         }
         for word, looks in zip(frequent_words(starts[0].tolist(), len(WORD_MARKS)), WORD_MARKS, strict=False):
-            kinds[Mark(printable(word), *looks)] = [each == word for each in starts]
+            kinds[Mark(_printable(word), *looks)] = [each == word for each in starts]
         return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
 
 
@@ -200,3 +199,10 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
     if len(tokens) <= limit:
         return range(len(tokens))
     return max((each for each in sentences(tokens) if len(each) <= limit), key=len, default=range(limit))
+
+
+def _printable(text: str) -> str:
+    """Return `printable`, whose matplotlib takes half a second to load that a page need not wait."""
+    from attnmix.figures.style import printable
+
+    return printable(text)

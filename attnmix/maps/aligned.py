@@ -20,11 +20,12 @@ from umap.layouts import clip, rdist
 from umap.umap_ import make_epochs_per_sample
 from umap.utils import tau_rand_int
 
+from attnmix.maps.vectors import Coordinates
+
 NEGATIVE_SAMPLES = 5  # for each sampled edge
 TIE = 1e-2  # strength of the tie to the next point
 WINDOW = 3  # points before and after that a token is tied to
 
-Coordinates = npt.NDArray[np.float32]
 Graph = scipy.sparse.csr_matrix
 
 

@@ -12,11 +12,10 @@ from sklearn.metrics import pairwise_distances
 
 from attnmix.core.names import OWN_BASIS, Site
 from attnmix.core.statistics import rank_correlation
-from attnmix.data.draw import stratified_draw
-from attnmix.maps.aligned import Coordinates
-from attnmix.maps.layouts import METRICS, Indices, Maps, neighbours
+from attnmix.data.draw import Rows, stratified_draw
+from attnmix.maps.neighbours import METRICS, Indices, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.vectors import Vectors, distinct_rows
+from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
@@ -41,9 +40,9 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest that are among its nearest
     on the map, `distance_spearman` the rank correlation of the distances of all pairs.
     """
-    if len(vectors) < MIN_VECTORS or (vectors == vectors[0]).all():
+    if _too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
-    k = min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
+    k = _scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
     on_map = pairwise_distances(xy.astype(np.float64))
@@ -54,6 +53,40 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
         "neighbours_kept": _overlap(neighbours(vectors, k, metric, 0)[0], neighbours(xy, k, "euclidean", 0)[0]),
         "distance_spearman": float(rank_correlation(distances[pairs], on_map[pairs])),
     }
+
+
+def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
+    """Return `neighbours_kept` of `score_map` alone: its value and that of chance."""
+    rows = _scored_rows(vectors, seed)
+    vectors, xy = vectors[rows], xy[rows]
+    if _too_few(vectors):
+        return float("nan"), float("nan")
+    k = _scored_neighbours(vectors)
+    near, _ = neighbours(vectors, k, metric, 0)
+    near_on_map, _ = neighbours(xy, k, "euclidean", 0)
+    near_by_chance, _ = neighbours(_permuted(xy, seed), k, "euclidean", 0)
+    return _overlap(near, near_on_map), _overlap(near, near_by_chance)
+
+
+def _too_few(vectors: Vectors) -> bool:
+    """Return True for vectors without neighbours to speak of: fewer than three, or all equal."""
+    return len(vectors) < MIN_VECTORS or bool((vectors == vectors[0]).all())
+
+
+def _scored_neighbours(vectors: Vectors) -> int:
+    """Return how many neighbours of each vector are scored: fewer than half of the others."""
+    return min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
+
+
+def _scored_rows(vectors: Vectors, seed: int) -> Rows:
+    """Return the rows of the vectors that are scored: those that differ, of very many a seeded draw."""
+    first, _ = distinct_rows(vectors)
+    return first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
+
+
+def _permuted(xy: Coordinates, seed: int) -> Coordinates:
+    """Return the places of a map in random order, which is what chance gives."""
+    return np.asarray(xy[np.random.default_rng(seed).permutation(len(xy))])
 
 
 def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
@@ -82,11 +115,10 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     Equal vectors count once. Of very many a seeded draw of `MAX_SCORED_VECTORS` is scored, and neighbours are found
     within it. Chance permutes the places on the map.
     """
-    first, _ = distinct_rows(vectors)
-    rows = first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
+    rows = _scored_rows(vectors, seed)
     vectors, maps = vectors[rows], [xy[rows] for xy in maps]
-    permuted = maps[0][np.random.default_rng(seed).permutation(len(rows))]
-    values, chances = (scores(vectors, xy, metric) for xy in (maps[0], permuted))
+    values = scores(vectors, maps[0], metric)
+    chances = scores(vectors, _permuted(maps[0], seed), metric)
     pairs = {name: (values[name], chances[name]) for name in SCORES}
     if len(maps) > 1:
         undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))

@@ -1,15 +1,20 @@
-"""Vectors as maps take them: arrays of finite numbers, and which of them differ."""
+"""Vectors as maps take them: arrays of finite numbers, which of them differ, and which layouts can show them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.names import Site
+from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
+Coordinates = npt.NDArray[np.float32]
+Maps = Mapping[int, Mapping[Site, Coordinates]]
+"""Coordinates `[tokens, 2]` by seed and point."""
 
 
 def read_vectors(given: Any) -> Vectors:
@@ -56,3 +61,19 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order], rank[numbers]
+
+
+def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:
+    """Return the points whose vectors `[tokens, width]` a layout can show: all, but for what is too little for UMAP.
+
+    UMAP needs `MIN_UMAP_VECTORS` tokens, and at a point that it lays out alone as many vectors that differ, and more
+    than `n_neighbors`.
+    """
+    if layout == "pca" or not vectors:
+        return dict(vectors)
+    if min(map(len, vectors.values())) < MIN_UMAP_VECTORS:
+        return {}
+    needed = max(MIN_UMAP_VECTORS, settings.n_neighbors + 1)
+    if layout == "joint":
+        return dict(vectors) if len(distinct_rows(np.concatenate(list(vectors.values())))[0]) >= needed else {}
+    return {site: each for site, each in vectors.items() if len(distinct_rows(each)[0]) >= needed}

@@ -122,13 +122,18 @@ def in_parts(rows: Rows) -> Iterator[Rows]:
 
 def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each combination of the labels, the last one running fastest."""
-    keys = {"checkpoint": [checkpoint], **labels}
-    frame = pd.DataFrame(list(product(*keys.values())), columns=list(keys))
-    frame = frame.assign(**{name: np.ravel(values) for name, values in columns.items()})
-    if "site" in frame:
-        frame = frame.assign(layer=[site.layer for site in frame["site"]], point=[site.point for site in frame["site"]])
-    frame = frame.reindex(columns=list(COLUMNS[table]))
-    return frame.astype({name: "Int64" for name in _COUNTS if name in frame})
+    combinations = list(product([checkpoint], *labels.values()))
+    cells: dict[str, Any] = dict(zip(["checkpoint", *labels], zip(*combinations, strict=True), strict=True))
+    if "site" in cells:
+        sites = cells.pop("site")
+        cells["layer"] = [site.layer for site in sites]
+        cells["point"] = [site.point for site in sites]
+    for name, values in columns.items():
+        cells[name] = np.ravel(values)
+    for name in _COUNTS:
+        if name in cells:
+            cells[name] = pd.array(cells[name], "Int64")
+    return pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
 
 
 def mixing_tables(
@@ -145,12 +150,12 @@ def mixing_tables(
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
     Those of the model with random weights are among the `rows`. `identities` are the largest error and the number of
-    documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
-    `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
-    means only those among `names` are made, and always `geometry`.
+    documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`, of
+    some checkpoints or none; `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of
+    texts. Of the tables of means only those among `names` are made, and always `geometry`.
     """
-    checkpoints = list(gains)
-    numbers = range(1, len(gains[checkpoints[0]]) + 1)
+    checkpoints = list(identities)
+    numbers = range(1, rows[checkpoints[0]]["lengths"].shape[1] + 1)
     heads = rows[checkpoints[0]]["by_head"].shape[1]
     attention = {"layer": numbers, "point": ["attention"]}
     ratios = {"layer": numbers, "method": methods}
@@ -183,9 +188,9 @@ def mixing_tables(
     wanted = {*names, "geometry"}
     tables = mean_tables([each for each in means if each.table in wanted], rows, draws)
     frames, errors = [tables["geometry"]], []
-    for name in checkpoints:
-        frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
-        largest, checked = identities[name]
+    for name, gains_L in gains.items():
+        frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains_L}))
+    for name, (largest, checked) in identities.items():
         levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
         errors.append(_rows("identities", name, levels, columns).query("documents > 0"))

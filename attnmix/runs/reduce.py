@@ -19,13 +19,13 @@ from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_by_site, write_metrics, write_plot
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.layouts import fit_layout, neighbours, points_for
+from attnmix.maps.layouts import fit_layout
+from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS, score_layout
-from attnmix.maps.vectors import Vectors
+from attnmix.maps.vectors import Vectors, points_for
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-NEAREST_VECTORS = 5  # neighbours in the full space that are stored for each vector
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 

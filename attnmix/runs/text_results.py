@@ -31,9 +31,12 @@ from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.maps.layouts import fit_layout, neighbours, points_for
+from attnmix.maps.components import fit_components
+from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
-from attnmix.maps.quality import score_layout
+from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
+from attnmix.maps.quality import kept_neighbours
+from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_model, shuffled_words
@@ -51,7 +54,6 @@ from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
 from attnmix.runs.measure import stacked
-from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
@@ -71,8 +73,6 @@ class _Checkpoint(NamedTuple):
 
     batches: BatchMeasurer
     texts: DocumentMeasurer
-    gains: npt.NDArray[np.float64]
-    """`attention_gain` by layer."""
 
 
 class _Measured(NamedTuple):
@@ -112,14 +112,22 @@ class TextMeasurer:
             family = family_of(base.config)
             self.methods = present_names("measure.methods", list(methods), family, RATIOS)
             texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
-            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts, texts.gains())
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
         self.base = base
         """The model whose vectors are laid out: the last."""
         self.captured = name
         self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
-        random: Any = random_model(base.config, SEED)
-        read_segments(random, tokenizer, pairs)
-        self.random = BatchMeasurer(random.to(base.device), self.methods, padding)
+        self.padding, self.pairs = padding, pairs
+        # Weights are drawn in one thread while others measure the texts.
+        with_one_thread = ThreadPoolExecutor(1)
+        self.random = with_one_thread.submit(self._random_measurer)
+        with_one_thread.shutdown(wait=False)
+
+    def _random_measurer(self) -> BatchMeasurer:
+        """Return the measurer of the model with random weights."""
+        random: Any = random_model(self.base.config, SEED)
+        read_segments(random, self.tokenizer, self.pairs)
+        return BatchMeasurer(random.to(self.base.device), self.methods, self.padding)
 
     def results(self, tokenized: TokenizedTexts) -> TextResults:
         """Return all that the page of the texts shows."""
@@ -140,13 +148,12 @@ class TextMeasurer:
             measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
         names = np.array([document.name for document in documents])
         rows = {name: each.sums | {"document": names} for name, each in measured.items()}
-        all_rows = rows | {RANDOM: _control_sums(self.random, "random_weights", documents)}
+        all_rows = rows | {RANDOM: _control_sums(self.random.result(), "random_weights", documents)}
         identities = {name: each.identities for name, each in measured.items()}
-        gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         draws = Draws(len(documents), samples, SEED)
-        tables = mixing_tables(all_rows, identities, gains, self.methods, sites, draws, SEED, sources, names=TABLES)
+        tables = mixing_tables(all_rows, identities, {}, self.methods, sites, draws, SEED, sources, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(COLUMNS[name]))
@@ -166,7 +173,7 @@ class TextMeasurer:
             return self._measures(name, documents)
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
-        batches, texts, _ = self.checkpoints[name]
+        batches, texts = self.checkpoints[name]
         lengths = [len(document) for document in documents]
         numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
         batches.corpus = None
@@ -195,8 +202,8 @@ class TextMeasurer:
 
     def _vectors(self, documents: Sequence[Document]) -> dict[Site, Array]:
         """Return the vectors of the residual stream `[tokens, hidden]`, in float16 as in the stage `capture`."""
-        padding = self.checkpoints[self.captured].batches.pad_token_id
-        return captured_vectors(self.base, [document.ids for document in documents], self.points, "float16", padding)
+        ids = [document.ids for document in documents]
+        return captured_vectors(self.base, ids, self.points, "float16", self.padding)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
@@ -261,7 +268,7 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 def compile_maps() -> None:
     """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
     random = np.random.default_rng(0).normal(size=(MIN_UMAP_VECTORS, 4)).astype(np.float32)
-    fit_layout(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+    _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
@@ -271,18 +278,32 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
-    near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
-    results.nearest = columns_by_site(results.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
+    nearest = {}
+    for site, vectors_TD in vectors.items():
+        near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
+        nearest[site] = {"nearest": list(near)}
+    results.nearest = columns_by_site(results.tokens, nearest)
     layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
     layouts["pca"] = vectors
-    qualities = []
+    scores = []
     for layout, mapped in layouts.items():
         if mapped:
-            maps = fit_layout(layout, mapped, umap)
-            places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
-            results.maps[layout] = columns_by_site(results.tokens, places)
+            places = _fit(layout, mapped, umap)[umap.seed]
+            columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
+            results.maps[layout] = columns_by_site(results.tokens, columns)
             if layout == "pca":
-                known = {site: components_of(vectors[site], xy) for site, xy in maps[umap.seed].items()}
+                known = {site: components_of(vectors[site], xy) for site, xy in places.items()}
                 results.components = {site: each for site, each in known.items() if each}
-            qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed)[QUALITY_COLUMNS])
-    results.map_quality = pd.concat(qualities, ignore_index=True)
+            for site, xy in places.items():
+                value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
+                scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+    results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
+
+
+def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
+    """Return `fit_layout`; umap-learn takes seconds to load, for which principal components need not wait."""
+    if layout == "pca":
+        return fit_components(vectors, umap)
+    from attnmix.maps.layouts import fit_layout
+
+    return fit_layout(layout, vectors, umap)

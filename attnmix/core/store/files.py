@@ -14,11 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import zarr
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 from pyarrow.lib import ArrowException
-from zarr.codecs import Crc32cCodec
 
 from attnmix.core.errors import InputError, first_line
 
@@ -102,6 +98,9 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 def create_array(path: Place, **options: Any) -> Any:
     """Create an array with `options` of `zarr.create_array`; raise `InputError` where the place refuses."""
+    import zarr  # half a second, which measures in memory need not take
+    from zarr.codecs import Crc32cCodec
+
     options |= {"compressors": Crc32cCodec(), "filters": None, "fill_value": 0, "config": EVERY_CHUNK}
     with writing(path):
         return zarr.create_array(store=path, overwrite=True, **options)
@@ -109,6 +108,8 @@ def create_array(path: Place, **options: Any) -> Any:
 
 def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
     """Return the array that `stage` writes; raise `InputError` where what describes it cannot be right."""
+    import zarr
+
     with reading(path, stage):
         array: Any = zarr.open_array(path, mode=mode).with_config(EVERY_CHUNK)
         if array.shape[1:] != (array.shards or array.chunks)[1:]:
@@ -118,6 +119,9 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
 
 def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
     """Return `rows` of an open array; raise `InputError` for a chunk that is missing, truncated or changed."""
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
     with reading(path, stage):
         size = (array.shards or array.chunks)[0]
         first, last, _ = rows.indices(array.shape[0])

@@ -213,8 +213,8 @@ class Run(MixingTables):
         keys = ["document", "position"]
         row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
         components = {}
-        for (layer, point), table in self.map("pca").groupby(["layer", "point"], sort=False):
-            site = Site(int(layer), str(point))
+        for _, table in self.map("pca").groupby(["layer", "point"], sort=False):
+            site = Site(int(table["layer"].iloc[0]), str(table["point"].iloc[0]))
             rows = row_of_token.get_indexer(pd.MultiIndex.from_frame(table[keys]))
             known = components_of(self.read(site, rows), table[["x", "y"]].to_numpy())
             if known:
