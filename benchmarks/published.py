@@ -152,7 +152,7 @@ def measure(
     texts: Sequence[Text],
     batch_tokens: int,
 ) -> npt.NDArray[np.float32]:
-    """Return the ratios `[methods, layers, tokens]` of all texts' tokens, special and masked ones included, padding not."""
+    """Return the ratios `[methods, layers, tokens]` of all tokens, special and masked ones included, padding not."""
     measurer = BatchMeasurer(base, methods, pad_token_id)
     parts = []
     batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
