@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """The first `documents` pairs of segments; a text without a second word is left out."""
+    """Return the first `documents` pairs of segments; a text without a second word is left out."""
     if path.suffix == ".json":
         return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
     frame = _read_frame(path)
@@ -118,14 +118,14 @@ def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 
 
 def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """The first `documents` texts, each one segment."""
+    """Return the first `documents` texts, each one segment."""
     texts = _texts(_read_frame(path), path)[:documents]
     encoded: list[list[int]] = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
     return [Text(ids, [0] * len(ids)) for ids in encoded]
 
 
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
-    """12 % of each text's tokens but its special ones, rounded down, at least one, become the mask token.
+    """Return the texts with 12 % of their tokens masked, special ones left out, rounded down, at least one.
 
     The positions are those of the authors' script where the tokens are the same: drawn text by text without
     replacement from one `random.Random(0)`.
@@ -152,7 +152,7 @@ def measure(
     texts: Sequence[Text],
     batch_tokens: int,
 ) -> npt.NDArray[np.float32]:
-    """The ratios `[methods, layers, tokens]` of all texts' tokens, special and masked ones included, padding not."""
+    """Return the ratios `[methods, layers, tokens]` of all tokens, special and masked ones included, padding not."""
     measurer = BatchMeasurer(base, methods, pad_token_id)
     parts = []
     batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
@@ -178,7 +178,7 @@ def _inputs(base: PreTrainedModel, texts: Sequence[Text], pad_token_id: int) -> 
 
 
 def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
-    """By name, each layer's `attention_gain`, and the authors' `expansion_rate` where it is defined."""
+    """Return by name each layer's `attention_gain`, and the authors' `expansion_rate` where it is defined."""
     found: dict[str, list[float]] = {"attention_gain": [], "expansion_rate": []}
 
     def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
@@ -192,7 +192,7 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
 
 
 def expansion_rate(value: Linear, output: Linear) -> float:
-    """|[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as the authors' `expansion_rate_attn_f.py` has it.
+    """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as the authors' `expansion_rate_attn_f.py` has it.
 
     There b_O is a last column. As an affine map of [x, 1] it would be a last row, as in `attention_gain`, which leaves
     the last column (0, ..., 0, 1) away: it maps the constant to itself.

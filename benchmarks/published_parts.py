@@ -41,7 +41,7 @@ SMALLEST_SUM = 1e-12  # what the authors add to a sum before they divide by it
 
 
 class Configuration(NamedTuple):
-    """What the authors' `DecompXConfig` calls `FFN_approx_type`, `bias_decomp_type` and `include_bias_token`."""
+    """Options of `DecompXConfig`: `FFN_approx_type`, `bias_decomp_type` and `include_bias_token`."""
 
     activation: str = "GeLU_ZO"  # or "GeLU_LA"
     biases: str = "absdot"  # "token": a part of their own, as with `include_bias_token`; "none": left out

@@ -34,7 +34,7 @@ WORKS = (
 
 
 def plan() -> list[tuple[str, ...]]:
-    """A row for each of `WORKS`."""
+    """Return a row for each of `WORKS`."""
     sections = _sections()
     return [_row(work, sections[work.section]) for work in WORKS]
 
@@ -55,7 +55,7 @@ def _pace(megabytes: int, seconds: str) -> str:
 
 
 def _sections() -> dict[str, str]:
-    """By heading."""
+    """Return the sections of the results by their headings."""
     return {each.partition("\n")[0]: each for each in RESULTS.read_text(encoding="utf-8").split("\n## ")[1:]}
 
 

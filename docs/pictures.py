@@ -1,6 +1,6 @@
-"""The pictures in the README and in docs/, from the figures and the page of the last run.
+"""Draw the pictures in the README and in docs/, from the figures and the page of the last run.
 
-python -m docs.pictures
+    python -m docs.pictures
 
 `docs/page.gif` selects a word in the picture of tokens by layers and moves through the layers; `docs/social_card.png`
 is for links to the repository.
@@ -160,7 +160,7 @@ def _still(page: Any) -> bytes:
 
 
 def _gallery_shots(browser: Any) -> dict[str, bytes]:
-    """The panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
+    """Return the panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
     page = _open(browser, SCREEN, SHARPER)
     page.add_style_tag(content=LEFT_OUT)
     if page.locator("#weight").count():
@@ -175,7 +175,7 @@ def _gallery_shots(browser: Any) -> dict[str, bytes]:
 
 
 def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
-    """The screen around some elements."""
+    """Return the screen around some elements."""
     page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
     _still(page)
     boxes = [page.locator(part).bounding_box() for part in parts]
@@ -188,7 +188,7 @@ def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
 
 
 def _stack(sources: list[Any], output: Path) -> None:
-    """One picture above the other, small enough for git."""
+    """Write one picture above the other, small enough for git."""
     parts = [Image.open(path).convert("RGB") for path in sources]
     scaled = [part.resize((WIDTH, round(part.height * WIDTH / part.width)), Image.Resampling.LANCZOS) for part in parts]
     picture = Image.new("RGB", (WIDTH, sum(part.height for part in scaled)), "white")

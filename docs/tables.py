@@ -1,8 +1,8 @@
-"""Writes the tables in docs/: those of the code's declarations, of the default run and of the planted cases.
+"""Write the tables in docs/: those of the code's declarations, of the default run and of the planted cases.
 
     python -m docs.tables
 
-Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`.
+They stand between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re
 
 
 def tables() -> dict[str, str]:
-    """Every table by its name, as Markdown."""
+    """Return every table of declarations and benchmarks by its name, as Markdown."""
     ratios = [
         (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.covers, each.source)
         for name, each in RATIOS.items()
@@ -310,7 +310,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def read_file(path: str) -> Any:
-    """A csv as a table, a metrics file as what it holds."""
+    """Return a csv as a table, a metrics file as what it holds."""
     text = Path(path).read_text(encoding="utf-8")
     return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
 

@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
 from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP_TOKENS
-from experiments import training
+from experiments import training, trainings
 
 REVIEWS = toy_reviews(24, seed=3)
 TEXTS, LABELS = REVIEWS["text"].tolist(), REVIEWS["label_name"].tolist()
@@ -401,6 +401,30 @@ def test_the_spread_of_trainings_in_the_caution_is_that_of_the_study() -> None:
         half = (seeds["ci_high"] - seeds["mean"]).to_numpy()
         points = 100 * half * np.sqrt(seeds["seeds"]) / student.ppf(0.975, seeds["seeds"] - 1)
         assert (int(seeds["layer"].iloc[points.argmax()]), round(float(points.max()), 1)) == spread
+
+
+def test_script_prints_what_is_claimed_of_each_pair_of_trainings(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = longer_attention(attnmix.load(str(tiny_bert)), 1.5)
+    network.network.save_pretrained(tmp_path / "other")
+    network.tokenizer.save_pretrained(tmp_path / "other")
+    reviews = training.Reviews(TEXTS, torch.empty(0), {})
+    folders = {trainings.PERMUTED: tiny_bert, trainings.TRUE: tmp_path / "other", trainings.BASE: tiny_bert}
+    monkeypatch.setattr(trainings, "RUNS", tmp_path)
+    monkeypatch.setitem(trainings.OPTIONS, "max_length", 40)
+    monkeypatch.setattr(trainings, "fetch_model", lambda _name, _folder: None)
+    monkeypatch.setattr(trainings, "read_reviews", lambda *_: (reviews, reviews, reviews))
+    monkeypatch.setattr(trainings, "trained", lambda _dataset, _checkpoint, name, _seed: folders[name])
+    trainings.main(["--dataset", "none"])
+    printed = capsys.readouterr().out
+    counts = r"^(.*): (\d+) rows, by an interval each (\d+), by .* ones (\d+), of trainings (\d+)$"
+    claims = re.findall(counts, printed, re.MULTILINE)
+    assert [claim[0] for claim in claims] == list(trainings.COMPARISONS)
+    same, three_same, different, one_side = ([int(number) for number in claim[1:]] for claim in claims)
+    assert same[1:] == three_same[1:] == [0, 0, 0], "a model does not differ from itself"
+    assert different[0] >= different[1] >= different[2] > 0
+    assert one_side[:3] == different[:3]
 
 
 TOKENS, STEPS = 16, 30

@@ -163,12 +163,15 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     ]
     before_and_after = {rule: [own[rule, each]["mean"] for each in CHECKPOINTS[:2]] for rule in RULES}
     own_change = [f"{100 * own['chord', CHANGE][end]:+.0f}" for end in ENDS]
-    shuffled = rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control="shuffled_words", checkpoint=CHANGE)
+    shuffled, corpus_values = (
+        rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control=control, checkpoint=CHANGE)["mean"].mean()
+        for control in ("shuffled_words", "corpus_value")
+    )
     read = [
         f"1 {percent(*before_and_after['chord'])} {' '.join(own_change)} 95 {own['chord', CHANGE]['documents']} 48 "
         f"{percent(*before_and_after['tangent'])} {percent(*projected)}",
         f"2 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']} "
-        f"{points(shuffled['mean'].mean())} 5 95",
+        f"{points(shuffled, corpus_values)} 5 95",
         f"3 {change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))}",
         f"4 {percent(*by_layers(share, 'after', 6)[ENDS], abs(at(share, 'before')))} {adjusted.split()[0]} "
         f"{percent(at(share, 'after', permuted))} 4 {adjusted.split()[1]}",
