@@ -151,8 +151,8 @@ def mixing_tables(
 
     Those of the model with random weights are among the `rows`. `identities` are the largest error and the number of
     documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`, of
-    some checkpoints or none; `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
-    means only those among `names` are made, and always `geometry`.
+    some checkpoints or none; `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of
+    texts. Of the tables of means only those among `names` are made, and always `geometry`.
     """
     checkpoints = list(identities)
     numbers = range(1, rows[checkpoints[0]]["lengths"].shape[1] + 1)
