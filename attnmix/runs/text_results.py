@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen, exact_products, measuring_device
-from attnmix.core.names import CAPTURED_CHECKPOINT, INPUT_PARTS, SUBLAYER_POINTS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store.results import Array, TextResults
@@ -42,7 +42,6 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
-from attnmix.measures.input_parts import document_shares
 from attnmix.measures.mixing_tables import COLUMNS, by_review, mixing_tables
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.text_pairs import SOURCES
@@ -187,10 +186,7 @@ class TextMeasurer:
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
-            by_method = texts.contributions(document.ids)
-            parts_LTT = document_shares(batches.base, document.ids)  # in float32, in half the time
-            if parts_LTT is not None:
-                by_method[INPUT_PARTS] = parts_LTT
+            by_method = texts.all_matrices(document.ids, batches.base)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         return _Measured(
             stacked([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
