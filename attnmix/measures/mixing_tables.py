@@ -130,10 +130,9 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
         cells[name] = np.ravel(values)
-    for name in _COUNTS:
-        if name in cells:
-            cells[name] = pd.array(cells[name], "Int64")
-    return pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
+    frame = pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
+    counts = [name for name in _COUNTS if name in frame]
+    return frame.astype(dict.fromkeys(counts, "Int64"))
 
 
 def mixing_tables(
