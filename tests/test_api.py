@@ -32,6 +32,7 @@ TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
     *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.save),
+    *(api.Measures.save_data, api.load_result),
     *(api.capture, api.compare, api.layout),
 ]
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from attnmix.core.arithmetic import environment, kernels
 from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+LIMIT_SECONDS = 60  # for two threads to meet
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
@@ -207,12 +210,32 @@ def test_parts_in_threads_give_the_same_without_derivatives_one_in_another() -> 
     weight = torch.nn.Parameter(numbers(8, 8))
 
     def nested(factor: float) -> list[torch.Tensor]:
-        return kernels.in_threads(lambda part: factor * part * weight, [1.0, 2.0, 3.0])
+        return kernels.in_threads(lambda part: factor * part * weight, [1.0, 2.0, 3.0], CPU)
 
     expected = [[factor * part * weight.detach() for part in (1.0, 2.0, 3.0)] for factor in (1.0, 5.0)]
     for parts in ([1.0, 5.0], [1.0]):
-        found = kernels.in_threads(nested, parts)
+        found = kernels.in_threads(nested, parts, CPU)
         torch.testing.assert_close(found, expected[: len(parts)])
         assert not any(each.requires_grad for products in found for each in products)
     with pytest.raises(ValueError, match="of a part"):
-        kernels.in_threads(lambda part: int(f"{part} of a part"), [1, 2])
+        kernels.in_threads(lambda part: int(f"{part} of a part"), [1, 2], CPU)
+
+
+@pytest.mark.parametrize("default", ["cpu", "cuda"])
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 1), ("meta", 1)])
+def test_parts_are_in_threads_where_the_model_is_on_a_cpu_whatever_the_default_device(
+    monkeypatch: pytest.MonkeyPatch, default: str, device: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(kernels, "_registered", [True])
+    monkeypatch.setattr(kernels, "chosen", lambda: torch.device(default))
+    monkeypatch.setattr(kernels, "_pool", lambda _purpose: ThreadPoolExecutor(2))
+    both_have_begun = Barrier(threads, timeout=LIMIT_SECONDS)
+
+    def thread_of_part(_part: int) -> int:
+        both_have_begun.wait()
+        return get_ident()
+
+    used = kernels.in_threads(thread_of_part, [1, 2], torch.device(device))
+    assert len(set(used)) == threads
+    assert (get_ident() in used) == (threads == 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from conftest import LITTLE, REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
+from conftest import LITTLE, REPOSITORY, digest, toy_reviews, write_parameters, write_tiny_bert
 from dvc.utils.hydra import apply_overrides
 from pydantic import BaseModel
 
@@ -27,6 +28,7 @@ from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import PROJECTED, Stack
+from stages import tokenize
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
 
@@ -36,7 +38,7 @@ CODE = ("attnmix", "stages")
 # What users call themselves, packages that hold a docstring, and the command, which hands its arguments to a function.
 RUN_BY_NO_STAGE = {
     *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "comparison", "model", "serve")),
-    "attnmix/text_controls.py",
+    *("attnmix/saved_results.py", "attnmix/text_controls.py"),
     *("attnmix/serve.html", "attnmix/serve.js"),
     *(f"attnmix/runs/{name}.py" for name in ("__init__", "text_results")),
     *("stages/__init__.py", "stages/__main__.py"),
@@ -248,9 +250,14 @@ class Observed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
-    """Every stage, run on tiny input in one folder, in turn; its name has spaces, a quote and letters of all kinds."""
-    folder = tmp_path_factory.mktemp("Möbius' Ordner 模型 ")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty folder whose name has spaces, a quote and letters of all kinds."""
+    return tmp_path_factory.mktemp("Möbius' Ordner 模型 ")
+
+
+@pytest.fixture(scope="module")
+def observed(folder: Path) -> dict[str, Observed]:
+    """Every stage, run on tiny input in one folder, in turn."""
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     capture = {"documents": [0, 1], "max_length": 40}
@@ -311,6 +318,39 @@ def test_stage_opens_and_writes_only_the_files_that_it_names_and_writes_all_of_t
     sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
     assert outside(opened, [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED), *sources]) == set()
     assert opened
+
+
+def rerun(key: str, changed_out: str) -> set[str]:
+    """Return the stages that DVC runs again where a parameter changes the outputs of `tokenize` at `changed_out`."""
+    stages = {"tokenize"}
+    changed = {changed_out}
+    for name, stage in STAGES.items():  # in their order
+        reads_key = name != "tokenize" and key in declared_keys(name)
+        reads_changed = any(is_in(Path(place), changed) for place in stage["deps"])
+        if reads_key or reads_changed:
+            stages.add(name)
+            changed.update(outputs(name))
+    return stages
+
+
+@pytest.mark.parametrize("documents", [[], [1]])
+def test_a_first_free_text_leaves_the_statistics_as_they_are(
+    observed: dict[str, Observed], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: list[int]
+) -> None:
+    assert observed
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.chdir(copy)
+    written = []
+    for texts in ([], ["time flies like an arrow"]):
+        parameters = read_parameters()
+        capture = parameters.capture.model_copy(update={"documents": documents, "texts": texts})
+        tokenize.main(parameters.model_copy(update={"capture": capture}))
+        written.append({name: digest(copy / "features" / "tokenize" / name) for name in ("captured", "reviews")})
+    before, after = written
+    assert [name for name in before if before[name] != after[name]] == ["captured"]
+    again = rerun("capture.texts", "features/tokenize/captured")
+    assert again == {"tokenize", "capture", "inspect", "reduce", "render"}
 
 
 @pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)

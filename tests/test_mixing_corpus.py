@@ -133,7 +133,7 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert corpus.block_sizes() == [4, 4, 3]
+    assert [len(range(11)[corpus.rows(block)]) for block in corpus.blocks] == [4, 4, 3]
     assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
 
 

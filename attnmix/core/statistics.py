@@ -45,7 +45,8 @@ class Resampled(NamedTuple):
     def interval(self) -> Interval:
         """Return the widened percentile interval, without the samples in which nothing was counted."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends, missing = np.quantile(self.samples, tails, axis=0), np.isnan(self.samples)
+        ends = np.quantile(self.samples, tails, axis=0)
+        missing = np.isnan(self.samples)
         partly = missing.any(0) & ~missing.all(0)
         ends[:, partly] = np.nanquantile(self.samples[:, partly], tails, axis=0)
         normal = norm.ppf(tails[1])
@@ -96,19 +97,25 @@ class Draws:
 
         The documents come in `parts`, in their order, of which one is in memory at a time.
         """
-        totals: list[Any] = [0.0] * 5
+        sums: Any = 0.0
+        counts: Any = 0.0
+        documents: Any = 0.0
+        sums_of_samples: Any = 0.0
+        counts_of_samples: Any = 0.0
         start = 0
-        for sums, counts in parts:
-            weights = self.counts[:, start : start + len(sums)].astype(np.float64)
-            start += len(sums)
-            sums_of_samples = np.tensordot(weights, sums, axes=1)
-            counts_of_samples = np.tensordot(weights, counts, axes=1)
-            part = [sums.sum(0), counts.sum(0), sums_of_samples, counts_of_samples, (counts > 0).sum(0)]
-            totals = [total + each for total, each in zip(totals, part, strict=True)]
-        sums, counts, sums_of_samples, counts_of_samples, documents = totals
+        for sums_D, counts_D in parts:
+            weights_SD = self.counts[:, start : start + len(sums_D)].astype(np.float64)
+            start += len(sums_D)
+            sums = sums + sums_D.sum(0)
+            counts = counts + counts_D.sum(0)
+            documents = documents + (counts_D > 0).sum(0)
+            sums_of_samples = sums_of_samples + np.tensordot(weights_SD, sums_D, axes=1)
+            counts_of_samples = counts_of_samples + np.tensordot(weights_SD, counts_D, axes=1)
         mean = _ratio(sums, counts)
-        counts, documents = (np.broadcast_to(each, mean.shape).astype(np.float64) for each in (counts, documents))
-        return Resampled(mean, _ratio(sums_of_samples, counts_of_samples), documents, counts)
+        means_of_samples = _ratio(sums_of_samples, counts_of_samples)
+        counts = np.broadcast_to(counts, mean.shape).astype(np.float64)
+        documents = np.broadcast_to(documents, mean.shape).astype(np.float64)
+        return Resampled(mean, means_of_samples, documents, counts)
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
@@ -154,13 +161,19 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
     NaN where one side is constant or holds a NaN.
     """
-    ranks = [np.asarray(rankdata(values, axis=-1, nan_policy="propagate")) for values in (first, second)]
-    first_centred, second_centred = (each - each.mean(-1, keepdims=True) for each in ranks)
+    first_centred = _centred_ranks(first)
+    second_centred = _centred_ranks(second)
     products = np.asarray((first_centred * second_centred).sum(-1))
     lengths = np.linalg.norm(first_centred, axis=-1) * np.linalg.norm(second_centred, axis=-1)
     correlations = np.full(products.shape, np.nan)
     np.divide(products, lengths, out=correlations, where=lengths > 0)
     return correlations
+
+
+def _centred_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the ranks over the last axis, less their mean."""
+    ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))
+    return np.asarray(ranks - ranks.mean(-1, keepdims=True))
 
 
 def partial_correlation(

@@ -5,7 +5,7 @@ is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M metho
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from attnmix.faithfulness.attributions import RANDOM, Review
 from attnmix.faithfulness.class_use import COLUMNS
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
+TokenIds = tuple[int, ...]
+NOTHING_LEFT: TokenIds = ()
 ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes
 
 
@@ -34,20 +36,34 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
 
-    def without_first(scores_T: Doubles, share: float) -> tuple[int, ...]:
-        defined = len(review.words) and not np.isnan(scores_T[review.words]).any()
-        return tuple(review.without(first_places(review, scores_T, share))) if defined else ()
-
-    texts = {
-        name: [[without_first(scores_T, share) for share in SHARES] for scores_T in scores_DT]
-        for name, scores_DT in scores.items()
-    }
+    texts: dict[str, list[list[TokenIds]]] = {}
+    for name, scores_DT in scores.items():
+        texts[name] = []
+        for scores_T in scores_DT:
+            by_share = [_without_first(review, scores_T, share) for share in SHARES]
+            texts[name].append(by_share)
     # Texts that several scores leave are classified once.
-    distinct = list(dict.fromkeys(text for rows in texts.values() for row in rows for text in row if text))
-    probabilities = review.classifier.logits(distinct).softmax(-1)[:, review.predicted].tolist()
-    left = dict(zip(distinct, probabilities, strict=True)) | {(): np.nan}
-    left_DS = {name: [[left[text] for text in row] for row in rows] for name, rows in texts.items()}
-    return {name: review.probability - np.mean(rows, axis=0) for name, rows in left_DS.items()}
+    distinct: dict[TokenIds, None] = {}
+    for by_draw in texts.values():
+        for by_share in by_draw:
+            distinct.update(dict.fromkeys(by_share))
+    distinct.pop(NOTHING_LEFT, None)
+    logits = review.classifier.logits(list(distinct))
+    predicted = logits.softmax(-1)[:, review.predicted].tolist()
+    probabilities = dict(zip(distinct, predicted, strict=True))
+    probabilities[NOTHING_LEFT] = np.nan
+    drops = {}
+    for name, by_draw in texts.items():
+        left_DS = [[probabilities[text] for text in by_share] for by_share in by_draw]
+        drops[name] = review.probability - np.mean(left_DS, axis=0)
+    return drops
+
+
+def _without_first(review: Review, scores_T: Doubles, share: float) -> TokenIds:
+    """Return the review without the tokens that a score ranks first; `NOTHING_LEFT` for a score that is not defined."""
+    if not len(review.words) or np.isnan(scores_T[review.words]).any():
+        return NOTHING_LEFT
+    return tuple(review.without(first_places(review, scores_T, share)))
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
@@ -63,18 +79,22 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     Intervals resample reviews, with the same draws for all. A review where a method gives nothing does not count for
     its difference to random removal, which also has an interval that holds for all methods at once.
     """
-    aopc_NM = drops_NMS.mean(-1, keepdims=True)
-    above = _means((aopc_NM - aopc_NM[:, [methods.index(RANDOM)]])[..., 0], seed)
-    overall = {
-        **_columns("above_random above_random_low above_random_high", above.interval()),
-        **_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()),
-        **_columns("derivative_spearman derivative_low derivative_high", _means(agreement_NM, seed).correlations()),
-    }
-    drops = _means(np.concatenate([drops_NMS, aopc_NM], -1), seed).interval()
+    aopc_NM = drops_NMS.mean(-1)
+    random_N1 = aopc_NM[:, [methods.index(RANDOM)]]
+    above = _means(aopc_NM - random_N1, seed)
+    overall: dict[str, Doubles] = {}
+    overall.update(_columns("above_random above_random_low above_random_high", above.interval()))
+    overall.update(_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()))
+    correlations = _means(agreement_NM, seed).correlations()
+    overall.update(_columns("derivative_spearman derivative_low derivative_high", correlations))
+    drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
+    drops = _means(drops_and_aopc, seed).interval()
     table = pd.DataFrame(list(product(methods, [*SHARES, ALL])), columns=["method", "share"])
     table = table.assign(**_columns("drop ci_low ci_high", drops))
-    table = table.join(pd.DataFrame(overall, index=table.index[table["share"] == ALL]))
-    return table.assign(documents=np.repeat((~np.isnan(aopc_NM)).sum(0), len(SHARES) + 1))
+    rows_of_all = table.index[table["share"] == ALL]
+    table = table.join(pd.DataFrame(overall, index=rows_of_all))
+    documents_M = (~np.isnan(aopc_NM)).sum(0)
+    return table.assign(documents=np.repeat(documents_M, len(SHARES) + 1))
 
 
 def _means(values: Doubles, seed: int) -> statistics.Resampled:
@@ -100,21 +120,29 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     sizes_K = np.array([len(group) for group in classes.values()])
     rows = []
     for checkpoint in checkpoints:
-        plain_K, given_length_K = np.transpose([_correlations(group, checkpoint) for group in classes.values()])
-        counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
+        correlations_K2 = [_correlations(group, checkpoint) for group in classes.values()]
+        plain_K, given_length_K = np.transpose(correlations_K2)
         parts = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
-        for name, part, documents in (*parts, (ALL, slice(None), counted)):
-            for quantity, values, used in (("margin_spearman", plain_K, 3), ("margin_given_length", given_length_K, 4)):
-                mean = _fisher_mean(values[part], sizes_K[part] - used)
-                rows.append((checkpoint, quantity, name, layer, *mean, documents))
+        counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
+        parts.append((ALL, slice(None), counted))
+        for name, part, documents in parts:
+            plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
+            given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
+            rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
+            rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
     """Return the rank correlation of a checkpoint's ratio with the margin, and the partial one given the length."""
-    ratio, margin, length = (reviews[name].to_numpy(np.float64) for name in (checkpoint, "margin", "tokens"))
-    plain, *given = (statistics.rank_correlation(*pair) for pair in combinations((ratio, margin, length), 2))
-    return float(plain), float(statistics.partial_correlation(plain, *given))
+    ratio = reviews[checkpoint].to_numpy(np.float64)
+    margin = reviews["margin"].to_numpy(np.float64)
+    length = reviews["tokens"].to_numpy(np.float64)
+    plain = statistics.rank_correlation(ratio, margin)
+    ratio_with_length = statistics.rank_correlation(ratio, length)
+    margin_with_length = statistics.rank_correlation(margin, length)
+    given_length = statistics.partial_correlation(plain, ratio_with_length, margin_with_length)
+    return float(plain), float(given_length)
 
 
 def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:

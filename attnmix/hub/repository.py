@@ -21,7 +21,7 @@ from attnmix.core.terminal import printable, without_library_messages
 from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
-"""What git holds of a large file, by the specification of Git LFS."""
+"""The pointer that git holds in place of a large file, by the specification of Git LFS."""
 DOWNLOADS_PER_FILE = 2  # the second for a body that did not have the listed bytes
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 

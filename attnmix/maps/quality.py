@@ -100,12 +100,13 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     order = np.random.default_rng(seed).permutation(len(maps[0]))
     place = np.argsort(order)
     near = [neighbours(xy, N_NEIGHBOURS, "euclidean", 0)[0] for xy in maps]
-    pairs = []
+    values, chances = [], []
     for one, other in combinations(range(len(maps)), 2):
-        permuted = maps[other][order], place[near[other][order]]
-        for xy, nearest in ((maps[other], near[other]), permuted):
-            pairs.append((procrustes(maps[one], xy)[2], _overlap(near[one], nearest)))
-    value, chance = np.mean(np.reshape(pairs, (-1, 2, 2)), axis=0).tolist()
+        values.append((procrustes(maps[one], maps[other])[2], _overlap(near[one], near[other])))
+        permuted_map, permuted_near = maps[other][order], place[near[other][order]]
+        chances.append((procrustes(maps[one], permuted_map)[2], _overlap(near[one], permuted_near)))
+    value = np.mean(values, axis=0).tolist()
+    chance = np.mean(chances, axis=0).tolist()
     return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
 
 
@@ -135,7 +136,10 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     """
     by_seed = list(maps.values())
     within = by_seed[:1] if layout == "joint" else by_seed
-    calls = [(each, [places[site] for places in within], metric, seed) for site, each in vectors.items()]
+    calls = []
+    for site, vectors_TD in vectors.items():
+        maps_of_site = [places[site] for places in within]
+        calls.append((vectors_TD, maps_of_site, metric, seed))
     frames = in_parallel(score_map, calls, f"{layout}: scores by point")
     by_site = pd.concat(dict(zip(vectors, frames, strict=True)), names=["layer", "point"])
     whole = by_site.groupby("measure", sort=False).mean()
@@ -145,13 +149,22 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
         by_site, whole = by_site.rename(index=WITHIN, level="measure"), whole.rename(index=WITHIN)
         compared = [site for site in vectors if site.point not in OWN_BASIS]
         rows = stratified_draw(np.repeat(np.arange(len(compared)), tokens), MAX_SCORED_VECTORS, seed)
-        blocks = [[each[site] for site in compared] or [each[next(iter(each))][:0]] for each in (vectors, *by_seed)]
-        drawn = [np.concatenate(block)[rows] for block in blocks]
-        (among_all,) = in_parallel(score_map, [(drawn[0], drawn[1:], metric, seed)], "joint: scores")
-        whole, n_scored = pd.concat([among_all, whole.loc[list(WITHIN.values())]]), len(rows)
+        drawn = _joined(vectors, compared)[rows]
+        drawn_maps = [_joined(places, compared)[rows] for places in by_seed]
+        (among_all,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
+        whole = pd.concat([among_all, whole.loc[list(WITHIN.values())]])
+        n_scored = len(rows)
     table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
     counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
     return table.astype({"layer": "Int32", "point": "string"}).assign(**counts)
+
+
+def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
+    """Return the rows of all `sites` one after another; no rows without sites."""
+    if not sites:
+        first = next(iter(arrays.values()))
+        return first[:0]
+    return np.concatenate([arrays[site] for site in sites])
 
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:

@@ -222,7 +222,7 @@ class _BatchPass:
                 sites = self._sites(block, part, vectors, block.part(features[WORDS]), self.words[number])
             return BlockMeasures(ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_B, counted, sites)
 
-        self.layers.append(in_threads(read, range(len(self.blocks))))
+        self.layers.append(in_threads(read, range(len(self.blocks)), self.measurer.base.device))
 
     def _begin(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Read what there is before the first layer."""

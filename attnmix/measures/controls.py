@@ -60,7 +60,6 @@ CONTROLS = {
 }
 """Every control by its name."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
-OWN_PASS = tuple(name for name, control in CONTROLS.items() if control.own_pass)
 RANDOM = "random"
 """The checkpoint of `random_weights`."""
 

@@ -95,7 +95,11 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
         calls = itertools.chain.from_iterable(chain.layers for chain in chains)
         chains = [Chain(call.whole.hidden[0], torch.nn.Identity(), [call]) for call in calls]
     norms = [_norms(chain, directions, seed) for chain in chains]
-    return JacobianNorms(*(torch.cat(parts) for parts in zip(*norms, strict=True)))
+    return JacobianNorms(
+        torch.cat([chain_norms.entries_LTT for chain_norms in norms]),
+        torch.cat([chain_norms.block_LT for chain_norms in norms]),
+        torch.cat([chain_norms.sum_LT for chain_norms in norms]),
+    )
 
 
 def levels(norms: JacobianNorms) -> Tensor:
@@ -111,8 +115,10 @@ def levels(norms: JacobianNorms) -> Tensor:
 
 def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
-    (tokens, width), layers = chain.start_TW.shape, len(chain.layers)
-    directions, generator = min(directions, width), torch.Generator().manual_seed(seed)
+    tokens, width = chain.start_TW.shape
+    layers = len(chain.layers)
+    directions = min(directions, width)
+    generator = torch.Generator().manual_seed(seed)
     random_WK = torch.randn(width, directions, generator=generator, dtype=torch.float64)
     basis_KW = torch.linalg.qr(random_WK).Q.T.to(chain.start_TW)  # orthonormal
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
@@ -120,7 +126,10 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     sources = torch.arange(tokens, device=basis_KW.device)
     pass_tokens = PASS_TOKENS if chain.start_TW.is_cpu else DEVICE_PASS_TOKENS
     for ks in torch.arange(directions).split(max(1, pass_tokens // tokens)):
-        together = [call.whole.hidden.new_zeros(len(ks), *call.whole.hidden[0].shape) for call in chain.layers]
+        together = []  # by layer, the response to one move that all other sources make
+        for call in chain.layers:
+            hidden = call.whole.hidden
+            together.append(hidden.new_zeros(len(ks), *hidden[0].shape))
         for sources_S in sources.split(max(1, pass_tokens // (tokens * len(ks)))):
             same_ST = (sources_S[:, None] == sources).to(basis_KW)
             start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
@@ -133,9 +142,12 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
                 sums_LTT[place][:, sources_S] += squares_SKT.sum(1).T
                 squares_LTT[place][:, sources_S] += squares_SKT.square().sum(1).T
                 block_LKT[place, ks] += torch.einsum("skt,st->kt", squares_SKT, 1 - same_ST.double())
-        together_LKT[:, ks] = torch.stack([each.square().sum(-1) for each in together]).double()
-    totals = ((sums_LTT, squares_LTT), *((each.sum(1), each.square().sum(1)) for each in (block_LKT, together_LKT)))
-    return JacobianNorms(*(_root(*each, directions, width) for each in totals))
+        lengths_LKT = [moved_KTD.square().sum(-1) for moved_KTD in together]
+        together_LKT[:, ks] = torch.stack(lengths_LKT).double()
+    entries_LTT = _root(sums_LTT, squares_LTT, directions, width)
+    block_LT = _root(block_LKT.sum(1), block_LKT.square().sum(1), directions, width)
+    together_LT = _root(together_LKT.sum(1), together_LKT.square().sum(1), directions, width)
+    return JacobianNorms(entries_LTT, block_LT, together_LT)
 
 
 def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
@@ -144,8 +156,10 @@ def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
     The root of the mean is too small by an eighth of its relative variance v, to first order, so it is multiplied by
     1 + v / 8. v is that of K draws without replacement: 0 for all directions, and unknown, left out, for a single one.
     """
-    mean, others = sums / directions, max(1, directions - 1)
-    variance = (squares / directions - mean.square()).clamp_min(0) / others * (1 - directions / width)
+    mean = sums / directions
+    degrees_of_freedom = max(1, directions - 1)
+    spread = (squares / directions - mean.square()).clamp_min(0)
+    variance = spread / degrees_of_freedom * (1 - directions / width)
     relative = torch.where(mean > 0, variance / mean.square(), 0)
     return (sums * (width / directions)).sqrt() * (1 + relative / 8)
 

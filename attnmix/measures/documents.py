@@ -116,7 +116,3 @@ class Corpus:
         """Return the numbers of documents of similar length in one padded batch."""
         numbers = np.arange(len(self))[self.rows(block)]
         return [numbers[batch].tolist() for batch in batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)]
-
-    def block_sizes(self) -> list[int]:
-        """Return the number of documents of each block."""
-        return [len(self.texts.iloc[self.rows(block)]) for block in self.blocks]

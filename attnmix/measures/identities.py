@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -131,3 +133,12 @@ def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
         row_errors.append((weights_BHRT.sum(-1) - 1).abs().amax(-2))
     W_ED = layer_pass.block.output.W
     return own_BTE @ W_ED, (torch.cat(heads, -2) - own_BTE) @ W_ED, torch.cat(row_errors, -1)
+
+
+def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Return the largest error and the number of documents that were checked `[2, levels, identities]`.
+
+    Of each of the `documents` come the errors `[levels, identities]`, NaN where one was not checked.
+    """
+    errors = np.stack(documents)
+    return np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])

@@ -91,23 +91,30 @@ class Mean(NamedTuple):
 def mean_tables(means: Iterable[Mean], rows: Mapping[str, Rows], draws: Draws) -> dict[str, pd.DataFrame]:
     """Return the tables of the declared `means` by name, from the `rows` of each checkpoint's documents."""
     frames: dict[str, list[pd.DataFrame]] = defaultdict(list)
-    for each in means:
-        for checkpoint, resampled in resample_checkpoints(each, rows, draws).items():
+    for mean in means:
+        for checkpoint, resampled in resample_checkpoints(mean, rows, draws).items():
             columns: dict[str, Any] = dict(zip(_INTERVAL, resampled.interval(), strict=True))
-            columns |= {"tokens": resampled.counts, "documents": resampled.documents}
-            if _SIMULTANEOUS[0] in COLUMNS[each.table]:
-                columns |= zip(_SIMULTANEOUS, resampled.simultaneous()[1:], strict=True)
-            if each.more is not None:
-                columns |= each.more(checkpoint, resampled)
-            cells = _rows(each.table, checkpoint, each.labels, columns)
-            frames[each.table].append(cells if each.complete else cells.dropna(subset="mean"))
+            columns["tokens"] = resampled.counts
+            columns["documents"] = resampled.documents
+            if _SIMULTANEOUS[0] in COLUMNS[mean.table]:
+                _, low, high = resampled.simultaneous()
+                columns.update(zip(_SIMULTANEOUS, (low, high), strict=True))
+            if mean.more is not None:
+                columns.update(mean.more(checkpoint, resampled))
+            cells = _rows(mean.table, checkpoint, mean.labels, columns)
+            if not mean.complete:
+                cells = cells.dropna(subset="mean")
+            frames[mean.table].append(cells)
     return {name: pd.concat(parts) for name, parts in frames.items()}
 
 
 def resample_checkpoints(mean: Mean, rows: Mapping[str, Rows], draws: Draws) -> dict[str, Resampled]:
     """Return the mean of each checkpoint that has it, and of the paired difference where two have."""
     names = mean.checkpoints or [name for name in rows if name != RANDOM]
-    means = {name: draws.resample(map(mean.totals, in_parts(rows[name]))) for name in names}
+    means = {}
+    for name in names:
+        totals = map(mean.totals, in_parts(rows[name]))
+        means[name] = draws.resample(totals)
     if not mean.checkpoints and len(means) == 2:
         means[DIFFERENCE] = means["finetuned"].minus(means["pretrained"])
     return means
@@ -130,10 +137,9 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
         cells[name] = np.ravel(values)
-    for name in _COUNTS:
-        if name in cells:
-            cells[name] = pd.array(cells[name], "Int64")
-    return pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
+    frame = pd.DataFrame({name: cells.get(name, np.nan) for name in COLUMNS[table]})
+    counts = [name for name in _COUNTS if name in frame]
+    return frame.astype(dict.fromkeys(counts, "Int64"))
 
 
 def mixing_tables(
@@ -186,31 +192,39 @@ def mixing_tables(
     means.append(geometry_mean(attention | {"measure": SINK_MEASURES}, partial(_stored, "sinks"), complete=False))
     means.append(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, _lengths))
     wanted = {*names, "geometry"}
-    tables = mean_tables([each for each in means if each.table in wanted], rows, draws)
-    frames, errors = [tables["geometry"]], []
+    tables = mean_tables([mean for mean in means if mean.table in wanted], rows, draws)
+    frames = [tables["geometry"]]
+    errors = []
     for name, gains_L in gains.items():
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains_L}))
     for name, (largest, checked) in identities.items():
         levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
         errors.append(_rows("identities", name, levels, columns).query("documents > 0"))
-    frames += [*cosine_rows({name: rows[name] for name in checkpoints}, sites)]
-    frames += [*share_rows({name: rows[name] for name in checkpoints}, attention, seed)]
-    return tables | {"geometry": pd.concat(frames), "identities": pd.concat(errors)}
+    rows_of_checkpoints = {name: rows[name] for name in checkpoints}
+    frames.extend(cosine_rows(rows_of_checkpoints, sites))
+    frames.extend(share_rows(rows_of_checkpoints, attention, seed))
+    tables["geometry"] = pd.concat(frames)
+    tables["identities"] = pd.concat(errors)
+    return tables
 
 
 def cosine_rows(rows: Mapping[str, Rows], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
-    for checkpoint, each in rows.items():
-        sums_NXD, tokens_N, classes_N = _first_texts(each, "unit_sums")
-        intervals = []
+    for checkpoint, document_rows in rows.items():
+        sums_NXD, tokens_N, classes_N = _first_texts(document_rows, "unit_sums")
+        one_class_N = np.zeros(len(tokens_N))
+        kept = usable(classes_N, tokens_N)
+        intervals = []  # by site: the mean and its ends, of all texts, of the same class and of another one
         for place in range(len(sites)):
             units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
-            all_texts = jackknife(*(each.same for each in products(units, np.zeros(len(tokens_N)))))
-            kept = usable(classes_N, tokens_N)
-            by_class = products(Moments(*(part[kept] for part in units)), classes_N[kept])
-            classes = [jackknife(*(getattr(each, name) for each in by_class)) for name in ("same", "other")]
-            intervals.append(np.stack([np.ravel(interval) for interval in (all_texts, *classes)], -1))
+            whole, without = products(units, one_class_N)
+            all_texts = jackknife(whole.same, without.same)
+            whole, without = products(_texts_of(units, kept), classes_N[kept])
+            same_class = jackknife(whole.same, without.same)
+            other_class = jackknife(whole.other, without.other)
+            of_site = [np.ravel(interval) for interval in (all_texts, same_class, other_class)]
+            intervals.append(np.stack(of_site, -1))
         columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
         columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
         labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
@@ -224,13 +238,13 @@ def share_rows(rows: Mapping[str, Rows], attention: Labels, seed: int) -> Iterat
     And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
     """
     shares: dict[str, tuple[Doubles, Doubles]] = {}
-    for checkpoint, each in rows.items():
-        sums_NLD, tokens_N, classes_N = _first_texts(each, "others")
+    for checkpoint, document_rows in rows.items():
+        sums_NLD, tokens_N, classes_N = _first_texts(document_rows, "others")
         kept = usable(classes_N, tokens_N)
         if len(np.unique(classes_N[kept])) < 2:
             return
-        squares_NL = each["lengths"][: len(kept), :, 0]
-        texts = Moments(*(part[kept] for part in Moments.from_sums(sums_NLD, squares_NL, tokens_N)))
+        squares_NL = document_rows["lengths"][: len(kept), :, 0]
+        texts = _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept)
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = whole.shares(), without.shares()
         null_L = class_share_null(texts, classes_N[kept], seed)
@@ -247,8 +261,15 @@ def share_rows(rows: Mapping[str, Rows], attention: Labels, seed: int) -> Iterat
 
 def _first_texts(rows: Rows, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
     """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
-    sums, counts, classes = (np.asarray(rows[key][:MAX_TEXTS]) for key in (name, f"{name}_counts", "predicted"))
+    sums = np.asarray(rows[name][:MAX_TEXTS])
+    counts = np.asarray(rows[f"{name}_counts"][:MAX_TEXTS])
+    classes = np.asarray(rows["predicted"][:MAX_TEXTS])
     return sums, counts.ravel(), classes
+
+
+def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
+    """Return the moments of the texts that are `kept`."""
+    return Moments(*(part[kept] for part in moments))
 
 
 def _stored(name: str, rows: Rows) -> Totals:
@@ -347,15 +368,14 @@ def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int)
     for checkpoint, measured in parts.items():
         totals[checkpoint] = {}
         for rule in RULES:
-            arrays = [document[rule] for document in measured]  # of different numbers of tokens
-            totals[checkpoint][rule] = np.stack([np.nansum(array, -1) for array in arrays])
-            counts = np.stack([(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays])
-            totals[checkpoint][f"{rule}_counts"] = counts
+            sums, tokens = _token_totals([document[rule] for document in measured])
+            totals[checkpoint][rule] = sums
+            totals[checkpoint][f"{rule}_counts"] = tokens
     levels = range(documents[0][next(iter(RULES))].shape[1])
-    means = [
-        Mean("parts", {"rule": [rule], "quantity": QUANTITIES, "layer": levels}, partial(_stored, rule), complete=False)
-        for rule in RULES
-    ]
+    means = []
+    for rule in RULES:
+        labels = {"rule": [rule], "quantity": QUANTITIES, "layer": levels}
+        means.append(Mean("parts", labels, partial(_stored, rule), complete=False))
     return mean_tables(means, totals, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))["parts"]
 
 
@@ -375,7 +395,8 @@ def derivative_tables(
         return {name: pd.DataFrame(columns=COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
     names = with_rollouts(matrices)
     layers = range(1, len(next(iter(documents.values()))["ratio"]) + 1)
-    from_input = [*(name for name in names if name in ROLLOUTS), *(f"derivative_{form}" for form in FORMS)]
+    rollouts = [name for name in names if name in ROLLOUTS]
+    from_input = rollouts + [f"derivative_{form}" for form in FORMS]
     swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
     quantities: dict[str, Labels] = {
         "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
@@ -388,15 +409,26 @@ def derivative_tables(
     totals: dict[str, dict[str, Doubles]] = {checkpoint: {} for checkpoint in derivatives}
     rows = []
     for (checkpoint, by_name), (name, labels) in product(derivatives.items(), quantities.items()):
-        arrays = [document[name] for document in by_name.values()]  # of different numbers of tokens
-        sums = totals[checkpoint][name] = np.stack([np.nansum(array, -1) for array in arrays])
-        tokens = np.stack([(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays])
+        sums, tokens = _token_totals([document[name] for document in by_name.values()])
+        totals[checkpoint][name] = sums
         totals[checkpoint][f"{name}_counts"] = tokens
         if name in ("level", "swap", "agreement"):
             mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
             labels = {"document": list(documents), "quantity": [name]} | labels
             rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
-    means = [Mean("derivatives", {"quantity": [key]} | axes, partial(_stored, key)) for key, axes in quantities.items()]
-    means[-1] = means[-1]._replace(checkpoints=tuple(derivatives), more=_correlations)
+    means = []
+    for name, axes in quantities.items():
+        mean_of_quantity = Mean("derivatives", {"quantity": [name]} | axes, partial(_stored, name))
+        if name == "agreement":
+            mean_of_quantity = mean_of_quantity._replace(checkpoints=tuple(derivatives), more=_correlations)
+        means.append(mean_of_quantity)
     tables = mean_tables(means, totals, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
-    return tables | {"derivatives_by_review": pd.concat(rows)}
+    tables["derivatives_by_review"] = pd.concat(rows)
+    return tables
+
+
+def _token_totals(documents: Sequence[Doubles]) -> Totals:
+    """Return sums over the tokens `[D, ...]` of arrays `[..., T]`, and numbers of those that are not NaN."""
+    sums = [np.nansum(array, -1) for array in documents]
+    tokens = [(~np.isnan(array)).sum(-1, dtype=np.float64) for array in documents]
+    return np.stack(sums), np.stack(tokens)

@@ -8,12 +8,12 @@ of them. Which documents share a batch does not depend on the number of processe
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -29,14 +29,14 @@ from attnmix.core.disk import clear, publish
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
-from attnmix.core.store.document_rows import Rows, gather_rows
-from attnmix.core.store.files import atomic_path
+from attnmix.core.store.document_rows import DocumentRows, gather_rows, stack_rows, write_arrays
 from attnmix.core.store.runs import Run
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.mixing_tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
 from attnmix.measures.ratios import RATIOS
@@ -83,29 +83,26 @@ def measure(
     corpus = Corpus(run.drawn_reviews)
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
-    gradient_reviews = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
-    parts_reviews = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
-    drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
-    sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
+    samples = _draw_samples(corpus, parameters, seed)
     share = (corpus, batch_tokens, state.process_index, state.num_processes)
     methods, matrices = parameters.methods, parameters.matrices
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
     for name in checkpoints:
-        path = run.checkpoints[name]
-        base: Any = load_base(path)
+        base: Any = load_base(run.checkpoints[name])
         base.to(device)
         read_segments(base, tokenizer, pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, batch_tokens, seed))
-        work.measure(batches, sampled)
-        work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         documents = DocumentMeasurer(base, methods, matrices)
-        work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
-        work.parts(base, parts_reviews, parameters.parts_max_length)
+        work = CheckpointWork(folder, name, *share)
+        work.measure(batches, samples.identities)
+        work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
+        work.gradients(documents, samples.gradients, parameters.gradient_max_length, seed)
+        work.parts(base, samples.parts, parameters.parts_max_length)
+        works[name] = work
         gains[name] = documents.gains()
     random_model: Any = random_base(first, seed)
     random_model.to(device)
@@ -116,25 +113,50 @@ def measure(
     if not state.is_main_process:
         return
     rows = {name: work.rows() for name, work in works.items()}
-    identities = {name: work.identities() for name, work in works.items()}
-    derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
-    parts = {name: work.read_parts(parts_reviews) for name, work in works.items()}
-    draws = Draws(len(corpus), BOOTSTRAP_SAMPLES, seed)
     all_rows = rows | {RANDOM: random.gathered("random_weights")}
+    identities = {name: work.identities() for name, work in works.items()}
+    derivatives = {name: work.derivatives(samples.gradients) for name, work in works.items()}
+    parts = {name: work.read_parts(samples.parts) for name, work in works.items()}
+    draws = Draws(len(corpus), BOOTSTRAP_SAMPLES, seed)
     sources = SOURCES if pairs else ()
     tables = mixing_tables(all_rows, identities, gains, methods, batches.sites, draws, seed, sources)
-    tables |= derivative_tables(derivatives, methods, matrices, seed)
+    tables.update(derivative_tables(derivatives, methods, matrices, seed))
     tables["parts"] = parts_table(parts, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
     writers.write_plot("measure/mixing_by_review", by_review(rows, methods), run.tables)
     machine = {"computed_on": computed_on(arithmetic, device)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
-    token_ratios = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))
-    writers.write_ratios(folder / PUBLISHED, methods, token_ratios)
+    writers.write_ratios(folder / PUBLISHED, methods, _token_ratios(works.values(), tokenizer, methods))
     publish(folder / PUBLISHED, run.measured)
     clear(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
+
+
+class _Samples(NamedTuple):
+    """The numbers of the documents in which more is measured, as that takes longer."""
+
+    identities: Collection[int]
+    """Every identity is checked."""
+    gradients: Sequence[int]
+    parts: Sequence[int]
+
+
+def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
+    """Return the drawn documents; the longest one's identities are checked too."""
+    identities = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist()
+    gradients = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
+    parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
+    longest = int(corpus.lengths.argmax())
+    return _Samples({*identities, longest}, gradients, parts)
+
+
+def _token_ratios(
+    works: Iterable["CheckpointWork"], tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]
+) -> Iterator[pd.DataFrame]:
+    """Yield the ratios of every document in every checkpoint."""
+    for work in works:
+        yield from work.token_ratios(tokenizer, methods)
 
 
 def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
@@ -163,19 +185,18 @@ class CheckpointWork:
         """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
         for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
-            measures = measurer.measures(documents, [number in sampled for number in batch])
-            errors = np.stack([each.identities for each in measures])
-            arrays = {str(number): each.ratios for number, each in zip(batch, measures, strict=True)}
-            arrays[IDENTITIES] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
-            _write_arrays(_token_file(file), arrays)
-            _write_arrays(file, stacked([each.sums() for each in measures]))
+            all_measures = measurer.measures(documents, [number in sampled for number in batch])
+            ratios = {str(number): measures.ratios for number, measures in zip(batch, all_measures, strict=True)}
+            errors = largest_errors([measures.identities for measures in all_measures])
+            write_arrays(_token_file(file), ratios | {IDENTITIES: errors})
+            write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
         """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
         for batch, file in self._remaining(name, self.batches(name)):
             documents = [self.corpus.document(number) for number in batch]
             documents = [change(document) for document in documents] if change else documents
-            _write_arrays(file, stacked(measurer.control_sums(name, documents)))
+            write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them.
@@ -186,8 +207,9 @@ class CheckpointWork:
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
             document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
-            ids, *donors = (each.cut(max_length).ids for each in (document, *self._donors(number)))
-            _write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
+            ids = document.cut(max_length).ids
+            donors = [donor.cut(max_length).ids for donor in self._donors(number)]
+            write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
 
     def _donors(self, number: int) -> Iterator[Document]:
         """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
@@ -210,7 +232,7 @@ class CheckpointWork:
             ids = self.corpus.document(number).cut(max_length).ids.tolist()
             batch = padded([ids], 0, base.device)
             quantities = {rule: by_token(reader.read(batch)) for rule, reader in readers.items()}
-            _write_arrays(file, {rule: array_QKT.double().cpu().numpy() for rule, array_QKT in quantities.items()})
+            write_arrays(file, {rule: array_QKT.double().cpu().numpy() for rule, array_QKT in quantities.items()})
 
     def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what `parts` wrote, review by review; nothing of a family without parts."""
@@ -226,13 +248,13 @@ class CheckpointWork:
         errors, documents = np.stack([np.load(file)[IDENTITIES] for file in files], axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
-    def rows(self) -> Rows:
+    def rows(self) -> DocumentRows:
         """Return the sums of all documents, and of the control with shuffled words, with a row for each document."""
         rows = self.gathered(MEASURES) | self.gathered("shuffled_words")
         rows["document"] = self.corpus.texts["document"].to_numpy()
         return rows
 
-    def gathered(self, kind: str) -> Rows:
+    def gathered(self, kind: str) -> DocumentRows:
         """Return the sums of the documents, or of a control with a pass of its own, with a row for each document."""
         return gather_rows(self.batches(kind), len(self.corpus), self.folder / self.checkpoint / kind)
 
@@ -264,13 +286,3 @@ class CheckpointWork:
 def _token_file(file: Path) -> Path:
     """Return the file of the ratios and identities of a batch, which is whole once the batch's own `file` exists."""
     return file.with_name(f"tokens-{file.name}")
-
-
-def stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """Return the documents' arrays by name as `[documents, ...]`."""
-    return {name: np.stack([each[name] for each in documents]) for name in (documents[0] if documents else ())}
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    with atomic_path(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)

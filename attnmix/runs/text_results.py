@@ -24,9 +24,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen, exact_products, measuring_device
-from attnmix.core.names import CAPTURED_CHECKPOINT, INPUT_PARTS, SUBLAYER_POINTS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.core.store.document_rows import DocumentRows, stack_rows
 from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
@@ -42,7 +43,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
-from attnmix.measures.input_parts import document_shares
+from attnmix.measures.identities import largest_errors
 from attnmix.measures.mixing_tables import COLUMNS, by_review, mixing_tables
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.text_pairs import SOURCES
@@ -53,7 +54,6 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
-from attnmix.runs.measure import stacked
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
@@ -63,9 +63,6 @@ ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads 
 SEED = 111
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
-
-Sums = dict[str, Array]
-"""Those of `DocumentMeasures.sums` and of the controls, `[documents, ...]`."""
 
 
 class _Checkpoint(NamedTuple):
@@ -78,7 +75,8 @@ class _Checkpoint(NamedTuple):
 class _Measured(NamedTuple):
     """The measures of the texts in one checkpoint."""
 
-    sums: Sums
+    sums: DocumentRows
+    """Those of `DocumentMeasures.sums` and of the controls."""
     identities: npt.NDArray[np.float64]
     """The largest error and the number of texts `[2, levels, identities]`."""
     ratios: list[npt.NDArray[np.float32]]
@@ -183,18 +181,14 @@ class TextMeasurer:
         for batch in numbered_batches:
             for number, each in zip(batch, batches.measures([documents[number] for number in batch]), strict=True):
                 measures[number] = each
-        errors = np.stack([each.identities for each in measures])
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
-            by_method = texts.contributions(document.ids)
-            parts_LTT = document_shares(batches.base, document.ids)  # in float32, in half the time
-            if parts_LTT is not None:
-                by_method[INPUT_PARTS] = parts_LTT
+            by_method = texts.all_matrices(document.ids, batches.base)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         return _Measured(
-            stacked([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
-            np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)]),
+            stack_rows([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
+            largest_errors([each.identities for each in measures]),
             [each.ratios for each in measures],
             matrices,
             [record_heads(texts.base, document.ids, texts.layers) for document in documents],
@@ -250,14 +244,14 @@ def _few_threads(documents: Sequence[Document]) -> AbstractContextManager[Any]:
     return threadpool_limits(1) if short else nullcontext()
 
 
-def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> Sums:
+def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> DocumentRows:
     """Return the sums of a control with a forward pass of its own, of all documents in their order."""
     sums: list[Any] = [None] * len(documents)
     for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
         in_batch = measurer.control_sums(name, [documents[number] for number in batch])
         for number, each in zip(batch, in_batch, strict=True):
             sums[number] = each
-    return stacked(sums)
+    return stack_rows(sums)
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:

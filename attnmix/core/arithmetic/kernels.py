@@ -82,8 +82,10 @@ def _pool(_purpose: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores())
 
 
-def in_threads(function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+def in_threads(function: Callable[[Part], Result], parts: Sequence[Part], device: torch.device) -> list[Result]:
     """Return `function(part)` of each part, in order, without derivatives; on a CPU as many at once as it has cores.
+
+    `device` is that of the tensors which `function` computes with: a GPU takes the work of one thread.
 
     For work of many small operations, each too short for several cores. With the kernels of this module each part's
     products stay in its thread; torch's own would start threads in every thread, so with them the parts come in turn.
@@ -94,7 +96,8 @@ def in_threads(function: Callable[[Part], Result], parts: Sequence[Part]) -> lis
         with torch.inference_mode():
             return function(part)
 
-    if len(parts) < 2 or cores() < 2 or not _registered or chosen().type != "cpu" or hasattr(_thread, "has_part"):
+    on_own_kernels = device.type == "cpu" and _registered
+    if len(parts) < 2 or cores() < 2 or not on_own_kernels or hasattr(_thread, "has_part"):
         with torch.inference_mode():
             return [function(part) for part in parts]
     return list(_pool("parts").map(compute, parts))

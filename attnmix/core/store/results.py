@@ -1,4 +1,4 @@
-"""What is known of measured texts, as the page and the figures read it: from a run's files, or from memory."""
+"""The results of measured texts, as the page and the figures read them: from a run's files, or from memory."""
 
 from __future__ import annotations
 

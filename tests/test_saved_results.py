@@ -1,0 +1,155 @@
+"""Results save and load: the same numbers, names and types without the model, and one error for what needs it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from families import write_family
+
+import attnmix
+from attnmix.core.errors import InputError
+from attnmix.saved_results import FACTS, SavedModel
+
+TEXTS = ["time flies like an arrow", "the film was good .", "not good", "a film", "good good film", "it was bad ."]
+PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
+CONTROLS = ["shuffled_words", "text_mean_value", "swap", "class_share"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path) -> attnmix.Model:
+    return attnmix.load(str(tiny_bert))
+
+
+@pytest.fixture(scope="module")
+def result(model: attnmix.Model) -> attnmix.Measures:
+    """Return a result with everything that is computed on demand: matrices of two texts, and the own share."""
+    result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
+    result.matrix("alti"), result.matrix("value_zeroing", text=3), result.own_share()
+    return result
+
+
+def saved_and_loaded(result: attnmix.Measures, folder: Path) -> attnmix.Measures:
+    return attnmix.load_result(result.save_data(folder / "result.zip"))
+
+
+def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
+    assert isinstance(loaded.model, SavedModel)
+    assert repr(loaded) == repr(result)
+    assert loaded.texts == result.texts
+    for name in ("ratios", "tokens"):
+        pd.testing.assert_frame_equal(getattr(loaded, name), getattr(result, name), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.by_layer(), result.by_layer(), check_exact=True)
+    for one, other in zip(result.arrays, loaded.arrays, strict=True):
+        assert other.dtype == one.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_numbers_names_and_types_come_back_without_the_model(result: attnmix.Measures, tmp_path: Path) -> None:
+    loaded = saved_and_loaded(result, tmp_path)
+    assert_same(result, loaded)
+    for method in result.methods:
+        pd.testing.assert_frame_equal(loaded.controls(method), result.controls(method), check_exact=True)
+    pd.testing.assert_frame_equal(loaded.own_share(), result.own_share(), check_exact=True)
+    for name, text in (("alti", 0), ("alti_rollout", 0), ("norm", 0), ("value_zeroing", 3)):
+        assert loaded.matrix(name, text=text).identical(result.matrix(name, text=text))
+    comparison = attnmix.compare(loaded, result)
+    assert comparison.all_rows()["difference"].abs().max() == 0
+    assert loaded.save_data(tmp_path / "again.zip").read_bytes() == (tmp_path / "result.zip").read_bytes()
+
+
+def test_pairs_and_token_ids_come_back(model: attnmix.Model, tmp_path: Path) -> None:
+    for texts in (PAIRS, [[2, 7, 9, 3]]):
+        result = attnmix.measure(model, texts)
+        assert_same(result, saved_and_loaded(result, tmp_path))
+
+
+def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
+    write_family("t5", tmp_path / "t5")
+    result = attnmix.measure(attnmix.load(tmp_path / "t5"), TEXTS[:2])
+    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.arrays[0].shape[1])}
+    loaded = saved_and_loaded(result, tmp_path)
+    assert_same(result, loaded)
+    for layer, matrix in matrices.items():
+        assert loaded.matrix("norm", layer=layer, text=1).identical(matrix)
+    assert matrices[1]["token"].values.tolist() != list(matrices.values())[1]["token"].values.tolist()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda loaded, _: loaded.parts(),
+        lambda loaded, _: loaded.sinks(),
+        lambda loaded, _: loaded.matrix("alti", text=1),
+        lambda loaded, _: loaded.matrix("value_zeroing", text=2),
+        lambda loaded, folder: loaded.save(folder / "page.html"),
+        lambda loaded, _: loaded.show(),
+    ],
+)
+def test_what_needs_the_model_is_one_error(result: attnmix.Measures, tmp_path: Path, call: Any) -> None:
+    loaded = saved_and_loaded(result, tmp_path)
+    with pytest.raises(
+        InputError, match=r"^model: a loaded result has the name of .* alone; allowed: what was computed"
+    ):
+        call(loaded, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["result.zip"]
+
+
+def test_a_comparison_of_loaded_results_leaves_an_unknown_own_share_out(model: attnmix.Model, tmp_path: Path) -> None:
+    result = attnmix.measure(model, TEXTS)
+    loaded = saved_and_loaded(result, tmp_path)
+    comparison = attnmix.compare(loaded, loaded)
+    assert "own_share" not in set(comparison.rows["measure"])
+    with pytest.raises(InputError, match=r"^model: a loaded result"):
+        loaded.own_share()
+
+
+def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
+    if kind == "no zip":
+        path.write_text("<html>", encoding="utf-8")
+    elif kind == "another zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("other.txt", "text")
+    elif kind == "later format":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(FACTS, json.dumps({"format": 2}))
+    else:
+        whole = result.save_data(path).read_bytes()
+        path.write_bytes(
+            whole[: len(whole) // 2] if kind == "truncated" else whole.replace(b"PK\x03\x04", b"PK\x03\x05")
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no zip", "File is not a zip file"),
+        ("another zip", "facts.json"),
+        ("later format", "its format is 2, and this version of attnmix reads 1"),
+        ("truncated", "File is not a zip file"),
+        ("flipped bit", "Bad magic number"),
+    ],
+)
+def test_a_file_that_is_no_result_is_one_error(
+    result: attnmix.Measures, tmp_path: Path, kind: str, message: str
+) -> None:
+    path = tmp_path / "result.zip"
+    broken_file(kind, result, path)
+    with pytest.raises(
+        InputError, match=f"^path: {path} is damaged, or no result: .*{message}.*; allowed: a file that"
+    ):
+        attnmix.load_result(path)
+
+
+def test_a_path_that_is_not_there_is_one_error(result: attnmix.Measures, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; allowed: one that result.save_data"):
+        attnmix.load_result(tmp_path / "none.zip")
+    with pytest.raises(InputError, match=r"^path: int; allowed: .* as in load_result\(path\)"):
+        attnmix.load_result(3)  # type: ignore[arg-type]  # a mistake on purpose
+    with pytest.raises(InputError, match=r"^path: there is no folder"):
+        result.save_data(tmp_path / "none" / "result.zip")
