@@ -253,7 +253,7 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     frame = result.show()
     assert len(frame.encode()) < MAX_CELL_BYTES
     assert "result.show(whole=True)" in source_of(frame)
-    (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
+    (tmp_path / "notebook.html").write_text(f'<meta charset="utf-8">{frame}', encoding="utf-8")
     shown = chromium.new_page()
     shown.goto((tmp_path / "notebook.html").as_uri())
     views = shown.frame_locator("iframe")
