@@ -17,7 +17,6 @@ model's dtype.
 from __future__ import annotations
 
 import copy
-import html
 import os
 import shutil
 import sys
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     import xarray
 
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
+LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
@@ -470,24 +470,30 @@ class Measures:
         write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, arrays))
         return path
 
-    def show(self) -> Any:
-        """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser."""
-        page = self._page()
-        if "ipykernel" in sys.modules:
+    def show(self, whole: bool = False) -> Any:
+        """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser.
+
+        A notebook keeps what it shows, so there the page is small, the picture and the words without heads, unless the
+        `whole` page is asked for.
+        """
+        in_notebook = "ipykernel" in sys.modules
+        page = self._page(whole or not in_notebook)
+        if in_notebook:
             from IPython.display import HTML
 
             # Links within the page would otherwise lead to the notebook's address.
             text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
-            source = html.escape(text, quote=True)
+            # Between single quotes, of which a page has few, so that little is escaped.
+            source = text.replace("&", "&amp;").replace("'", "&#39;")
             # In a div, as IPython warns of a bare iframe.
-            frame = f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>'
+            frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
             return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
         file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
         file.write_text(page, encoding="utf-8", newline="\n")
         webbrowser.open(file.as_uri())
         return None
 
-    def _page(self) -> str:
+    def _page(self, whole: bool = True) -> str:
         from attnmix.page.assembly import page_text
         from attnmix.page.sentences import Subject
         from attnmix.runs.text_results import TextMeasurer
@@ -496,7 +502,10 @@ class Measures:
         with model.observed(pairs) as base, quiet():
             measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
             results = measurer.results(self.tokenized)
-        return page_text(results, Subject(model.name, origins=[f"The model is {model.name}."]))
+        subject = Subject(model.name, origins=[f"The model is {model.name}."])
+        if whole:
+            return page_text(results, subject)
+        return page_text(results.without_heads(), subject._replace(left_out=LEFT_OUT))
 
 
 def load_result(path: Path | str) -> Measures:

@@ -10,8 +10,10 @@ function say(message, wrong = false) {
 
 function open(name) {
   frame.hidden = false;
+  // The page says what was chosen on it: token by position, layer, head. The next text opens with the same.
+  const choices = frame.contentDocument?.documentElement?.dataset.choices ?? "";
   // In place of the frame's own entry in the history, so that Back leads from text to text.
-  frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}`);
+  frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices && "#"}${choices}`);
   if (texts.has(name)) field.value = texts.get(name);
 }
 

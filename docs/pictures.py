@@ -67,8 +67,7 @@ WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more
 def main() -> None:
     """Write all pictures."""
     require(RUN.figures, "render")
-    last_page = max((RUN.figures / "joint").glob("*.png"))
-    _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
+    _stack([RUN.figures / "mixing_by_layer.png"], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
     _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
     _stack([RUN.figures / "own_share.png"], DOCS / "own_share.png")

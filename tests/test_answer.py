@@ -94,7 +94,7 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/parts"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith("by \u22125.0 points; 7 reviews are too few for an {interval}.")
+    assert found["sentences"][0].endswith("by \u22125.0 points; 7 reviews give no {interval}.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 

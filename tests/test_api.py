@@ -28,6 +28,7 @@ from attnmix import api, interventions
 from attnmix.core.errors import InputError
 from attnmix.models import convert
 
+MAX_CELL_BYTES = 500_000  # of what a notebook keeps of a short text
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
@@ -244,13 +245,24 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     notebook.__dict__["HTML"] = str
     for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
         monkeypatch.setitem(sys.modules, name, module)
+
+    def source_of(frame: str) -> str:
+        (source,) = re.findall(r"^<div><iframe srcdoc='([^']*)' style='[^']*'></iframe></div>$", frame)
+        return html.unescape(source).replace('<base href="about:srcdoc">', "")
+
+    assert source_of(result.show(whole=True)) == page
     frame = result.show()
-    (source,) = re.findall(r'^<div><iframe srcdoc="([^"]*)" style="[^"]*"></iframe></div>$', frame)
-    assert html.unescape(source).replace('<base href="about:srcdoc">', "") == page
-    (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
+    assert len(frame.encode()) < MAX_CELL_BYTES
+    assert "result.show(whole=True)" in source_of(frame)
+    (tmp_path / "notebook.html").write_text(f'<meta charset="utf-8">{frame}', encoding="utf-8")
     shown = chromium.new_page()
     shown.goto((tmp_path / "notebook.html").as_uri())
-    shown.frame_locator("iframe").locator("nav a[href='#map']").click()
+    views = shown.frame_locator("iframe")
+    views.locator("html[data-ready]").wait_for(state="attached")
+    assert views.locator("#grid-canvas, #words").count() == 2
+    assert views.locator("#heads, #heads-note").count() == 0
+    assert set(views.locator("#share option").evaluate_all("all => all.map(each => each.value)")) > {"parts", "alti"}
+    views.locator("nav a[href='#map']").click()
     shown.wait_for_url(re.compile("notebook"))
     assert shown.frames[1].url == "about:srcdoc#map"  # a link within the page stays in the frame
     shown.close()

@@ -99,9 +99,8 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
     for method in ("parts", "alti", "attention", "value_zeroing", "norm"):
         choose(page, "share", method)
         matrix = 100 * shares(checkpoint, 2, method=method)
-        others, own = re.search(
-            r"([\d.]+)% from other tokens, ([\d.]+)% its", page.locator("#card").inner_text()
-        ).groups()
+        card = page.locator("#card").inner_text()
+        others, own = re.search(r"([\d.]+)% from other tokens, ([\d.]+)% its own", card).groups()
         assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
         taken = np.delete(matrix[3], 3)
         listed = [number(text) for text in page.locator("#sources li").all_inner_texts()]
@@ -187,8 +186,7 @@ def test_largest_changes_by_fine_tuning_are_listed_and_chosen_by_a_click(opened:
 
 def test_token_that_the_classifier_reads_is_marked(copied: Path, chromium: Any) -> None:
     run = Run(Path())
-    predictions = run.predictions
-    write_table(run.predictions_file, predictions.assign(read_position=[0, 2, -1]))
+    write_table(run.predictions_file, run.predictions.assign(read_position=[0, 2, -1]))
     shown = open_changed(chromium)
     starts = tokens().groupby("document", sort=False).apply(lambda rows: rows.index[0])
     for number, (name, position) in enumerate({"test/0": 0, "test/1": 2, "text/0": None}.items()):
@@ -300,6 +298,31 @@ def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it
         here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].iloc[0]
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
         assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
+
+
+def test_components_have_one_scale_in_all_layers_and_their_share_of_the_variance(opened: Opened) -> None:
+    page, run = opened.page, Run(Path())
+    pixels, vectors = {}, {}
+    for site in (Site(1, "layer_output"), Site(3, "layer_output")):
+        choose(page, "point", str(run.sites.index(site)))
+        pixels[site] = np.array(opened.drawn()["pixels"])
+        vectors[site] = read_features(run.activations, site).astype(float)
+        centred = vectors[site] - vectors[site].mean(axis=0)
+        strengths = np.linalg.svd(centred, compute_uv=False) ** 2
+        shares = [f"{100 * share:.1f}%" for share in strengths[:2] / strengths.sum()]
+        svg = opened.file("map-pane", "SVG")[1].decode("utf-8")
+        assert f"component 1: {shares[0]} of the variance" in svg
+        assert f"component 2: {shares[1]}" in svg
+    scales = []
+    for site, places_T2 in pixels.items():
+        _, _, directions = np.linalg.svd(vectors[site] - vectors[site].mean(axis=0), full_matrices=False)
+        components = (vectors[site] - vectors[site].mean(axis=0)) @ directions[:1].T
+        scales.append(np.ptp(places_T2[:, 0]) / np.ptp(components))
+    assert scales[0] == pytest.approx(scales[1], rel=2e-3)
+    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are on the first view
+        box = page.locator("#map-canvas").bounding_box()
+        assert 0 < x < box["width"]
+        assert 0 < y < box["height"]
 
 
 def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:

@@ -139,6 +139,33 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: 
     assert {folder: digest(folder) for folder in before} == before
 
 
+def test_chosen_position_layer_and_head_are_kept_for_the_next_text(server: Server, chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_default_timeout(LIMIT_MILLISECONDS)
+    page.goto(server.address)
+
+    def measure(text: str) -> Any:
+        page.get_by_label("Type a text").fill(text)
+        page.get_by_role("button", name="Measure").click()
+        page.get_by_role("status").filter(has_text="Measured").wait_for()
+        return shown(page)
+
+    frame = measure("the film was very good and the actors were good")
+    frame.locator("#token-6").click()
+    frame.locator("#layer").fill("1")
+    frame.get_by_role("button", name="Layer 1, head 2", exact=True).click()
+    for text, position in (
+        ("the film was very bad and the actors were bad", 6),
+        ("a film", 3),
+        ("the film was bad", 3),
+    ):
+        frame = measure(text)
+        assert frame.locator("#words .chosen").get_attribute("id") == f"token-{position}"
+        assert frame.locator("#layer").input_value() == "1"
+        assert frame.get_by_role("button", name="Layer 1, head 2", exact=True).get_attribute("aria-pressed") == "true"
+    page.close()
+
+
 def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
     assert server.ask("POST", "/measure", {"text": "  "}) == (400, "the text is empty; allowed: 1 to 64 tokens")
     status, answer = server.ask("POST", "/measure", {"text": f"{SECRET} " * 10_000})

@@ -116,7 +116,7 @@ def _share_change(shares: pd.DataFrame) -> str:
     last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
-        return f"The {{others' share}} changes by {change} points; {reviews} are too few for an {{interval}}."
+        return f"The {{others' share}} changes by {change} points; {reviews} give no {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
         f"The {{others' share}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "

@@ -40,6 +40,8 @@ class Subject(NamedTuple):
     """Key, value and default of each parameter that differs from its default."""
     origins: Sequence[str] = ()
     """A sentence on where each model and data set comes from."""
+    left_out: str = ""
+    """A sentence on what a small page leaves out."""
     selection: str = ""
     """A sentence on how the captured texts were chosen."""
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import STEP_MEASURES, Site
+from attnmix.core.names import INPUT_PARTS, STEP_MEASURES, Site
 
 if TYPE_CHECKING:
     import xarray
 
 Array = npt.NDArray[Any]
 TOLERANCE = 1e-3  # of the largest component, by which one that is computed again may differ
+PICTURE_MATRICES = (INPUT_PARTS, "alti")  # for shares of the input, and lines from layer to layer
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
@@ -143,6 +144,14 @@ class TextResults(MixingTables):
     nearest: pd.DataFrame = field(default_factory=pd.DataFrame)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
+
+    def without_heads(self) -> TextResults:
+        """Return the same without heads, and of the matrices those of the page's picture, if there are any."""
+        shown = {
+            key: {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES} or by_name
+            for key, by_name in self.matrices_by_text.items()
+        }
+        return replace(self, heads_by_text={}, matrices_by_text=shown)
 
     @property
     def texts(self) -> dict[str, str]:

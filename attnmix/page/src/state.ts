@@ -93,8 +93,21 @@ export const headsLayer = signal(initial.layer);
 const REST = 120; // milliseconds
 let resting = 0;
 
+const SINGLE_TEXT_CHOICES: (keyof Choice)[] = ["document", "token", "source", "point"];
+/** What a reader or the address chose; the rest is as the page opened. */
+const named = new Set<keyof Choice>();
+
+/** What was chosen and has a meaning in other texts too, as an address of their pages. */
+function choicesForOthers(): string {
+  const chosen = keys.filter((key) => named.has(key) && !SINGLE_TEXT_CHOICES.includes(key));
+  const values = chosen.map((key) => [key, String(state[key].value)]);
+  if (named.has("token") && position.value !== null) values.push(["position", String(position.value)]);
+  return new URLSearchParams(values).toString();
+}
+
 export function set(changes: Partial<Choice>): void {
   const chosen = { ...consequences(changes), ...changes };
+  for (const key of Object.keys(chosen)) named.add(key as keyof Choice);
   assign(chosen);
   clearTimeout(resting);
   const slides = Object.keys(chosen).every((key) => key === "layer" || key === "point");
@@ -126,7 +139,14 @@ function readAddress(): void {
   if (document !== initial.document) chosen.token = null;
   for (const key of keys) {
     const each = find(key, document);
-    if (each !== undefined) chosen[key] = each;
+    if (each === undefined) continue;
+    chosen[key] = each;
+    named.add(key);
+  }
+  if (read.has("position")) {
+    const { start, length } = data.documents[document];
+    chosen.token = start + Math.min(Math.max(0, Math.trunc(Number(read.get("position"))) || 0), length - 1);
+    named.add("token");
   }
   if (read.has("layer") && !read.has("point")) chosen.point = pointIn(chosen.layer as number, initial.point);
   assign(chosen);
@@ -142,6 +162,9 @@ export function followAddress(): void {
   let [step, timer, last] = [stepNow(), 0, address()];
   addEventListener("popstate", () => {
     if (!location.hash || location.hash.includes("=")) readAddress(); // and no place on the page
+  });
+  effect(() => {
+    document.documentElement.dataset.choices = choicesForOthers(); // for `attnmix serve`, which opens the next text
   });
   effect(() => {
     const [text, now] = [address(), stepNow()];
