@@ -5,8 +5,8 @@ measured anyway: three with other values v_j in place of x_j W_V + b_V, one with
 weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and `random_weights` are
 forward passes of their own.
 
-Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or controls,
-E = heads * head width, D hidden.
+Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or
+controls, E = heads * head width, D hidden.
 """
 
 import copy
