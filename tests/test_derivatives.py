@@ -154,6 +154,26 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path) -> None:
     assert "shows no change when the norms of single tokens are added (" in sentence
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.Linear(5, 7),
+        torch.nn.Linear(5, 7, bias=False),
+        torch.nn.GELU(),
+        torch.nn.GELU(approximate="tanh"),
+        torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.SiLU(), torch.nn.LayerNorm(7)),
+    ],
+)
+def test_differentials_are_the_products_of_autograds_jacobian_with_each_tangent(layer: torch.nn.Module) -> None:
+    layer = layer.double().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    point = torch.randn(5, generator=generator, dtype=torch.float64)
+    tangents = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(layer, point)
+    moved = module.differentials(layer, point, tangents)
+    np.testing.assert_allclose(moved.numpy(), (tangents @ jacobian.T).numpy(), rtol=1e-12, atol=1e-15)
+
+
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     base = load_base(tiny_bert).requires_grad_(False)
     chains, directions, seeds = document_chains(base, IDS), 4, 60

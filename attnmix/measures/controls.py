@@ -5,8 +5,8 @@ measured anyway: three with other values v_j in place of x_j W_V + b_V, one with
 weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and `random_weights` are
 forward passes of their own.
 
-Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes,
-E = heads * head width, D hidden.
+Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or
+controls, E = heads * head width, D hidden.
 """
 
 import copy
@@ -23,7 +23,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
-from attnmix.measures.layers import LayerPass, NetworkPart, map_layers
+from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
 from attnmix.measures.sinks import without_special_sources
 from attnmix.models.attention import AttentionCall, implementation_of
@@ -119,7 +119,7 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
 
     `parts` are those of all their tokens, as they are.
     """
-    W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.attention.diagonal()
+    W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.diagonal
     W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
@@ -130,41 +130,44 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     others_2BTD = all_2BTE @ W_ED - own_2BTD
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
     f_BHD = torch.einsum("bhd,hde->bhe", values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2]), W_HdD)
-    projected = {
-        "text_mean_value": Split(*(weights_2BTH @ f_BHD)),
-        "corpus_value": Split(own_2BTD[1], others_2BTD[1]),
-        "without_value_bias": Split(own_2BTD[0], others_2BTD[0]),
-    }
-    networks: dict[str, NetworkPart] = {}
+    text_mean = Split(*(weights_2BTH @ f_BHD).flatten(1, 2))
+    without_bias, corpus = map(Split, own_2BTD.flatten(1, 2), others_2BTD.flatten(1, 2))
+    without_special = without_special_sources(layer_pass, parts, values.special_SB)
+    # In the order of `SAME_PASS`.
+    projected = _stacked([text_mean, corpus, without_bias, without_special.projected])
+    weight_N = parts.mixed_weight
+    weight_CN = torch.stack([weight_N, weight_N, weight_N, without_special.mixed_weight])
+    layer = None
     if PREACTIVATION in ratio_points(methods):
         bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
-        networks = _networks_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
-    ratios = []
-    for name in projected:
-        split_ND = Split(*(part.flatten(0, 1) for part in projected[name]))
-        ratios.append(formulas(methods, parts.with_others(split_ND, parts.mixed_weight, networks.get(name))))
-    ratios.append(formulas(methods, without_special_sources(layer_pass, parts, values.special_SB)))
-    ratios_CMBT: Tensor = torch.stack(ratios).unflatten(-1, diagonal_BTH.shape[:2])
+        mean_layer, without_bias_layer = _layers_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
+        corpus_layer = parts.with_others(corpus, weight_N).layer
+        without_special_layer = without_special.layer_with_own(parts.layer.own)
+        layer = _stacked([mean_layer, corpus_layer, without_bias_layer, without_special_layer])
+    ratios_MCN = formulas(methods, parts.with_others(projected, weight_CN, layer))
+    ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
 
 
-def _networks_of_constants(
-    parts: Parts, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor
-) -> dict[str, NetworkPart]:
-    """Return what the feed-forward network takes of two controls, of which one vector of each head is the same.
+def _stacked(splits: Sequence[Split]) -> Split:
+    """Return the vectors `[N, D]` of several controls as one split `[C, N, D]`."""
+    return Split(torch.stack([split.own for split in splits]), torch.stack([split.others for split in splits]))
+
+
+def _layers_of_constants(parts: Parts, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor) -> tuple[Split, Split]:
+    """Return `Parts.layer` of `text_mean_value` and of `without_value_bias`, where heads add multiples of one vector.
 
     `f_BHD` is the vector of each head of a text that is every value's, `bias_HD` that of b_V. The network's first
     Linear takes the vectors of the heads, not the many sums of them.
     """
-    assert parts.rest is not None
-    norm = parts.block.attention_output_norm
+    rest, norm = parts.rest, parts.block.attention_output_norm
+    assert rest is not None
     divided_2BTH = (weights_2BTH.flatten(1, 2) / norm.deviation(parts.projected_ND)).view_as(weights_2BTH)
-    means = parts.rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
-    biases = parts.rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
-    return {
-        "text_mean_value": means.add_own(parts.rest.network_part(parts.x_ND)),
-        "without_value_bias": parts.network.minus(biases),
-    }
+    means = rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
+    biases = rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
+    mean_network = means.add_own(rest.network_part(parts.x_ND))
+    without_bias_network = parts.network.minus(biases)
+    return Split(*rest.output(mean_network)), Split(*rest.output(without_bias_network))
 
 
 def shuffled_words(document: Document, seed: int) -> Document:

@@ -22,13 +22,15 @@ Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from torch.nn.functional import gelu, linear
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
@@ -164,8 +166,65 @@ def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
     return (sums * (width / directions)).sqrt() * (1 + relative / 8)
 
 
+class _Linear(torch.autograd.Function):
+    """torch's `linear`, without the zeros that its own derivative adds for a weight and a bias that do not move."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        context.save_for_forward(inputs[1])
+
+    @staticmethod
+    def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        (weight,) = context.saved_tensors
+        moved: Tensor = x_tangent @ weight.T
+        return moved
+
+
+class _Gelu(torch.autograd.Function):
+    """torch's `gelu`, whose slope is computed once for all tangents."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, approximate: str = "none") -> Tensor:
+        return gelu(x, approximate=approximate)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *options = inputs
+        slope = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=options[0] if options else "none")
+        context.save_for_forward(slope)
+
+    @staticmethod
+    def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        (slope,) = context.saved_tensors
+        moved: Tensor = x_tangent * slope
+        return moved
+
+
+class _LeanDerivatives(TorchFunctionMode):
+    """Lets modules call functions of the same values whose derivatives along many tangents cost less."""
+
+    LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        lean = self.LEAN.get(function)
+        if lean is None:
+            return function(*args, **kwargs or {})
+        # An autograd function takes no keywords; those of both come behind, in this order.
+        return lean(*args, *(kwargs or {}).values())
+
+
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
     """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
-    with attention_by(explicit()):
+    with attention_by(explicit()), _LeanDerivatives():
         moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
     return moved

@@ -89,10 +89,15 @@ class DocumentBlock:
 
         `shifted` as a decoder reads them, one token later, after a first one that is special.
         """
+        if not shifted:
+            return self._special_SB
+        first_1B = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64).T
+        has_next_SB = (self._special_SB >= 0) & (self._special_SB < self.tokens_B - 1)
+        return torch.cat([first_1B, torch.where(has_next_SB, self._special_SB + 1, -1)])
+
+    @cached_property
+    def _special_SB(self) -> Tensor:
         positions = [np.flatnonzero(document.words < 0) for document in self.documents]
-        if shifted:
-            later = zip(positions, self.lengths, strict=True)
-            positions = [np.append(0, place[place < length - 1] + 1) for place, length in later]
         return self._padded(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:

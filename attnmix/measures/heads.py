@@ -45,7 +45,7 @@ def head_factors(block: Block, heads: int) -> Tensor:
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     """Return the ratio `[..., T, H]` of texts' tokens in one layer; 0 where nothing contributes to a token."""
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
-    own_THd = layer_pass.attention.diagonal().unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
+    own_THd = layer_pass.diagonal.unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
     through = (torch.einsum("...thd,hdr->...thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
     return Split(*through).share()
 

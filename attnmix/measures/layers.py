@@ -127,6 +127,11 @@ class LayerPass:
         return self.attention.value.transpose(-3, -2).flatten(-2)
 
     @cached_property
+    def diagonal(self) -> Tensor:
+        """a_ii `[..., T, H]`."""
+        return self.attention.diagonal()
+
+    @cached_property
     def value_bias(self) -> Tensor:
         """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
         attention = self.call.parts["attention"]

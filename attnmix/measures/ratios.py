@@ -89,13 +89,13 @@ RATIOS = {
 
 
 class Split(NamedTuple):
-    """A vector `[N, D]` of each token as two parts: from the token itself, and from all others."""
+    """A vector `[..., N, D]` of each token as two parts: from the token itself, and from all others."""
 
     own: Tensor
     others: Tensor
 
     def share(self) -> Tensor:
-        """Return |others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
+        """Return |others| / (|others| + |own|) `[..., N]`; 0 for a token to which nothing contributes."""
         others_norm = self.others.norm(dim=-1)
         total = others_norm + self.own.norm(dim=-1)
         share: Tensor = (others_norm / total).masked_fill(total == 0, 0)
@@ -108,15 +108,18 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """N tokens in one layer, step by step split into what is their own and what comes from others."""
+    """N tokens in one layer, step by step split into what is their own and what comes from others.
+
+    Several ways to split the same tokens stand before the axis of the tokens.
+    """
 
     block: Block
-    mixed_weight: Tensor  # 1 - mean_h a^h_ii, [N]
+    mixed_weight: Tensor  # 1 - mean_h a^h_ii, [..., N]
     x_ND: Tensor  # what enters the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the same without b_O
     rest: AfterAttention | None  # the model's own pass through the rest of the layer, for the ratio that needs it
-    known_network: NetworkPart | None = None  # `network`, where it follows from that of other parts
+    known_layer: Split | None = None  # `layer`, where it follows from that of other parts
 
     @cached_property
     def attention(self) -> Split:
@@ -145,17 +148,22 @@ class Parts:
         import torch
 
         assert self.rest is not None
-        return self.known_network or self.rest.network_part(torch.stack(self.residual))
+        return self.rest.network_part(torch.stack(self.residual))
 
     @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         assert self.rest is not None
-        return Split(*self.rest.output(self.network))
+        return self.known_layer or Split(*self.rest.output(self.network))
 
-    def with_others(self, projected: Split, mixed_weight: Tensor, network: NetworkPart | None = None) -> Parts:
+    def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> Parts:
         """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
-        return replace(self, projected=projected, mixed_weight=mixed_weight, known_network=network)
+        return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
+
+    def layer_with_own(self, own_layer_ND: Tensor) -> Split:
+        """Return `layer`, of which the tokens' own part is known."""
+        assert self.rest is not None
+        return Split(own_layer_ND, self.rest.output(self.rest.network_part(self.residual.others)))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
@@ -167,7 +175,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 
 def formulas(methods: Sequence[str], parts: Parts) -> Tensor:
-    """Return the ratio of N tokens by each of `methods`, `[methods, N]`."""
+    """Return the ratio of N tokens by each of `methods`, `[methods, ..., N]`."""
     import torch  # not at the top, as the declarations are read without it
 
     return torch.stack([RATIOS[method].formula(parts) for method in methods])
@@ -187,7 +195,7 @@ def all_parts(layer_pass: LayerPass) -> Parts:
 def _parts_by_block(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, Parts]]:
     """Yield which tokens are in a block of at most `size`, and their parts, with the features at `points`."""
     output, tokens = layer_pass.block.output, layer_pass.x.shape[-2]
-    diagonal_TH, value_TE = (each[..., :tokens, :] for each in (layer_pass.attention.diagonal(), layer_pass.value))
+    diagonal_TH, value_TE = (each[..., :tokens, :] for each in (layer_pass.diagonal, layer_pass.value))
     features = {point: layer_pass.features[point] for point in points if point in layer_pass.features}
     weight_N = (1 - diagonal_TH.mean(-1)).flatten()
     tensors = (diagonal_TH, value_TE, layer_pass.x, layer_pass.projected, *features.values())

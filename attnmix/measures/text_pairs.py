@@ -9,12 +9,14 @@ Shapes: B documents, H heads, T tokens, R rows of T, d head width, E = H * d, D 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import Parts, Split, formulas, scaled_heads
+from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
 
 SOURCES = ("own text", "other text", "special tokens")
 SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
@@ -38,16 +40,16 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, s
     first_BTE, second_BTE, special_BTE = by_source_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2)
     first_BT, second_BT, special_BT = torch.cat(sums, -2).unbind(-1)
 
-    diagonal_BTH, in_second_BT = call.diagonal(), segments_BT == 1
+    diagonal_BTH, in_second_BT = layer_pass.diagonal, segments_BT == 1
     own_BTE = scaled_heads(diagonal_BTH, layer_pass.value)
     from_own_BTE = torch.where(in_second_BT.unsqueeze(-1), second_BTE, first_BTE) - own_BTE
     from_other_BTE = torch.where(in_second_BT.unsqueeze(-1), first_BTE, second_BTE)
-    others = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2) @ W_ED
+    others_SND = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2) @ W_ED
     weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - diagonal_BTH.mean(-1)
-    weights = torch.stack([weight_own_BT, torch.where(in_second_BT, first_BT, second_BT), special_BT]).flatten(1)
-    ratios = [
-        formulas(methods, parts.with_others(Split(parts.projected.own, others_ND), weight_N))
-        for others_ND, weight_N in zip(others, weights, strict=True)
-    ]
-    ratios_SMBT: Tensor = torch.stack(ratios).unflatten(-1, segments_BT.shape)
+    weights_SN = torch.stack([weight_own_BT, torch.where(in_second_BT, first_BT, second_BT), special_BT]).flatten(1)
+    by_source = parts.with_others(Split(parts.projected.own, others_SND), weights_SN)
+    if PREACTIVATION in ratio_points(methods):
+        by_source = replace(by_source, known_layer=by_source.layer_with_own(parts.layer.own))
+    ratios_MSN = formulas(methods, by_source)
+    ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
     return ratios_SMBT
