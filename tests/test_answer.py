@@ -81,7 +81,7 @@ def planted(**values: float) -> Any:
 @pytest.mark.parametrize(("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": no measurable change")])
 def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
-    shares = f"50% from other words before fine-tuning, {50 - 100 * own:.0f}% after"
+    shares = f"50% from others before fine-tuning, {50 - 100 * own:.0f}% after"
     assert found["headline"].startswith(f"A word's last vector: {shares}, in this one training")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])

@@ -24,6 +24,7 @@ from attnmix.core.arithmetic.environment import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
 from attnmix.core.store import features as store
+from attnmix.core.store.results import components_of
 from attnmix.core.store.runs import Run
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties, ties_of_places
@@ -174,6 +175,18 @@ def test_principal_components_are_those_of_the_singular_value_decomposition(metr
     expected = left[:, :2] * strengths[:2] * signs
     expected *= EXTENT / np.abs(expected).max()
     np.testing.assert_allclose(principal_components(vectors, metric), expected, atol=1e-5)
+
+
+def test_components_of_a_map_have_their_scale_and_variance_unless_another_metric_made_it() -> None:
+    vectors = clusters(60, 0)
+    left, strengths, _ = np.linalg.svd(vectors - vectors.mean(axis=0, dtype=float), full_matrices=False)
+    places = principal_components(vectors, "euclidean")
+    known = components_of(vectors, places)
+    assert known is not None
+    assert known.scale * np.abs(places).max() == pytest.approx(np.abs(left[:, :2] * strengths[:2]).max(), rel=1e-5)
+    assert known.shares == pytest.approx((strengths[:2] ** 2 / (strengths**2).sum()).tolist(), rel=1e-5)
+    assert components_of(vectors, principal_components(vectors, "cosine")) is None
+    assert components_of(np.ones((3, 4)), np.zeros((3, 2))) is None
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:

@@ -49,7 +49,7 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     means = 1 - own.pivot(index="layer", columns="checkpoint", values="mean")
     shares = {name: f"{100 * means[name].iloc[-1]:.0f}%" for name in ("pretrained", "finetuned")}
     headline = page.locator("#headline").inner_text()
-    assert f"{shares['pretrained']} from other words before fine-tuning, {shares['finetuned']} after" in headline
+    assert f"{shares['pretrained']} from others before fine-tuning, {shares['finetuned']} after" in headline
     rows = opened.values("answer-chart")
     for name, checkpoint in (("Fine-tuned", "finetuned"), ("Pretrained", "pretrained")):
         assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_heads_that_do_not_fit_are_left_out(long_text: dict[str, Any], monkeypat
         forms = encode_heads([("test/0", long_text)])["documents"].get("test/0", {})
         kept.append({name: form["bits"] for name, form in forms.items()})
     assert kept == [{"pretrained": 16, "finetuned": 16}, {}]
+
+
+def test_heads_of_the_default_run_are_those_of_its_first_text_in_two_megabytes() -> None:
+    generator, layers, heads, tokens, width = np.random.default_rng(0), 6, 12, 64, 32
+    shape = (layers, heads, tokens, width)
+    vectors = {name: generator.normal(size=shape).astype(np.float32) for name in ("query", "key")}
+    parts = vectors | {
+        "log_sums": np.full((layers, heads, tokens), 50, np.float32),
+        "reach": np.tile(np.array([0, tokens - 1], np.int32), (layers, tokens, 1)),
+        "scores": np.tile(np.array([width**-0.5, 0], np.float32), (layers, 1)),
+        **{name: np.ones((layers, heads, tokens), np.float32) for name in NORMS},
+    }
+    text = {"pretrained": parts, "finetuned": parts}
+    documents = encode_heads([(name, text) for name in ("first", "second", "third")])["documents"]
+    assert list(documents) == ["first"]
+    assert len(json.dumps(documents)) < 2_200_000  # of the 4 MB of the whole page
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         own = percent(1 - float(last["mean"].iloc[0]))
         return f"A word's last vector: {text} from other words, {own} its own"
     text = (
-        f"A word's last vector: {texts['pretrained']} from other words before fine-tuning, {texts['finetuned']} after, "
+        f"A word's last vector: {texts['pretrained']} from others before fine-tuning, {texts['finetuned']} after, "
         "in this one training"
     )
     interval = last.loc["difference"] if "difference" in last.index else None

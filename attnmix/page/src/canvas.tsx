@@ -255,6 +255,8 @@ function handleKey(e: KeyboardEvent) {
 /** Draw the map whenever something changes that it shows, and move its dots along the model; return how to stop. */
 function follow(canvas: HTMLCanvasElement): () => void {
   let before = { layout: "", point: -1, pixels: target.peek() };
+  let isOnScreen = true; // elsewhere nobody sees dots on their way, which take time from the views that are read
+  new IntersectionObserver(([{ isIntersecting }]) => (isOnScreen = isIntersecting)).observe(canvas);
   const move = (from: Float32Array[]) => {
     const duration = playing.peek() ? Math.min(MOVE, 700 / data.pointsPerSecond) : MOVE;
     const way = (moving = { from, progress: 0 });
@@ -272,7 +274,7 @@ function follow(canvas: HTMLCanvasElement): () => void {
     if (layout !== next.layout) {
       moving = null;
       untracked(() => zoomBy(0));
-    } else if (point !== next.point && !calm.matches) move(pixels);
+    } else if (point !== next.point && isOnScreen && !calm.matches) move(pixels);
     void [camera, groups, hovered, state.token, dark, frame].map((each) => each.value);
     if (printing.value || !moving) paint(canvas);
   });

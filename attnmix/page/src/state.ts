@@ -99,8 +99,9 @@ const named = new Set<keyof Choice>();
 
 /** What was chosen and has a meaning in other texts too, as an address of their pages. */
 function choicesForOthers(): string {
-  const chosen = keys.filter((key) => named.has(key) && !SINGLE_TEXT_CHOICES.includes(key));
-  const values = chosen.map((key) => [key, String(state[key].value)]);
+  // Every value is read, so that an effect follows those that are chosen later.
+  const all = keys.map((key): [keyof Choice, string] => [key, String(state[key].value)]);
+  const values: string[][] = all.filter(([key]) => named.has(key) && !SINGLE_TEXT_CHOICES.includes(key));
   if (named.has("token") && position.value !== null) values.push(["position", String(position.value)]);
   return new URLSearchParams(values).toString();
 }
