@@ -451,7 +451,7 @@ class Measures:
         """
         path = _path(path, "save_data(path)")
         check_new_file("path", path)
-        arrays = {"ratios": np.concatenate(self.arrays, axis=-1)}
+        arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.arrays, axis=-1)}
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
         for name, totals in self.control_totals.items():
             arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
