@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -54,7 +55,8 @@ def probes(
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
-    fitted, tested = (chosen_tokens(classifier, each) for each in (training, documents))
+    fitted = chosen_tokens(classifier, training)
+    tested = chosen_tokens(classifier, documents)
     frequent = fitted.loc[fitted["word"], "token"].value_counts().index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
         tokens["token"] = tokens["token"].where(tokens["word"] & tokens["token"].isin(frequent), NO_LABEL)
@@ -62,25 +64,33 @@ def probes(
         tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
         for target in ("token", "position"):
             labels_N = tokens[target].to_numpy(copy=True)
-            labels_N[labels_N != NO_LABEL] = generator.permutation(labels_N[labels_N != NO_LABEL])
+            has_label_N = labels_N != NO_LABEL
+            labels_N[has_label_N] = generator.permutation(labels_N[has_label_N])
             tokens[f"{target}_control"] = labels_N
     for checkpoint, base in bases:
-        vectors = [token_vectors(classifier, base, *part) for part in ((training, fitted), (documents, tested))]
+        fitted_vectors = token_vectors(classifier, base, training, fitted)
+        tested_vectors = token_vectors(classifier, base, documents, tested)
         if base is classifier.base:
-            rows += _lens_rows(classifier, documents, tested, vectors[1], seed)
+            rows.extend(_lens_rows(classifier, documents, tested, tested_vectors, seed))
         for group, target in TARGETS:
-            masks = [((each["group"] == group) & (each[target] != NO_LABEL)).to_numpy() for each in (fitted, tested)]
-            labels, asked = fitted.loc[masks[0], target], tested[masks[1]]
+            is_known = _has_label(fitted, group, target)
+            is_asked = _has_label(tested, group, target)
+            labels = fitted.loc[is_known, target]
+            asked = tested[is_asked]
             if labels.nunique() < 2 or asked.empty:
                 continue
-            for layer in vectors[0]:
-                known_ND, asked_ND = (
-                    each[layer].double().numpy()[mask] for each, mask in zip(vectors, masks, strict=True)
-                )
+            for layer in fitted_vectors:
+                known_ND = fitted_vectors[layer].double().numpy()[is_known]
+                asked_ND = tested_vectors[layer].double().numpy()[is_asked]
                 named = probe_predictions(known_ND, labels.tolist(), asked_ND)
                 shares = _shares(asked.assign(right=named == asked[target]))
                 rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
+    """Return which of `chosen_tokens` are of a group and have a label of a target."""
+    return ((tokens["group"] == group) & (tokens[target] != NO_LABEL)).to_numpy()
 
 
 def _lens_rows(
@@ -109,15 +119,21 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     later.
     """
     read = _read_position(classifier, documents[0]) if documents else None
-    later, rows = int(len(classifier.family.stacks) > 1), []
+    start = [NO_LABEL] if len(classifier.family.stacks) > 1 else []
+    rows = []
     for text, document in enumerate(documents):
         own = [] if read is None else [read % len(document)]
-        steps = np.linspace(0, len(document) - 1, min(OTHER_TOKENS + 1, len(document))).round().astype(int)
-        ids_T, words_T = (np.insert(each, 0, [NO_LABEL] * later) for each in (document.ids, document.words))
-        positions_T = np.where(words_T < 0, NO_LABEL, position_groups(len(words_T)))
-        for group, places in (("read", own), ("others", np.setdiff1d(steps, own).tolist())):
-            labels = [(ids_T[place], words_T[place] >= 0, document.label, positions_T[place]) for place in places]
-            rows += [(text, group, place, *each) for place, each in zip(places, labels, strict=True)]
+        chosen = min(OTHER_TOKENS + 1, len(document))
+        steps = np.linspace(0, len(document) - 1, chosen).round().astype(int)
+        others = np.setdiff1d(steps, own).tolist()
+        ids_T = np.insert(document.ids, 0, start)
+        words_T = np.insert(document.words, 0, start)
+        is_word_T = words_T >= 0
+        positions_T = np.where(is_word_T, position_groups(len(words_T)), NO_LABEL)
+        for group, places in (("read", own), ("others", others)):
+            for place in places:
+                labels = (ids_T[place], is_word_T[place], document.label, positions_T[place])
+                rows.append((text, group, place, *labels))
     table = pd.DataFrame(rows, columns=["text", "group", "place", "token", "word", "class", "position"])
     return table.astype({"word": bool, "text": int, "token": int})
 
