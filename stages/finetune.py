@@ -12,7 +12,6 @@ first of which grows while the model trains.
 
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_su
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 
 from attnmix.core.arithmetic.kernels import computed_on, use
-from attnmix.core.device import check_precision, chosen
+from attnmix.core.device import check_precision, chosen, process_count
 from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError
 from attnmix.core.store.files import write_table
@@ -94,7 +93,7 @@ def main(parameters: Parameters) -> None:
             warmup_steps=WARMUP_FRACTION,
             use_cpu=chosen().type == "cpu",
             # Else each of several processes looks for them at every step.
-            ddp_find_unused_parameters=_processes() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
+            ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
             bf16=finetune.precision == "bf16",
             fp16=finetune.precision == "fp16",
             train_sampling_strategy="group_by_length",
@@ -154,7 +153,7 @@ def main(parameters: Parameters) -> None:
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
-    finetune, processes = parameters.finetune, _processes()
+    finetune, processes = parameters.finetune, process_count()
     for name in ("finetune", "capture", "faithfulness"):
         check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
     if finetune.batch_size % processes:
@@ -162,11 +161,6 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
     check_precision("finetune.precision", finetune.precision, chosen())
     family_of(load_config(checkpoint)).check_precision("finetune.precision", finetune.precision)
-
-
-def _processes() -> int:
-    """Return how many processes torchrun or accelerate started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> bool:

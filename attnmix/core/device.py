@@ -42,8 +42,8 @@ def chosen() -> torch.device:
     name = os.environ.get(VARIABLE, "").strip()
     if name:
         device = device_named(name, VARIABLE)
-        if ":" in name and _processes() > 1:
-            problem = f"{name} is one device, and the launcher started {_processes()} processes"
+        if ":" in name and process_count() > 1:
+            problem = f"{name} is one device, and the launcher started {process_count()} processes"
             raise InputError(f"{VARIABLE}: {problem}; allowed: cpu, {device.type}")
         return device
     accelerator = _accelerator()
@@ -152,18 +152,18 @@ def _accelerator() -> torch.device | None:
         return torch.accelerator.current_accelerator(check_available=True)
 
 
-def _processes() -> int:
-    """Return how many processes the launcher started."""
+def process_count() -> int:
+    """Return how many processes the launcher (torchrun or accelerate) started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _launched_index() -> int:
     """Return the number of this process's GPU; raise `InputError` where the launcher started more than there are."""
-    if _processes() == 1:
+    if process_count() == 1:
         return 0
     index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
     if index >= devices:
-        started = os.environ.get("LOCAL_WORLD_SIZE", str(_processes()))
+        started = os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))
         problem = f"{started} processes on a machine with {devices} GPU{'s' * (devices != 1)}"
         raise InputError(f"--nproc-per-node: {problem}; allowed: at most {devices}, or {VARIABLE}=cpu")
     return index
@@ -186,7 +186,7 @@ def _log(device: torch.device) -> None:
             logging.warning("a GPU of this machine is not used: %s", reason)
         return
     logging.info("device: %s", ", ".join([device_name(device), *_details(device)]))
-    if (devices := torch.accelerator.device_count()) > 1 and _processes() == 1:
+    if (devices := torch.accelerator.device_count()) > 1 and process_count() == 1:
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
         logging.warning("%d of %d GPUs stay idle; %s uses all of them", devices - 1, devices, command)
 
