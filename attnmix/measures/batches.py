@@ -206,23 +206,31 @@ class _BatchPass:
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
         def read(number: int) -> BlockMeasures:
-            block = self.blocks[number]
-            part = layer_pass.documents(block.places, block.tokens)
-            parts = all_parts(part)
-            ratios_MBT = formulas(self.measurer.methods, parts).unflatten(-1, block.mask_BT.shape)
-            broken_B = (~ratios_MBT.isfinite() & block.mask_BT).any(0).any(-1)
-            to_first_BT = part.attention.to_first().mean(-1)
-            # With padding, so that scores are rounded as in the forward pass.
-            whole = layer_pass.documents(block.places)
-            errors_BI = identity_errors(whole, self.mask_BT[block.places], self.sampled[block.places])
-            counted, sites = dict[str, Tensor](), list[SiteMeasures]()
-            if self.in_statistics:
-                counted = self._counted(block, part, parts)
-                vectors = {site: block.part(features[site]) for site in new_sites}
-                sites = self._sites(block, part, vectors, block.part(features[WORDS]), self.words[number])
-            return BlockMeasures(ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_B, counted, sites)
+            return self._block_measures(number, layer_pass, features, new_sites)
 
         self.layers.append(in_threads(read, range(len(self.blocks)), self.measurer.base.device))
+
+    def _block_measures(
+        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
+    ) -> BlockMeasures:
+        """Return the measures of the block with this number in one layer, and the geometry of `new_sites`."""
+        block = self.blocks[number]
+        without_padding = layer_pass.documents(block.places, block.tokens)
+        parts = all_parts(without_padding)
+        ratios_MBT = formulas(self.measurer.methods, parts).unflatten(-1, block.mask_BT.shape)
+        broken_B = (~ratios_MBT.isfinite() & block.mask_BT).any(0).any(-1)
+        to_first_BT = without_padding.attention.to_first().mean(-1)
+        # Scores are rounded as in the forward pass only where the padding is the same.
+        with_padding = layer_pass.documents(block.places)
+        errors_BI = identity_errors(with_padding, self.mask_BT[block.places], self.sampled[block.places])
+        counted: dict[str, Tensor] = {}
+        sites: list[SiteMeasures] = []
+        if self.in_statistics:
+            counted = self._counted(block, without_padding, parts)
+            vectors = {site: block.part(features[site]) for site in new_sites}
+            words_BTD = block.part(features[WORDS])
+            sites = self._sites(block, without_padding, vectors, words_BTD, self.words[number])
+        return BlockMeasures(ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_B, counted, sites)
 
     def _begin(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Read what there is before the first layer."""
