@@ -199,7 +199,8 @@ class Comparison:
         ]
         return (
             f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown, and stays "
-            f"open with fewer than {MIN_TRAININGS}; other data, another base model or other settings are not covered."
+            f"open with fewer than {MIN_TRAININGS}; other data, another base model or other settings are not covered. "
+            "Three can be alike by chance: take five or more (docs/measures/statistics.md)."
         )
 
     def to_markdown(self) -> str:

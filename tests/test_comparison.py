@@ -466,3 +466,4 @@ def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPa
         compared = attnmix.compare(one, others)
         assert set(compared.rows["trainings"]) == {"open"}
         assert "another base model" in compared.caution
+        assert "take five or more" in compared.caution
