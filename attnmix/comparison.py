@@ -431,8 +431,8 @@ def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -
     """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
 
     Welch's, for trainings of unequal spread and number; NaN with two of a side. One model that is `fixed`, such as the
-    pretrained one, adds no variance: the interval is that of Student's t for the mean of the other side. One training is
-    taken to vary as the other side does: as a fixed one it would differ from several others of its own setting.
+    pretrained one, adds no variance: the interval is Student's for the mean of the other side. One training is taken to
+    vary as the other side does: as a fixed one it would differ from several others of its own setting.
     """
     sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
     difference = sides[1].mean(0) - sides[0].mean(0)

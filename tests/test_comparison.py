@@ -95,9 +95,8 @@ def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_w
     np.testing.assert_allclose(below, plain.to_numpy() - list(shuffled.values()), atol=1e-9)
 
 
-def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
+    """The ratio of every token in the first layer with other texts' values, by the texts that have them, by loops."""
     layer = AutoModel.from_pretrained(model.name).eval().encoder.layer[0]
     kinds, values, inputs = [], [], []
     for document in result.documents:
@@ -110,18 +109,66 @@ def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_text
     references = [
         run_reference("bert", AutoModel.from_pretrained(model.name), d.ids.tolist()) for d in result.documents
     ]
-    ratios = []
+    ratios = {}
     for number, reference in enumerate(references):
         others = [place for place in range(len(kinds)) if place != number]
         corpus = []
         for kind in kinds[number]:
             same = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each == kind]
             alike = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each[0] == kind[0]]
-            corpus.append(np.mean(same or alike, axis=0))
+            if alike:
+                corpus.append(np.mean(same or alike, axis=0))
+        if len(corpus) < len(kinds[number]):
+            continue
         heads = reference.layers[0].weights.heads
         by_head = np.stack(corpus).reshape(len(corpus), heads, -1).swapaxes(0, 1)
-        ratios.append(reference.layers[0].controls(by_head)["corpus_value"][RATIO])
-    assert means_of(result.controls(), "corpus_value")[1] == pytest.approx(mean_over_tokens(ratios), abs=1e-5)
+        ratios[number] = reference.layers[0].controls(by_head)["corpus_value"][RATIO]
+    return ratios
+
+
+def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    ratios = corpus_ratios(model, result)
+    assert len(ratios) == len(TEXTS)
+    mean = mean_over_tokens([*ratios.values()])
+    assert means_of(result.controls(), "corpus_value")[1] == pytest.approx(mean, abs=1e-5)
+
+
+PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
+ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
+"""A text by the class of its token that none of the others has."""
+
+
+@pytest.mark.parametrize("token_class", ALONE)
+def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
+    model: attnmix.Model, token_class: str
+) -> None:
+    texts = [*PLAIN_TEXTS[:3], ALONE[token_class], *PLAIN_TEXTS[3:]]
+    options = {"methods": ["attn_w", RATIO], "controls": ["text_mean_value", "corpus_value"]}
+    cause = f"no other text has a token of its class {token_class}."
+    reason = f"corpus_value leaves out 1 of 25 texts, first text 3: {cause}"
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        result = attnmix.measure(model, texts, **options)
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        other = attnmix.measure(longer_attention(model, 1.5), texts, **options)
+    expected = corpus_ratios(model, result)
+    assert set(range(25)) - set(expected) == {3}
+    table = result.controls().set_index(["control", "layer"])
+    assert table["mean"].notna().all()
+    assert set(table.loc["corpus_value", "texts"]) == {24}
+    assert set(table.loc["text_mean_value", "texts"]) == {25}
+    row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
+    ratios = [result.arrays[text][1, 0] for text in expected]
+    assert row["mean"] == pytest.approx(mean, abs=1e-5)
+    assert row["below"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
+    compared = attnmix.compare(result, other)
+    rows = compared.rows.set_index("measure")
+    less = rows.loc[f"{RATIO} less corpus_value"]
+    assert (rows.loc[RATIO, "texts"], less["texts"]) == (25, 24)
+    assert less["before"] == pytest.approx(table.loc[("corpus_value", "all"), "below"])
+    assert rows["simultaneous_low"].notna().all()
+    assert reason in compared.caution
 
 
 def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
@@ -421,6 +468,11 @@ def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model:
         (
             lambda m: attnmix.measure(m, TEXTS, controls="class_share", labels=[0] * 22 + [1] * 2),
             "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two classes or more",
+        ),
+        (
+            lambda m: attnmix.measure(m, ["the films good", "the film ."], controls="corpus_value"),
+            "^controls: corpus_value has no value for any text: no other text has a token of text 0's class subword; "
+            "allowed: texts of which at least one has no token class to itself",
         ),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
