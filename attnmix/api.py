@@ -104,7 +104,8 @@ def measure(
     the words in random order (`shuffled_words`), with other texts' mean value (`corpus_value`), with the text's own
     (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
     exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
-    has a class for each text.
+    has a class for each text. A text with a token of a class that no other text has is left out of `corpus_value`, with
+    a warning.
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 

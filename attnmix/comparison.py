@@ -243,7 +243,7 @@ class Comparison:
                 directions.append(f"a lower {OWN_SHARE}")
             elif cell.measure == self.ratio or cell.measure.startswith(SWAP):
                 directions.append(f"a higher {cell.measure}")
-        sentence = f"More mixing is {', '.join(directions)}."
+        sentence = f"More mixing is {' and '.join(directions)}."
         if any(f" {LESS} " in cell.measure for cell in self.preferred):
             sentence += " The ratio less a control is the part that needs what the control takes away."
         return sentence

@@ -407,8 +407,8 @@ def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measu
         assert "\n".join(printed) == f"Caution: {compared.caution}"
         assert all(note in compared.caution for note in compared.notes)
         assert compared.to_markdown().endswith("\n".join(f"- {line}" for line in printed))
-        directions = f"a lower own_share, a higher {RATIO}, a higher swap_same_class, a higher swap_other_class"
-        assert f"More mixing is {directions}. The ratio less a control" in compared.caution
+        ratios = " and ".join(f"a higher {name}" for name in (RATIO, "swap_same_class", "swap_other_class"))
+        assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
 
 
 def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> None:
