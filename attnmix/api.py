@@ -47,7 +47,7 @@ from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import CONTROLS
+from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
@@ -70,6 +70,7 @@ from attnmix.text_controls import (
     own_share_obstacle,
     own_share_totals,
     sink_totals,
+    texts_without_corpus_value,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def measure(
     the words in random order (`shuffled_words`), with other texts' mean value (`corpus_value`), with the text's own
     (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
     exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
-    has a class for each text.
+    has a class for each text. A text with a token of a class that no other text has is left out of `corpus_value`, with
+    a warning.
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
@@ -142,6 +144,12 @@ def measure(
     documents = documents_of(given.texts, given.tokens)
     if classes is not None:
         documents = _with_classes(documents, classes)
+    if "corpus_value" in controls:
+        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        if left_out:
+            number, token_class = next(iter(left_out.items()))
+            sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
+            warnings.warn(sentence, stacklevel=2)
     with model.observed(given.pairs) as base:
         measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
@@ -324,8 +332,8 @@ class Measures:
 
     def _less(self, name: str, method: str) -> TextTotals:
         """Return the totals of a ratio less its control."""
-        ratio = self.ratio_totals()[method]
-        return TextTotals(ratio.sums - self._control(name, method).sums, ratio.counts)
+        ratio, control = self.ratio_totals()[method], self._control(name, method)
+        return TextTotals(np.where(control.counts > 0, ratio.sums - control.sums, 0), control.counts)
 
     def _measured_weights(self) -> Model:
         """Return the model; raise `InputError` where it is not there, or has other weights than were measured."""
@@ -630,20 +638,24 @@ def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Me
     A row says `higher` or `lower` of `these_models` where the 95 % interval over texts, which holds for all rows shown
     at once, leaves out 0. That is no statement about how they were trained: two seeds of one setting differ too. For
     that, give lists: the results of three models or more of a side that differ in the seed. Then `trainings` says
-    `higher` or `lower` where the interval over trainings leaves out 0 too; otherwise it is `open`.
+    `higher` or `lower` where the interval over trainings leaves out 0 too. `Comparison` says what the other words mean.
+
+    A result that is given alone beside a list is fixed, such as the pretrained model beside its fine-tunings,
+    `compare(pretrained, [seed_0, seed_1, seed_2])`: only the list varies. A list of one result is one training, taken
+    to vary as those of the other list do: `compare([mine], [seed_0, seed_1, seed_2])`.
 
     The own share is computed when it is first asked for (`Measures.own_share`), and left out where that is impossible.
     Models of which only one has a ratio, as their norms stand elsewhere, are compared by the ratios that both have.
     Raise `InputError` where texts, tokens, numbers of layers or controls differ.
 
     >>> comparison = attnmix.compare(result, result)
-    >>> comparison.rows[["measure", "layer", "difference", "these_models", "trainings"]].values.tolist()
-    [['own_share', 6, 0.0, 'open', 'open'], ['attnresln_n', 'all', 0.0, 'open', 'open']]
+    >>> comparison.rows[["measure", "layer", "difference", "these_models"]].values.tolist()
+    [['own_share', 6, 0.0, 'too few texts'], ['attnresln_n', 'all', 0.0, 'too few texts']]
     >>> float(comparison.all_rows()["difference"].abs().max())
     0.0
     """
     sides = [[side] if isinstance(side, Measures) else _results(side) for side in (before, after)]
-    return compared(*sides)
+    return compared(sides[0], sides[1], (isinstance(before, Measures), isinstance(after, Measures)))
 
 
 def _results(side: Any) -> list[Measures]:

@@ -2,7 +2,7 @@
 
 A difference can be of these two models, or of how they were trained. The interval over texts tells the former alone:
 two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by the
-simultaneous interval over texts, and `trainings`, which stays `open` until several trainings are compared.
+simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared.
 """
 
 from __future__ import annotations
@@ -18,17 +18,36 @@ import pandas as pd
 from scipy.stats import t as student
 
 from attnmix.core.errors import InputError
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, MIN_SIMULTANEOUS, Interval, Resampled, resample
+from attnmix.core.statistics import (
+    BOOTSTRAP_SAMPLES,
+    LEVEL,
+    MIN_SIMULTANEOUS,
+    MIN_STANDARD_ERROR,
+    Interval,
+    Resampled,
+    resample,
+)
 from attnmix.measures.batches import LENGTHS, length_class
+from attnmix.measures.controls import left_out_sentence
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.text_controls import CLASS_SHARE, OWN_SHARE, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP, TextTotals
+from attnmix.text_controls import (
+    CLASS_SHARE,
+    OWN_SHARE,
+    OWN_SHARE_TOKENS,
+    SAMPLE_TEXTS,
+    SWAP,
+    TextTotals,
+    texts_without_corpus_value,
+)
 
 if TYPE_CHECKING:
     from attnmix.api import Measures
 
 ALL_LAYERS = "all"
 LESS = "less"  # between a ratio and the control that is taken from it
-OPEN, HIGHER, LOWER = "open", "higher", "lower"
+HIGHER, LOWER = "higher", "lower"
+OPEN = "open"  # of a difference whose interval includes 0
+TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few trainings", "no interval"
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
@@ -37,6 +56,13 @@ TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
 Of the ratio `attnresln_n`, from the intervals in docs/study/answer_layers.csv.
 """
 BOOTSTRAP_SEED = 111
+_VERDICTS = {
+    OPEN: "the interval includes 0",
+    TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
+    TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
+    NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
+}
+"""What the verdicts say that name no direction."""
 _MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
 
 
@@ -129,6 +155,7 @@ class Trainings(NamedTuple):
 
     names: Sequence[str]
     means: Sequence[Resampled]  # [cells] of each model, of the same texts in every sample
+    fixed: bool = False  # True for one model that is taken as it is, not as one of several trainings
 
     def mean(self) -> Resampled:
         """Return the mean over the models."""
@@ -148,9 +175,12 @@ class Comparison:
     (none of `class_share`, in which every text counts once).
 
     `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
-                     such texts; else `open`
+                     such texts
     `trainings`      the same only where the interval over trainings leaves out 0 too: what another training with
-                     another seed can be expected to show; `open` with fewer than three trainings a side
+                     another seed can be expected to show
+
+    Otherwise both are `open` where an interval includes 0, `too few texts` with fewer than 20, `too few trainings`
+    where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
     """
 
     before: Trainings
@@ -160,6 +190,8 @@ class Comparison:
     """Those that `rows` shows: from the input to the last layer, then means over layers."""
     notes: Sequence[str]
     """Sentences on what was left out or sampled, and on how the preferred ratio's change depends on a text's length."""
+    ratio: str
+    """The preferred ratio."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -180,9 +212,12 @@ class Comparison:
 
     @property
     def caution(self) -> str:
-        """Sentences on what the rows do not show."""
-        models = max(len(self.before.means), len(self.after.means))
-        if models == 1:
+        """All that is printed below the table, a paragraph a line: what the rows show, and what they do not."""
+        return "\n".join([self._on_trainings(), self._on_directions(), *self._on_verdicts(), *self.notes])
+
+    def _on_trainings(self) -> str:
+        """Return of what the intervals are, and what was assumed of each side."""
+        if max(len(self.before.means), len(self.after.means)) == 1:
             spreads = " and ".join(
                 f"{points:g} points in layer {layer} with {labels}"
                 for labels, (layer, points) in TRAINING_SPREADS.items()
@@ -191,34 +226,51 @@ class Comparison:
                 "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
                 f"alone differ too: in the study the ratio of five seeds had a standard deviation of {spreads} "
                 "(docs/study/answer_layers.csv). So a difference here is one of these two models, not yet of how they "
-                "were trained; for that, compare three trainings or more: compare([a, b, c], [d, e, f])."
+                "were trained; for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
+                "compare(pretrained, [d, e, f])."
             )
-        sides = [
-            f"{len(side.means)} trainings" if len(side.means) > 1 else "one, taken to vary as the others,"
-            for side in (self.before, self.after)
-        ]
+        sides = [_side(side) for side in (self.before, self.after)]
         return (
-            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown, and stays "
-            f"open with fewer than {MIN_TRAININGS}; other data, another base model or other settings are not covered. "
-            "Three can be alike by chance: take five or more (docs/measures/statistics.md)."
+            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
+            "another base model or other settings are not covered. Three can be alike by chance: take five or more "
+            "(docs/measures/statistics.md)."
         )
+
+    def _on_directions(self) -> str:
+        """Return which direction of each measure is more mixing."""
+        directions = []
+        for cell in self.preferred:
+            if cell.measure == OWN_SHARE:
+                directions.append(f"a lower {OWN_SHARE}")
+            elif cell.measure == self.ratio or cell.measure.startswith(SWAP):
+                directions.append(f"a higher {cell.measure}")
+        sentence = f"More mixing is {' and '.join(directions)}."
+        if any(f" {LESS} " in cell.measure for cell in self.preferred):
+            sentence += " The ratio less a control is the part that needs what the control takes away."
+        return sentence
+
+    def _on_verdicts(self) -> list[str]:
+        """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
+        rows = self.rows
+        verdicts = {*rows["these_models"], *rows["trainings"]}
+        return [f"`{verdict}`: {meaning}." for verdict, meaning in _VERDICTS.items() if verdict in verdicts]
 
     def to_markdown(self) -> str:
         """Return the rows to read first as a table in Markdown, and the cautions below it."""
         shown = self._shown()
         lines = ["| " + " | ".join(shown.columns) + " |", "| " + " | ".join(["---"] * shown.shape[1]) + " |"]
         lines += ["| " + " | ".join(row) + " |" for row in shown.itertuples(index=False)]
-        return "\n".join([*lines, "", *(f"- {text}" for text in self._texts())])
+        return "\n".join([*lines, "", *(f"- {text}" for text in self._paragraphs())])
 
     def __repr__(self) -> str:
-        return "\n".join([self._shown().to_string(index=False), *self._texts()])
+        return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
 
     def _repr_html_(self) -> str:
-        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._texts())
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._paragraphs())
         return self._shown().to_html(index=False) + paragraphs
 
-    def _texts(self) -> list[str]:
-        return [f"Caution: {self.caution}", *self.notes]
+    def _paragraphs(self) -> list[str]:
+        return f"Caution: {self.caution}".splitlines()
 
     def _shown(self) -> pd.DataFrame:
         """Return `rows` as text, with one interval."""
@@ -247,19 +299,24 @@ class Comparison:
         table["ci_low"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.low, np.nan)
         table["ci_high"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.high, np.nan)
         table["simultaneous_low"], table["simultaneous_high"] = simultaneous.low, simultaneous.high
-        table["these_models"] = _direction(simultaneous)
-        table["trainings"] = OPEN
+        table["these_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, _direction(simultaneous))
+        table["trainings"] = TOO_FEW_TRAININGS
         if max(len(self.before.means), len(self.after.means)) > 1:
             over_trainings = _over_trainings(self.before, self.after, cells)
             table["trainings_low"], table["trainings_high"] = over_trainings.low, over_trainings.high
-            agreed = table["these_models"] == _direction(over_trainings)
-            table["trainings"] = table["these_models"].where(agreed, OPEN)
+            if _enough_trainings(self.before, self.after):
+                table["trainings"] = _agreed(table["these_models"], _direction(over_trainings))
         table["texts"], table["tokens"] = texts, _mean_lengths(change)
         return table
 
 
-def compared(before: Sequence[Measures], after: Sequence[Measures]) -> Comparison:
-    """Return the comparison of the results of some models with those of others; `attnmix.compare` says what it is."""
+def compared(
+    before: Sequence[Measures], after: Sequence[Measures], fixed: tuple[bool, bool] = (True, True)
+) -> Comparison:
+    """Return the comparison of the results of some models with those of others; `attnmix.compare` says what it is.
+
+    `fixed` is True for a side of one model that is taken as it is.
+    """
     results = [*before, *after]
     methods, notes = _comparable(results)
     ratio, documents = preferred_ratio(methods), results[0].documents
@@ -271,8 +328,11 @@ def compared(before: Sequence[Measures], after: Sequence[Measures]) -> Compariso
         own_shares = [{OWN_SHARE: result.own_share_totals()} for result in results]
         quantities = [own | others for own, others in zip(own_shares, quantities, strict=True)]
         notes.append(_own_share_note(len(documents)))
-    if len(documents) < MIN_SIMULTANEOUS:
-        notes.append(_few_texts_note(len(documents)))
+    if "corpus_value" in results[0].control_totals:
+        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        if left_out:
+            text, token_class = next(iter(left_out.items()))
+            notes.append(left_out_sentence(f"text {text}", token_class, len(left_out), len(documents)))
     lengths = np.array([len(document) for document in documents])
     if len(np.unique(length_class(lengths))) > 1:
         notes.append(_length_note(ratio, _mean_change((before, after), ratio), lengths))
@@ -280,8 +340,9 @@ def compared(before: Sequence[Measures], after: Sequence[Measures]) -> Compariso
     means = [resampled(packed(totals)[1]) for totals in quantities]
     names = [result.model.name for result in results]
     number = len(before)
-    sides = Trainings(names[:number], means[:number]), Trainings(names[number:], means[number:])
-    return Comparison(*sides, cells, preferred_cells(cells, ratio), notes)
+    first = Trainings(names[:number], means[:number], fixed[0])
+    second = Trainings(names[number:], means[number:], fixed[1])
+    return Comparison(first, second, cells, preferred_cells(cells, ratio), notes, ratio)
 
 
 def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
@@ -334,43 +395,64 @@ def _own_share_note(texts: int) -> str:
     return f"own_share is of {_counted(min(texts, SAMPLE_TEXTS))}, cut to {OWN_SHARE_TOKENS} tokens where longer."
 
 
-def _few_texts_note(texts: int) -> str:
-    """Return that no verdict is given of so few texts."""
-    verdicts = "simultaneous intervals, and with them verdicts,"
-    return f"{_counted(texts)}: {verdicts} take {MIN_SIMULTANEOUS} texts or more."
-
-
 def _counted(texts: int) -> str:
     return f"{texts} text{'s' * (texts != 1)}"
 
 
 def _direction(interval: Interval) -> npt.NDArray[Any]:
-    """Return `HIGHER`, `LOWER` or `OPEN` for each cell of a difference."""
-    return np.select([interval.low > 0, interval.high < 0], [HIGHER, LOWER], OPEN)
+    """Return `HIGHER`, `LOWER`, `OPEN` or `NO_INTERVAL` for each cell of a difference."""
+    cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
+    return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], OPEN)
+
+
+def _agreed(these_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what the intervals over texts and over trainings both say; without one of them, which is missing."""
+    missing_texts = these_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
+    missing_trainings = trainings == NO_INTERVAL
+    agree = these_models == trainings
+    return np.select([missing_texts, missing_trainings, agree], [these_models, NO_INTERVAL, these_models], OPEN)
+
+
+def _side(side: Trainings) -> str:
+    """Return what was assumed of a side beside several trainings."""
+    if len(side.means) > 1:
+        return f"{len(side.means)} trainings"
+    if side.fixed:
+        return "one model as it is (given in a list it would be taken for a training, which varies as the others do)"
+    return "one training, taken to vary as the others do,"
+
+
+def _enough_trainings(before: Trainings, after: Trainings) -> bool:
+    """Return True where every side with several trainings, and one at least, has `MIN_TRAININGS`."""
+    several = [len(side.means) for side in (before, after) if len(side.means) > 1]
+    return bool(several) and min(several) >= MIN_TRAININGS
 
 
 def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
     """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
 
-    Welch's, for trainings of unequal spread and number; NaN with two of a side. A side of one model is taken to vary as
-    the other side does: taken as fixed, one training would differ from several others of its own setting.
+    Welch's, for trainings of unequal spread and number; NaN with two of a side. One model that is `fixed`, such as the
+    pretrained one, adds no variance: the interval is Student's for the mean of the other side. One training is taken to
+    vary as the other side does: as a fixed one it would differ from several others of its own setting.
     """
     sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
     difference = sides[1].mean(0) - sides[0].mean(0)
     several = [side for side in sides if len(side) > 1]
-    if min(map(len, several)) < MIN_TRAININGS:
+    if not _enough_trainings(before, after):
         unknown = np.full_like(difference, np.nan)
         return Interval(difference, unknown, unknown)
     variances = [side.var(0, ddof=1) / len(side) for side in several]
     degrees = [len(side) - 1 for side in several]
     if len(several) == 1:
-        variance = variances[0] * (len(several[0]) + 1)
+        fixed = before.fixed or after.fixed
+        variance = variances[0] if fixed else variances[0] * (len(several[0]) + 1)
         freedom = np.full_like(difference, degrees[0])
     else:
         variance = variances[0] + variances[1]
         weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
         freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
     half = student.ppf(1 - (1 - LEVEL) / (2 * len(cells)), freedom) * np.sqrt(variance)
+    half = np.where(np.sqrt(variance) > MIN_STANDARD_ERROR, half, np.nan)
     return Interval(difference, difference - half, difference + half)
 
 

@@ -18,7 +18,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.statistics import Doubles
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import CONTROLS, SAME_PASS, random_model, shuffled_words
+from attnmix.measures.controls import CONTROLS, SAME_PASS, classes_without_others, random_model, shuffled_words
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.sinks import SINK_MEASURES
@@ -86,6 +86,21 @@ def check_controls(controls: Sequence[str], classes: npt.NDArray[np.int64] | Non
         )
 
 
+def texts_without_corpus_value(documents: Sequence[Document], seed: int) -> dict[int, str]:
+    """Return the token class that no other text has, by the number of each text that has no `corpus_value`.
+
+    Raise `InputError` where that is every text.
+    """
+    left_out = classes_without_others(documents, _corpus_sample(documents, seed))
+    if len(left_out) == len(documents):
+        number, token_class = next(iter(left_out.items()))
+        raise InputError(
+            f"controls: corpus_value has no value for any text: no other text has a token of text {number}'s class "
+            f"{token_class}; allowed: texts of which at least one has no token class to itself, or other controls"
+        )
+    return left_out
+
+
 def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Given) -> dict[str, TextTotals]:
     """Return the totals of the named `controls` by name, `[N, L, M]` of ratios and `[N, L]` of shares."""
     totals: dict[str, TextTotals] = {}
@@ -149,10 +164,15 @@ def _in_order(totals: Mapping[str, Any]) -> list[str]:
 
 
 def _corpus_batches(given: Given) -> list[list[Document]]:
-    """Return the batches from which the control `corpus_value` takes its values: those of at most `MAX_TEXTS` texts."""
-    classes = np.array([document.predicted for document in given.documents])
-    drawn = stratified_draw(classes, MAX_TEXTS, given.seed).tolist()
+    """Return the batches of the texts from which the control `corpus_value` takes its values."""
+    drawn = _corpus_sample(given.documents, given.seed)
     return given._replace(documents=[given.documents[number] for number in drawn]).batches()
+
+
+def _corpus_sample(documents: Sequence[Document], seed: int) -> list[int]:
+    """Return the numbers of at most `MAX_TEXTS` texts, in which every class has its share."""
+    classes = np.array([document.predicted for document in documents])
+    return [int(number) for number in stratified_draw(classes, MAX_TEXTS, seed)]
 
 
 def _same_pass(measurer: BatchMeasurer, given: Given, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:

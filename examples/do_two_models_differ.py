@@ -6,11 +6,11 @@ Without arguments, the default model is compared with its own architecture under
 `models/pretrained models/finetuned`. Below the table it prints what may not be concluded from it. With twenty reviews
 of the sample:
 
-                             measure layer before after              difference these_models trainings texts tokens
-                           own_share     6  0.811 0.485 -0.326 [-0.342, -0.311]        lower      open    20     48
-                         attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]       higher      open    20     90
-    attnresln_n less text_mean_value   all  0.000 0.020 +0.020 [+0.016, +0.025]       higher      open    20     90
-       attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.060, +0.078]       higher      open    20     90
+                          measure layer before after              difference these_models         trainings texts tokens
+                        own_share     6  0.811 0.485 -0.326 [-0.342, -0.311]        lower too few trainings    20     48
+                      attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]       higher too few trainings    20     90
+  attnresln_n less shuffled_words   all -0.000 0.013 +0.013 [+0.008, +0.018]       higher too few trainings    20     90
+    attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.061, +0.078]       higher too few trainings    20     90
 """
 
 import sys
@@ -37,7 +37,7 @@ else:
     before = with_random_weights(after)
 
 texts = pd.read_json(SAMPLE, lines=True)["text"].head(20)
-options = {"methods": ["attnresln_n"], "controls": ["text_mean_value", "corpus_value"]}
+options = {"methods": ["attnresln_n"], "controls": ["shuffled_words", "corpus_value"]}
 measured = [attnmix.measure(model, texts, **options) for model in (before, after)]
 comparison = attnmix.compare(*measured)
 print(comparison)  # what differs in these two models, what may not be concluded from it, and why

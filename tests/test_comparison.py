@@ -95,9 +95,8 @@ def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_w
     np.testing.assert_allclose(below, plain.to_numpy() - list(shuffled.values()), atol=1e-9)
 
 
-def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
+    """The ratio of every token in the first layer with other texts' values, by the texts that have them, by loops."""
     layer = AutoModel.from_pretrained(model.name).eval().encoder.layer[0]
     kinds, values, inputs = [], [], []
     for document in result.documents:
@@ -110,18 +109,66 @@ def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_text
     references = [
         run_reference("bert", AutoModel.from_pretrained(model.name), d.ids.tolist()) for d in result.documents
     ]
-    ratios = []
+    ratios = {}
     for number, reference in enumerate(references):
         others = [place for place in range(len(kinds)) if place != number]
         corpus = []
         for kind in kinds[number]:
             same = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each == kind]
             alike = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each[0] == kind[0]]
-            corpus.append(np.mean(same or alike, axis=0))
+            if alike:
+                corpus.append(np.mean(same or alike, axis=0))
+        if len(corpus) < len(kinds[number]):
+            continue
         heads = reference.layers[0].weights.heads
         by_head = np.stack(corpus).reshape(len(corpus), heads, -1).swapaxes(0, 1)
-        ratios.append(reference.layers[0].controls(by_head)["corpus_value"][RATIO])
-    assert means_of(result.controls(), "corpus_value")[1] == pytest.approx(mean_over_tokens(ratios), abs=1e-5)
+        ratios[number] = reference.layers[0].controls(by_head)["corpus_value"][RATIO]
+    return ratios
+
+
+def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
+    model: attnmix.Model, result: attnmix.Measures
+) -> None:
+    ratios = corpus_ratios(model, result)
+    assert len(ratios) == len(TEXTS)
+    mean = mean_over_tokens([*ratios.values()])
+    assert means_of(result.controls(), "corpus_value")[1] == pytest.approx(mean, abs=1e-5)
+
+
+PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
+ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
+"""A text by the class of its token that none of the others has."""
+
+
+@pytest.mark.parametrize("token_class", ALONE)
+def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
+    model: attnmix.Model, token_class: str
+) -> None:
+    texts = [*PLAIN_TEXTS[:3], ALONE[token_class], *PLAIN_TEXTS[3:]]
+    options = {"methods": ["attn_w", RATIO], "controls": ["text_mean_value", "corpus_value"]}
+    cause = f"no other text has a token of its class {token_class}."
+    reason = f"corpus_value leaves out 1 of 25 texts, first text 3: {cause}"
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        result = attnmix.measure(model, texts, **options)
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        other = attnmix.measure(longer_attention(model, 1.5), texts, **options)
+    expected = corpus_ratios(model, result)
+    assert set(range(25)) - set(expected) == {3}
+    table = result.controls().set_index(["control", "layer"])
+    assert table["mean"].notna().all()
+    assert set(table.loc["corpus_value", "texts"]) == {24}
+    assert set(table.loc["text_mean_value", "texts"]) == {25}
+    row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
+    ratios = [result.arrays[text][1, 0] for text in expected]
+    assert row["mean"] == pytest.approx(mean, abs=1e-5)
+    assert row["below"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
+    compared = attnmix.compare(result, other)
+    rows = compared.rows.set_index("measure")
+    less = rows.loc[f"{RATIO} less corpus_value"]
+    assert (rows.loc[RATIO, "texts"], less["texts"]) == (25, 24)
+    assert less["before"] == pytest.approx(table.loc[("corpus_value", "all"), "below"])
+    assert rows["simultaneous_low"].notna().all()
+    assert reason in compared.caution
 
 
 def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
@@ -235,27 +282,40 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
 @pytest.mark.parametrize(
     ("before", "after", "models", "trainings"),
     [
-        ([0.0], [0.0], "open", "open"),
-        ([0.0], [0.1], "higher", "open"),  # one training of each says nothing of another
-        ([0.1], [0.0], "lower", "open"),
+        (0.0, 0.0, "open", "too few trainings"),
+        (0.0, 0.1, "higher", "too few trainings"),  # one training of each says nothing of another
+        (0.1, 0.0, "lower", "too few trainings"),
+        ([0.0], [0.1], "higher", "too few trainings"),
         ([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], "higher", "higher"),
         ([0.1, 0.11, 0.09], [0.0, 0.01, -0.01], "lower", "lower"),
         ([0.0, 0.08, -0.08], [0.1, 0.18, 0.02], "higher", "open"),  # seeds differ as much as the settings
-        ([0.0, 0.0], [0.1, 0.1], "higher", "open"),  # two that are alike by chance
+        ([0.0, 0.0], [0.1, 0.1], "higher", "too few trainings"),  # two that are alike by chance
+        (0.0, [0.1, 0.1], "higher", "too few trainings"),
+        ([0.0, 0.01, -0.01], [0.1, 0.1], "higher", "too few trainings"),
         ([0.0], [0.1, 0.11, 0.09], "higher", "higher"),
-        ([0.0], [0.04, 0.05, 0.07], "higher", "open"),  # one training, which may be as far off as the others are
+        ([0.0], [0.04, 0.05, 0.06], "higher", "open"),  # one training, which may be as far off as the others are
+        (0.0, [0.04, 0.05, 0.06], "higher", "higher"),  # one model as it is
+        ([0.04, 0.05, 0.06], 0.0, "lower", "lower"),
+        (0.0, [0.0, 0.05, 0.1], "higher", "open"),
         ([0.0, 0.01, -0.01], [0.0, 0.01, -0.01], "open", "open"),
     ],
 )
 def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_spread_of_seeds(
-    result: attnmix.Measures, before: list[float], after: list[float], models: str, trainings: str
+    result: attnmix.Measures, before: float | list[float], after: float | list[float], models: str, trainings: str
 ) -> None:
-    sides = [[shifted(result, shift, seed) for seed, shift in enumerate(side)] for side in (before, after)]
-    compared = attnmix.compare(*(side[0] if len(side) == 1 else side for side in sides))
+    sides: list[Any] = []
+    for first_seed, side in ((0, before), (10, after)):
+        if isinstance(side, float):
+            sides.append(shifted(result, side, first_seed))
+        else:
+            sides.append([shifted(result, shift, seed) for seed, shift in enumerate(side, start=first_seed)])
+    compared = attnmix.compare(*sides)
     row = compared.rows.set_index("measure").loc[RATIO]
     assert (row["these_models"], row["trainings"]) == (models, trainings)
     assert row["difference"] == pytest.approx(np.mean(after) - np.mean(before), abs=0.01)
-    assert ("compare([a, b, c], [d, e, f])" in compared.caution) == (len(before) + len(after) == 2)
+    assert ("compare([a, b, c], [d, e, f])" in compared.caution) == (np.size(before) + np.size(after) == 2)
+    if trainings == "too few trainings":
+        assert "`too few trainings`: an interval over trainings takes 3 trainings or more" in compared.caution
 
 
 def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnmix.Measures) -> None:
@@ -273,18 +333,43 @@ def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnm
     assert (row["trainings_low"], row["trainings_high"]) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
-@pytest.mark.parametrize(("trainings", "column"), [(1, "these_models"), (3, "trainings"), (5, "trainings")])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their_mean(
+    result: attnmix.Measures, first: bool
+) -> None:
+    from scipy.stats import ttest_1samp
+
+    fixed, several = shifted(result, 0.0), [shifted(result, shift) for shift in (0.1, 0.13, 0.2, 0.11)]
+    compared = attnmix.compare(fixed, several) if first else attnmix.compare(several, fixed)
+    rows = compared.all_rows()
+    mean, *means = (
+        each.by_layer().query("method == @RATIO and layer == 2")["mean"].item() for each in (fixed, *several)
+    )
+    interval = ttest_1samp(means, mean).confidence_interval(1 - 0.05 / len(rows))
+    ends = (interval.low - mean, interval.high - mean)
+    row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
+    assert (row["trainings_low"], row["trainings_high"]) == pytest.approx(
+        ends if first else (-ends[1], -ends[0]), abs=1e-6
+    )
+    assert "one model as it is" in compared.caution
+
+
+@pytest.mark.parametrize(
+    ("trainings", "fixed", "column"),
+    [(1, False, "these_models"), (3, False, "trainings"), (5, False, "trainings"), (3, True, "trainings")],
+)
 def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing_differs(
-    trainings: int, column: str
+    trainings: int, fixed: bool, column: str
 ) -> None:
     generator, claims = np.random.default_rng(0), 0
     for _ in range(100):
         texts = {name: generator.normal(size=(24, 6)) for name in "abc"}
         sides = []
-        for _side in (0, 1):
+        for side in (0, 1):
             means = []
-            for _training in range(trainings):
-                spread = 0.5 * (trainings > 1)
+            one_model = fixed and side == 0  # as the mean of all trainings is
+            for _training in range(1 if one_model else trainings):
+                spread = 0.5 * (trainings > 1 and not one_model)
                 totals = {
                     name: comparison.TextTotals(
                         each + spread * generator.normal(size=6) + generator.normal(size=each.shape), np.ones((24, 1))
@@ -293,18 +378,37 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
                 }
                 cells, cell_totals = comparison.packed(totals)
                 means.append(comparison.resampled(cell_totals))
-            sides.append(comparison.Trainings(["model"] * trainings, means))
-        rows = comparison.Comparison(*sides, cells, cells, []).all_rows()
-        claims += bool((rows[column] != "open").any())
+            sides.append(comparison.Trainings(["model"] * len(means), means, one_model))
+        rows = comparison.Comparison(*sides, cells, cells, [], "a").all_rows()
+        claims += bool(rows[column].isin(["higher", "lower"]).any())
     assert claims <= 13  # 5 are expected; more than 13 have a chance below 1 in 1,000
 
 
 def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: attnmix.Model) -> None:
     results = [attnmix.measure(each, TEXTS[:8]) for each in (model, longer_attention(model, 3))]
     compared = attnmix.compare(*results)
-    assert set(compared.all_rows()["these_models"]) == {"open"}
+    assert set(compared.all_rows()["these_models"]) == {"too few texts"}
     assert compared.rows["ci_low"].notna().all()
-    assert "8 texts: simultaneous intervals, and with them verdicts, take 20 texts or more" in repr(compared)
+    assert "`too few texts`: an interval that holds for all rows takes 20 texts or more" in repr(compared)
+
+
+def test_a_row_that_does_not_vary_over_texts_has_no_interval_and_says_so(result: attnmix.Measures) -> None:
+    compared = attnmix.compare(result, result)
+    assert set(compared.all_rows()["these_models"]) == {"no interval"}
+    assert "`no interval`: all texts, or all trainings, differ by the same" in compared.caution
+    trainings = attnmix.compare(shifted(result, 0.0), [shifted(result, 0.1)] * 3).all_rows()
+    assert set(trainings["trainings"]) == {"no interval"}
+    assert set(trainings["these_models"]) == {"higher", "no interval"}
+
+
+def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measures, changed: attnmix.Measures) -> None:
+    for compared in (attnmix.compare(result, changed), attnmix.compare(result, [changed, changed])):
+        printed = repr(compared).splitlines()[len(compared.rows) + 1 :]
+        assert "\n".join(printed) == f"Caution: {compared.caution}"
+        assert all(note in compared.caution for note in compared.notes)
+        assert compared.to_markdown().endswith("\n".join(f"- {line}" for line in printed))
+        ratios = " and ".join(f"a higher {name}" for name in (RATIO, "swap_same_class", "swap_other_class"))
+        assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
 
 
 def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> None:
@@ -364,6 +468,11 @@ def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model:
         (
             lambda m: attnmix.measure(m, TEXTS, controls="class_share", labels=[0] * 22 + [1] * 2),
             "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two classes or more",
+        ),
+        (
+            lambda m: attnmix.measure(m, ["the films good", "the film ."], controls="corpus_value"),
+            "^controls: corpus_value has no value for any text: no other text has a token of text 0's class subword; "
+            "allowed: texts of which at least one has no token class to itself",
         ),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
@@ -457,13 +566,14 @@ def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPa
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]
     two = attnmix.compare(measured[0], measured[1])
     rows = two.all_rows()
-    assert (rows["these_models"] != "open").mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
-    assert set(rows["trainings"]) == {"open"}
+    claimed = rows["these_models"].isin(["higher", "lower"])
+    assert claimed.mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
+    assert set(rows["trainings"]) == {"too few trainings"}
     for text in (repr(two), two.to_markdown(), two._repr_html_()):
         assert "Two trainings that differ in the seed alone differ too" in text
     for number, one in enumerate(measured):
         others = [each for place, each in enumerate(measured) if place != number]
-        compared = attnmix.compare(one, others)
+        compared = attnmix.compare([one], others)
         assert set(compared.rows["trainings"]) == {"open"}
         assert "another base model" in compared.caution
         assert "take five or more" in compared.caution

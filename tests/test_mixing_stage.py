@@ -169,6 +169,33 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
 
+def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = {"documents": 12, "methods": ["attn_w", "attn_n"], "matrices": ["alti"], "gradient_documents": 1}
+    monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
+    shutil.rmtree("models/pretrained")
+    reviews = pd.read_parquet("data/reviews/test.parquet")
+    reviews["text"] = reviews["text"].str.replace(" .", "", regex=False)
+    reviews.loc[4, "text"] += " ."
+    reviews.to_parquet("data/reviews/test.parquet", index=False)
+    with caplog.at_level("INFO"):
+        run_tokenized(inspect, measure)
+    reason = "no other text has a token of its class punctuation."
+    assert f"corpus_value leaves out 1 of 12 texts, first test/4: {reason}" in caplog.text
+    run = Run(Path())
+    controls = run.table("measure/mixing_controls").query("checkpoint == 'finetuned'").set_index(["layer", "method"])
+    table = run.ratios()
+    for control, documents in (("corpus_value", 11), ("text_mean_value", 12)):
+        rows = controls[controls["control"] == control]
+        kept = table if documents == 12 else table[table["document"] != "test/4"]
+        assert kept["document"].nunique() == documents
+        assert set(rows["documents"]) == {documents}
+        assert rows["mean"].notna().all()
+        true_means = kept.groupby("layer")[["attn_w", "attn_n"]].mean().stack()
+        np.testing.assert_allclose(rows["below"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
+
+
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:
     tokens = Run(Path()).ratios().query("checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))

@@ -75,8 +75,8 @@ class DocumentMeasures:
 
         `token_class` and `position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
-        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `label` and
-        `predicted` are the review's.
+        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums; 0 of `corpus_value`
+        where a token has none. `label` and `predicted` are the review's.
         """
         tokens = len(self.document)
         positions_T = position_groups(tokens)
@@ -86,6 +86,8 @@ class DocumentMeasures:
             counts |= dict.fromkeys(SOURCES, int((self.document.segments >= 0).sum()))
         for name in ("geometry", "sinks"):
             sums[name], counts[name] = np.nan_to_num(sums[name]), ~np.isnan(sums[name])
+        if np.isnan(sums["corpus_value"]).any():
+            sums["corpus_value"], counts["corpus_value"] = np.zeros_like(sums["corpus_value"]), 0
         for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
             membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
             sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)

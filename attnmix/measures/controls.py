@@ -105,6 +105,25 @@ class CorpusValues:
         return mean_BTE.masked_fill(~block.mask_BT.unsqueeze(-1), 0)  # a NaN there would pass on with a weight of 0
 
 
+def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
+    """Return a token class that no other text has, by the number of each document that `corpus_value` leaves out.
+
+    `sample` has the numbers of the documents that `CorpusValues` are read from.
+    """
+    counts_NC = np.stack([np.bincount(document.classes, minlength=len(CLASSES)) for document in documents])
+    sample_NC = np.zeros_like(counts_NC)
+    sample_NC[list(sample)] = counts_NC[list(sample)]
+    in_others_NC = sample_NC.sum(0) - sample_NC
+    alone_NC = (counts_NC > 0) & (in_others_NC == 0)
+    return {int(number): CLASSES[int(alone_NC[number].argmax())] for number in np.flatnonzero(alone_NC.any(1))}
+
+
+def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
+    """Return which of the `texts` are `left_out` of `corpus_value`, the first of them by its name, and why."""
+    cause = f"no other text has a token of its class {token_class}"
+    return f"corpus_value leaves out {left_out} of {texts} texts, first {text}: {cause}."
+
+
 class ControlValues(NamedTuple):
     """The tensors of documents in one layer from which the values of `SAME_PASS` are computed."""
 

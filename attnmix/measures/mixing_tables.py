@@ -169,7 +169,7 @@ def mixing_tables(
     by_head = {"grouping": ["head"], "group": range(1, heads + 1), "layer": numbers, "method": ["attn_n"]}
     to_first = attention | {"measure": ["attention_to_first"]}
     mixing = Mean("mixing", ratios, partial(_ratios, "all"))
-    below_true = partial(below, resample_checkpoints(mixing, rows, draws))
+    true_means = resample_checkpoints(mixing, rows, draws)
     means = [mixing]
     for tokens_of, weight in product(TOKEN_SUBSETS, ("token", "review")):
         labels = {"weight": [weight], "tokens_of": [tokens_of], "layer": ["all", *numbers], "method": methods}
@@ -177,7 +177,12 @@ def mixing_tables(
         means.append(Mean("mixing_weighted", labels, partial(_with_all_layers, tokens_of, weight), more=more))
     for name in CONTROLS:
         only = (RANDOM,) if name == "random_weights" else ()
-        means.append(Mean("mixing_controls", {"control": [name]} | ratios, partial(_stored, name), only, below_true))
+        paired_means = true_means
+        if name == "corpus_value" and (np.asarray(rows[checkpoints[0]][f"{name}_counts"]) == 0).any():
+            paired = mixing._replace(totals=partial(_ratios_beside, name))
+            paired_means = resample_checkpoints(paired, rows, draws)
+        more_columns = partial(below, paired_means)
+        means.append(Mean("mixing_controls", {"control": [name]} | ratios, partial(_stored, name), only, more_columns))
     group_mean = partial(Mean, "mixing_by_group", checkpoints=checkpoints, complete=False)
     for grouping, groups in GROUPS.items():
         means.append(group_mean({"grouping": [grouping], "group": groups} | ratios, partial(_stored, grouping)))
@@ -238,6 +243,7 @@ def share_rows(rows: Mapping[str, Rows], attention: Labels, seed: int) -> Iterat
     And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
     """
     shares: dict[str, tuple[Doubles, Doubles]] = {}
+    texts_kept: dict[str, int] = {}
     for checkpoint, document_rows in rows.items():
         sums_NLD, tokens_N, classes_N = _first_texts(document_rows, "others")
         kept = usable(classes_N, tokens_N)
@@ -247,15 +253,17 @@ def share_rows(rows: Mapping[str, Rows], attention: Labels, seed: int) -> Iterat
         texts = _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept)
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = whole.shares(), without.shares()
+        texts_kept[checkpoint] = int(kept.sum())
         null_L = class_share_null(texts, classes_N[kept], seed)
-        columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
+        columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), texts_kept[checkpoint])}
         yield _rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
     if len(shares) == 2:
         after, before = shares["finetuned"], shares["pretrained"]
         shares[DIFFERENCE] = after[0] - before[0], after[1] - before[1]
+        texts_kept[DIFFERENCE] = texts_kept["finetuned"]  # both checkpoints have the same texts and classes
     for checkpoint, statistics in shares.items():
         columns = dict(zip(_INTERVAL, jackknife(*statistics), strict=True))
-        columns["documents"] = np.full(statistics[0].shape, kept.sum())
+        columns["documents"] = np.full(statistics[0].shape, texts_kept[checkpoint])
         yield _rows("geometry", checkpoint, attention | {"measure": SHARES}, columns)
 
 
@@ -286,6 +294,13 @@ def _ratios(tokens_of: str, rows: Rows) -> Totals:
     """Return sums of the ratios over a kind of tokens `[D, layers, methods]`, and their numbers."""
     grouping, groups = TOKEN_SUBSETS[tokens_of]
     return rows[grouping][:, groups].sum(1), rows[f"{grouping}_counts"][:, groups].sum(1)
+
+
+def _ratios_beside(control: str, rows: Rows) -> Totals:
+    """Return the sums of the ratios over all tokens, and their numbers, of the documents that have the control."""
+    sums, tokens = _ratios("all", rows)
+    present = rows[f"{control}_counts"] > 0
+    return sums * present, tokens * present
 
 
 def _with_all_layers(tokens_of: str, weight: str, rows: Rows) -> Totals:

@@ -85,7 +85,10 @@ RATIOS = {
         points=(PREACTIVATION, "cross_attention_output"),
     ),
 }
-"""Every mixing ratio by its name, ordered by how much of a layer they take into account."""
+"""Every mixing ratio by its name, ordered by how much of a layer it takes into account.
+
+The order has a meaning: `preferred_ratio` takes the last one that a model has and that covers `attention`.
+"""
 
 
 class Split(NamedTuple):

@@ -34,7 +34,7 @@ from attnmix.core.store.runs import Run
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import RANDOM, random_base, shuffled_words
+from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
@@ -113,6 +113,7 @@ def measure(
     if not state.is_main_process:
         return
     rows = {name: work.rows() for name, work in works.items()}
+    _log_left_out(corpus, rows[checkpoints[0]], seed)
     all_rows = rows | {RANDOM: random.gathered("random_weights")}
     identities = {name: work.identities() for name, work in works.items()}
     derivatives = {name: work.derivatives(samples.gradients) for name, work in works.items()}
@@ -161,10 +162,28 @@ def _token_ratios(
 
 def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
     """Yield batches of at most `MAX_TEXTS` reviews, from which the control `corpus_value` takes its values."""
-    drawn = np.sort(stratified_draw(corpus.labels, min(len(corpus), MAX_TEXTS), seed))
+    drawn = _corpus_sample(corpus, seed)
     if len(drawn) > 1:
         for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
             yield [corpus.document(number) for number in drawn[batch].tolist()]
+
+
+def _corpus_sample(corpus: Corpus, seed: int) -> npt.NDArray[np.int64]:
+    return np.sort(stratified_draw(corpus.labels, min(len(corpus), MAX_TEXTS), seed))
+
+
+def _log_left_out(corpus: Corpus, rows: DocumentRows, seed: int) -> None:
+    """Log how many reviews have no `corpus_value`, and why the first of them has none."""
+    left_out = np.flatnonzero(np.ravel(rows["corpus_value_counts"]) == 0)
+    if not len(left_out):
+        return
+    sample = _corpus_sample(corpus, seed)
+    documents = [corpus.document(int(number)) for number in sample]
+    first = corpus.document(int(left_out[0]))
+    places = np.flatnonzero(sample == left_out[0])
+    place = int(places[0]) if len(places) else len(documents)
+    token_class = classes_without_others([*documents, first], range(len(documents)))[place]
+    logging.info(left_out_sentence(first.name, token_class, len(left_out), len(corpus)))
 
 
 @dataclass(frozen=True)
