@@ -10,6 +10,7 @@ import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
 const LEAST_NAMED = 0.11; // of the bar, for a part with its name in it
+const BY_LENGTHS = "What is from others is divided among them by the lengths of their parts.";
 
 /** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
 function KeptBar({ token }: { token: number }) {
@@ -44,7 +45,7 @@ function KeptBar({ token }: { token: number }) {
             ))}
           </div>
           <p class="small" id="bar-parts">
-            From left to right: <bdi>{labelled}</bdi>.
+            From left to right: <bdi>{labelled}</bdi>. {measures.sourcesIn.value === "layer" ? "" : BY_LENGTHS}
           </p>
         </>
       )}
