@@ -176,8 +176,9 @@ def _shuffled_change(run: Results) -> str:
         return ""
     change, shuffled = means["finetuned"] - means["pretrained"], float(changes.mean())
     stays = abs(change) >= MIN_CHANGE and shuffled / change >= ORDER_FREE
-    verdict = f", {points(change)} points, needs no word order" if stays else f" is {points(change)} points"
-    return f"The ratio's change{verdict}: {points(shuffled)} with {{words in random order}}."
+    verdict = "needs no word order:" if stays else "is"
+    numbers = f"{points(change)} points, {points(shuffled)} with {{words shuffled}}"
+    return f"The ratio's change by fine-tuning {verdict} {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:

@@ -164,8 +164,8 @@ export function Layers() {
         ) : (
           <>
             The <Term name="mixing ratio of one layer">mixing ratio</Term> by layer, with its controls:{" "}
-            <Term name="shared value">one value shared by all tokens</Term>, <Term name="words in random order" />, and
-            random weights.
+            <Term name="shared value">one value shared by all tokens</Term>,{" "}
+            <Term name="words shuffled">words in random order</Term>, and random weights.
           </>
         )}{" "}
         <span aria-live="polite" id="difference">

@@ -178,10 +178,10 @@ function flowMarks({ models, cellWidth, rowHeight, x, y }: Layout, colours: Colo
         const half = (start + end) / 2;
         const bend = measures.sourcesIn.value === "layer" ? `C${middle(to)},${half} ${middle(from)},${half} ` : "L";
         const d = `M${middle(to)},${start}${bend}${middle(from)},${end}`;
-        const width = 1 + 4 * share;
+        const width = 1.4 + 4 * share;
         return [
           { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
-          { kind: "path", d, stroke: colours.took, width, opacity: 0.25 + 0.75 * strength(share) },
+          { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
         ];
       });
   });
@@ -462,7 +462,7 @@ function orangeText(): string {
   if (measures.sourcesIn.value === "input")
     return `where the chosen vector comes from, by exact parts: the bottom row has its sources in the input, and straight lines lead to those from ${least} on.`;
   if (measures.sourcesIn.value === "layer")
-    return `where the chosen vector comes from, by ${measures.measureName()}: lines lead to its sources in the layer below, to theirs, and so on, from ${least} of the vector on; the bottom row has what they bring from the input.`;
+    return `where the chosen vector comes from, by ${measures.measureName()}: lines lead to its sources in the layer below, to theirs, and so on, as far as a line has ${least} of the vector; the bottom row has what they bring from the input.`;
   return "no marks, as a ratio of one layer names no sources; exact parts and the other matrices do.";
 }
 

@@ -99,7 +99,7 @@ function Card({ token }: { token: number }) {
       <p class="small">
         {state.change.value
           ? "Change of the share, in percentage points."
-          : `Share of a token's input; bars end at ${percent(scale, 0)}.`}{" "}
+          : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
         Only a token's {data.sourcesKept} largest sources are on the page.
       </p>
     </>

@@ -243,7 +243,7 @@ export const GLOSSARY = {
     "A vector as a sum of parts, one for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
-  "words in random order":
+  "words shuffled":
     "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. What stays of the change needs no word order.",
   share:
     "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022).",
