@@ -213,8 +213,10 @@ class Run(MixingTables):
         keys = ["document", "position"]
         row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
         components = {}
-        for _, table in self.map("pca").groupby(["layer", "point"], sort=False):
-            site = Site(int(table["layer"].iloc[0]), str(table["point"].iloc[0]))
+        places = self.map("pca")
+        by_site = places.groupby(["layer", "point"])
+        for site in map_sites(places):
+            table = by_site.get_group(tuple(site))
             rows = row_of_token.get_indexer(pd.MultiIndex.from_frame(table[keys]))
             known = components_of(self.read(site, rows), table[["x", "y"]].to_numpy())
             if known:
