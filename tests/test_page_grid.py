@@ -21,6 +21,7 @@ from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
 
 MATRICES = ("parts", "alti", "attention")
+SINCE_INPUT = ("parts", "alti_rollout")
 KEPT = 12  # sources of each token
 ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
 
@@ -143,11 +144,11 @@ def expected_lines(
 ) -> dict[Any, float]:
     """Return the sources of a token, and theirs, down to the input, with their shares of its vector.
 
-    Exact parts are of the input alone.
+    Exact parts and rollouts are of the input alone.
     """
     matrices = np.asarray(Run(Path()).matrix(checkpoint, document, method), dtype=float)
-    if method == "parts":
-        shares = matrices[layer - 1, token]
+    if method in SINCE_INPUT:
+        shares = matrices[layer - 1, token] / matrices[layer - 1, token].sum()
         large = [int(source) for source in np.argsort(-shares, kind="stable")[:KEPT] if shares[source] >= least]
         return {(checkpoint, layer, 0, token, source): shares[source] for source in large}
     flows, reached = {}, {token: 1.0}
@@ -163,7 +164,7 @@ def expected_lines(
     return flows
 
 
-@pytest.mark.parametrize(("method", "threshold"), [*product(("parts", "alti", "value_zeroing", "norm"), (4, 20))])
+@pytest.mark.parametrize(("method", "threshold"), [*product((*SINCE_INPUT, "alti", "value_zeroing", "norm"), (4, 20))])
 def test_lines_row_and_words_show_the_sources_of_the_chosen_measure(
     opened: Opened, method: str, threshold: int
 ) -> None:
@@ -184,18 +185,20 @@ def test_lines_row_and_words_show_the_sources_of_the_chosen_measure(
     near = {key for key, share in expected.items() if abs(share - threshold / 100) < 1e-3}
     assert set(lines) - near == set(expected) - near
     layers = {(layer, below) for _, layer, below, _, _ in lines}
-    assert layers <= ({(3, 0)} if method == "parts" else {(3, 2), (2, 1), (1, 0)})
-    assert threshold > 4 or method == "norm" or len(layers) == (1 if method == "parts" else 3)
+    assert layers <= ({(3, 0)} if method in SINCE_INPUT else {(3, 2), (2, 1), (1, 0)})
+    assert threshold > 4 or method == "norm" or len(layers) == (1 if method in SINCE_INPUT else 3)
     for key in set(lines) & set(expected):
         assert lines[key] == pytest.approx(expected[key], abs=1e-3)
     legend = page.locator("#sources-text").inner_text()
-    assert ("straight lines" in legend) == (method == "parts")
+    assert ("straight lines" in legend) == (method in SINCE_INPUT)
     assert page.locator("#share option:checked").inner_text().removesuffix(" since the input").lower() in legend.lower()
     matrix = np.asarray(Run(Path()).matrix("finetuned", "test/1", method), dtype=float)[2, 2]
     matrix = np.delete(matrix / matrix.sum(), 2)
     _, text = page.locator("#chosen-text").inner_text().split(", fine-tuned: ")
     assert float(re.findall(r"([\d.]+)%", text)[0]) == pytest.approx(100 * matrix.max(), abs=0.06)
-    assert ("in the input" if method == "parts" else "in the layer below") in page.locator("#chosen-text").inner_text()
+    assert ("in the input" if method in SINCE_INPUT else "in the layer below") in page.locator(
+        "#chosen-text"
+    ).inner_text()
 
 
 def test_ratio_of_one_layer_names_no_sources(opened: Opened) -> None:

@@ -17,7 +17,7 @@ from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
@@ -127,6 +127,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "contributions": contributions,
         "sourcesKept": SOURCES,
         "matrices": [name for name in dict.fromkeys(MATRIX_ORDER) if name in matrices],
+        "sinceInput": [name for name in (names.INPUT_PARTS, *ROLLOUTS) if name in matrices],
         "partsLimit": MAX_PARTS_TOKENS,
         "attention": encode_heads(
             (name, _heads(name, run)) for name in _first(documents[opening["document"]], documents)

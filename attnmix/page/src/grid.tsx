@@ -460,10 +460,10 @@ const Legend = () => (
 function orangeText(): string {
   const least = `${state.threshold.value}%`;
   if (measures.sourcesIn.value === "input")
-    return `where the chosen vector comes from, by exact parts: the bottom row has its sources in the input, and straight lines lead to those from ${least} on.`;
+    return `where the chosen vector comes from, by ${measures.measureName().replace(/^Exact/, "exact")}: the bottom row has its sources in the input, and straight lines lead to those from ${least} on.`;
   if (measures.sourcesIn.value === "layer")
     return `where the chosen vector comes from, by ${measures.measureName()}: lines lead to its sources in the layer below, to theirs, and so on, as far as a line has ${least} of the vector; the bottom row has what they bring from the input.`;
-  return "no marks, as a ratio of one layer names no sources; exact parts and the other matrices do.";
+  return "no marks, as a ratio of one layer names no sources; matrices do.";
 }
 
 /** How to read the orange marks. */

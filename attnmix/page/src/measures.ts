@@ -137,9 +137,10 @@ export function exchanged(token: number) {
 /** A line from a token after a layer to a source of it, after a layer below or in the input. */
 export type Flow = { layer: number; below: number; from: number; to: number; share: number };
 /** How the chosen measure names sources: in the input, in the layer below, or, as a ratio does, none. */
-export const sourcesIn = computed((): "input" | "layer" | null =>
-  isRatio() ? null : state.share.value === "parts" ? "input" : "layer",
-);
+export const sourcesIn = computed((): "input" | "layer" | null => {
+  if (isRatio()) return null;
+  return data.sinceInput.includes(state.share.value) ? "input" : "layer";
+});
 
 /** The sources of a token's vector by the chosen measure, the most first; none by a ratio. */
 export const sourcesOf = (token: number, layer: number, checkpoint: string): Share[] =>

@@ -40,6 +40,7 @@ export type Payload = {
       unit: string;
     };
   };
+  sinceInput: string[];
   opens: { document: number; positions: number[] };
   curves: Record<string, Record<string, Series>>;
   controls: Record<string, Record<string, Record<string, Series>>>;

@@ -3,7 +3,7 @@
 import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
-import { hovered, state } from "./state";
+import { hovered, matrix, state } from "./state";
 import { Pane, ScaleRamp, Select } from "./ui";
 import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 
@@ -45,7 +45,7 @@ function KeptBar({ token }: { token: number }) {
             ))}
           </div>
           <p class="small" id="bar-parts">
-            From left to right: <bdi>{labelled}</bdi>. {measures.sourcesIn.value === "layer" ? "" : BY_LENGTHS}
+            From left to right: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
           </p>
         </>
       )}
