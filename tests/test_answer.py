@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from attnmix.page.answer import answer
+from attnmix.page.answer import OTHERS_SHARE, answer
 from attnmix.page.sentences import class_evidence, class_lens
 
 GIVEN = "what tokens give each other in layer 2 is"
@@ -94,20 +94,43 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/parts"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith("by \u22125.0 points; 7 reviews give no {interval}.")
+    assert found["sentences"][0].endswith(": \u22125.0 points; 7 reviews give no {interval}.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
-    assert "by +30.0 points, 95% {interval} +20.0 to +40.0, over 8 reviews" in change
-    assert "goes from 15% to 25%" in ratio
-    assert "the ratio changes by +7.0 points; in true order, +10.0" in shuffled
+    assert ": +30.0 points (95% {interval} +20.0 to +40.0), 8 reviews" in change
+    assert ": 15% before, 25% after, averaged over layers, 8 reviews" in ratio
+    assert "change by fine-tuning is +10.0 points, +7.0 with {words shuffled}." in shuffled
     for sentence in (change, ratio, shuffled):
         assert len(sentence.split()) <= MAX_WORDS
         terms = re.findall(r"\{(.*?)\}", sentence)
         assert terms
-        assert all(re.search(rf'^  "?{term}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
+        assert all(re.search(rf'^  "?{term.lower()}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
+
+
+@pytest.mark.parametrize(
+    ("change", "needs_none"), [(0.1, False), (0.077, True), (0.07, True), (-0.07, False), (0.005, False)]
+)
+def test_order_is_not_needed_only_where_the_change_stays_with_words_shuffled(change: float, needs_none: bool) -> None:
+    *_, sentence = answer(planted(change=change))["sentences"]  # +7.0 with words shuffled
+    assert ("needs no word order" in sentence) == needs_none
+    assert len(sentence.split()) <= MAX_WORDS
+
+
+def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> None:
+    run = planted()
+    run.tables["measure/parts"]["tokens"] = 8 * 48
+    found = answer(run)
+    assert found["notes"] == {
+        "mixing ratio of one layer": "Here: the mean over 8 reviews.",
+        "share from others since the input": "Here: the mean over 8 reviews, cut to 48 tokens on average.",
+    }
+    guide = " ".join((REPOSITORY / "docs/measures/parts.md").read_text("utf-8").split())
+    for text in (GLOSSARY, guide, found["chart"]["unit"].replace("The length", "the length")):
+        assert OTHERS_SHARE in text
+    assert GLOSSARY.count("divided by that plus the length of the token's own part") == GLOSSARY.count(OTHERS_SHARE)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +160,7 @@ def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
     run.tables["measure/parts"] = run.tables["measure/parts"].iloc[:0]
     found = answer(run)
     assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
-    assert not any("others' share" in sentence for sentence in found["sentences"])
+    assert not any("from others" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
     assert class_evidence(run) == []
     run.differences = run.differences.iloc[:0]

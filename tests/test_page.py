@@ -149,6 +149,17 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     assert "The reviews come from data/sample." in origins
 
 
+def test_link_to_a_folded_part_unfolds_it(opened: Opened) -> None:
+    page = opened.page
+    for name, part in (("This run", "run"), ("More", "more")):
+        assert page.locator(f"#{part}").get_attribute("open") is None
+        page.get_by_role("link", name=name, exact=True).click()
+        page.wait_for_selector(f"#{part}[open]")
+        page.locator(f"#{part} > summary").click()
+        page.get_by_role("link", name=name, exact=True).click()  # whose address is there already
+        page.wait_for_selector(f"#{part}[open]")
+
+
 def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
@@ -334,5 +345,6 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
+    page.evaluate("scrollTo(0, 0)")  # where the bar, which stays on the screen, covers nothing
     assert violations(page) == []
     shown.close()

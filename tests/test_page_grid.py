@@ -21,6 +21,7 @@ from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
 
 MATRICES = ("parts", "alti", "attention")
+SINCE_INPUT = ("parts", "alti_rollout")
 KEPT = 12  # sources of each token
 ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
 
@@ -138,9 +139,18 @@ def test_arrow_keys_walk_over_tokens_layers_and_models(opened: Opened) -> None:
     ]
 
 
-def expected_flows(document: str, checkpoint: str, token: int, layer: int, least: float) -> dict[Any, float]:
-    """Return the sources of a token, and theirs, down to the input, with their shares of its vector, by ALTI."""
-    matrices = np.asarray(Run(Path()).matrix(checkpoint, document, "alti"), dtype=float)
+def expected_lines(
+    document: str, checkpoint: str, token: int, layer: int, least: float, method: str
+) -> dict[Any, float]:
+    """Return the sources of a token, and theirs, down to the input, with their shares of its vector.
+
+    Exact parts and rollouts are of the input alone.
+    """
+    matrices = np.asarray(Run(Path()).matrix(checkpoint, document, method), dtype=float)
+    if method in SINCE_INPUT:
+        shares = matrices[layer - 1, token] / matrices[layer - 1, token].sum()
+        large = [int(source) for source in np.argsort(-shares, kind="stable")[:KEPT] if shares[source] >= least]
+        return {(checkpoint, layer, 0, token, source): shares[source] for source in large}
     flows, reached = {}, {token: 1.0}
     for level in range(layer, 0, -1):
         below: dict[int, float] = defaultdict(float)
@@ -148,32 +158,95 @@ def expected_flows(document: str, checkpoint: str, token: int, layer: int, least
             shares = matrices[level - 1, target] / matrices[level - 1, target].sum()
             for source in np.argsort(-shares, kind="stable")[:KEPT]:
                 if part * shares[source] >= least:
-                    flows[checkpoint, level, target, int(source)] = part * shares[source]
+                    flows[checkpoint, level, level - 1, target, int(source)] = part * shares[source]
                     below[int(source)] += part * shares[source]
         reached = below
     return flows
 
 
-@pytest.mark.parametrize("threshold", [4, 20])
-def test_lines_go_to_the_sources_above_the_threshold_down_to_the_input(opened: Opened, threshold: int) -> None:
+@pytest.mark.parametrize(("method", "threshold"), [*product((*SINCE_INPUT, "alti", "value_zeroing", "norm"), (4, 20))])
+def test_lines_row_and_words_show_the_sources_of_the_chosen_measure(
+    opened: Opened, method: str, threshold: int
+) -> None:
     page = opened.page
     choose(page, "document", "1")
+    choose(page, "share", method)
     choose(page, "layer", "3")
     start = first_token("test/1")
     page.locator(f"#token-{start + 2}").click()
     choose(page, "threshold", str(threshold))
     lines = {
-        (each["model"], each["layer"], each["to"] - start, each["from"] - start): each["share"]
+        (each["model"], each["layer"], each["below"], each["to"] - start, each["from"] - start): each["share"]
         for each in drawn(page)["flows"]
     }
     expected = {}
     for name in CHECKPOINT_NAMES:
-        expected |= expected_flows("test/1", name, 2, 3, threshold / 100)
+        expected |= expected_lines("test/1", name, 2, 3, threshold / 100, method)
     near = {key for key, share in expected.items() if abs(share - threshold / 100) < 1e-3}
     assert set(lines) - near == set(expected) - near
-    assert threshold > 4 or {layer for _, layer, _, _ in lines} == {1, 2, 3}
+    layers = {(layer, below) for _, layer, below, _, _ in lines}
+    assert layers <= ({(3, 0)} if method in SINCE_INPUT else {(3, 2), (2, 1), (1, 0)})
+    assert threshold > 4 or method == "norm" or len(layers) == (1 if method in SINCE_INPUT else 3)
     for key in set(lines) & set(expected):
         assert lines[key] == pytest.approx(expected[key], abs=1e-3)
+    legend = page.locator("#sources-text").inner_text()
+    assert ("straight lines" in legend) == (method in SINCE_INPUT)
+    assert page.locator("#share option:checked").inner_text().removesuffix(" since the input").lower() in legend.lower()
+    matrix = np.asarray(Run(Path()).matrix("finetuned", "test/1", method), dtype=float)[2, 2]
+    matrix = np.delete(matrix / matrix.sum(), 2)
+    _, text = page.locator("#chosen-text").inner_text().split(", fine-tuned: ")
+    assert float(re.findall(r"([\d.]+)%", text)[0]) == pytest.approx(100 * matrix.max(), abs=0.06)
+    assert ("in the input" if method in SINCE_INPUT else "in the layer below") in page.locator(
+        "#chosen-text"
+    ).inner_text()
+
+
+def test_ratio_of_one_layer_names_no_sources(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#token-3").click()
+    choose(page, "share", "attnresln_n")
+    assert drawn(page)["flows"] == []
+    assert "Largest sources" not in page.locator("#chosen-text").inner_text()
+    assert "names no sources" in page.locator("#sources-text").inner_text()
+
+
+def test_what_was_pointed_at_is_gone_with_its_text(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    page.locator("#grid-canvas").hover(position={"x": 20, "y": 60})
+    assert page.locator(".pointed").count() == 1
+    page.evaluate("""() => {
+        const select = document.getElementById("document");
+        select.value = "1";
+        select.dispatchEvent(new Event("change", { bubbles: true }));
+    }""")
+    page.wait_for_function("() => !document.querySelector('.pointed')")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_picture_and_heads_fit_or_show_that_there_is_more(run: Path, chromium: Any, width: int) -> None:
+    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 720})
+    page = shown.page
+    choose(page, "document", "2")
+    for token in (page.locator("#words span").first, page.locator("#words span").last):
+        token.click()
+        page.wait_for_timeout(100)
+        for box in page.locator(".more").all():
+            more = box.get_attribute("data-more").split()
+            left, right = box.locator(".scroll").evaluate(
+                "box => [box.scrollLeft, box.scrollWidth - box.clientWidth - box.scrollLeft]"
+            )
+            assert ("left" in more, "right" in more) == (left > 1, right > 1)
+            for side, pseudo in (("left", "::before"), ("right", "::after")):
+                display = box.evaluate(f"box => getComputedStyle(box, '{pseudo}').display")
+                assert (display == "block") == (side in more)
+        number = int(token.get_attribute("data-token"))
+        picture = drawn(page)
+        cell = next(each for each in picture["cells"] if each["token"] == number)
+        canvas, frame = (page.locator(name).bounding_box() for name in ("#grid-canvas", ".grid-box"))
+        assert frame["x"] + 40 <= canvas["x"] + cell["x"]
+        assert canvas["x"] + cell["x"] + picture["width"] <= frame["x"] + frame["width"] + 1
+    shown.close()
 
 
 def test_row_of_the_input_says_what_the_chosen_vector_is_made_of(opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""The answer of a run, chosen by rule from its tables: a headline, at most three short sentences, and a chart.
+"""The answer of a run, chosen by rule from its tables: a headline, at most three short sentences, notes, and a chart.
 
 A term in braces is in the page's glossary, where a reader looks it up at the word.
 """
@@ -16,16 +16,31 @@ from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
 from attnmix.page.sentences import most_and_least, percent, points, preferred
 
+SHARE, RATIO = "Share from others since the input", "Mixing ratio of one layer"
+OTHERS_SHARE = (
+    "the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part"
+)
+"""The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
+MIN_CHANGE = 0.01  # of the ratio, below which nothing is said of what it needs
+ORDER_FREE = 0.9  # of the change, which stays in random order where it needs no word order
+
 
 def answer(run: Results) -> dict[str, Any]:
-    """Return `headline`, `sentences` and a `chart` of `title`, `unit` and `series` of `name, values, low, high`.
+    """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
+
+    A note says of a term of the glossary how much this run measured of it.
 
     The headline says what a word's last vector is made of, by parts; where the model cannot be taken apart, how much
     its layers mix.
     """
     shares = others_shares(run)
     chart = _ratio_chart(run) if shares.empty else _others_chart(shares)
-    return {"headline": _headline(run, shares), "sentences": _sentences(run, shares), "chart": chart}
+    return {
+        "headline": _headline(run, shares),
+        "sentences": _sentences(run, shares),
+        "notes": _notes(run, shares),
+        "chart": chart,
+    }
 
 
 def others_shares(run: Results) -> pd.DataFrame:
@@ -100,13 +115,29 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def _counted_reviews(number: float) -> str:
+    return "1 text" if number == 1 else f"{number:.0f} reviews"
+
+
+def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
+    """Return how many reviews each of the two measures is a mean over, by its term in the glossary."""
+    if run.mixing[1].empty or _texts(run) == 1:
+        return {}
+    notes = {RATIO.lower(): f"Here: the mean over {_counted_reviews(_texts(run))}."}
+    if len(shares):
+        last = shares.iloc[-1]
+        cut = f", cut to {last['tokens'] / last['documents']:.0f} tokens on average" if "tokens" in shares else ""
+        notes[SHARE.lower()] = f"Here: the mean over {_counted_reviews(last['documents'])}{cut}."
+    return notes
+
+
 def _counted_tokens(run: Results, shares: pd.DataFrame) -> list[str]:
-    return [] if shares.empty else [f"The {{others' share}} is a mean over the {len(run.tokens)} tokens here."]
+    return [] if shares.empty else [f"{{{SHARE}}}: a mean over the {len(run.tokens)} tokens here."]
 
 
 def _one_model(run: Results) -> str:
     most, _ = most_and_least(run.mixing[0])
-    return f"Layer {most['layer']} adds most from others: its {{mixing ratio}} is {percent(most['mean'])}."
+    return f"{{{RATIO}}}: layer {most['layer']} adds most from others, {percent(most['mean'])}."
 
 
 def _share_change(shares: pd.DataFrame) -> str:
@@ -116,10 +147,10 @@ def _share_change(shares: pd.DataFrame) -> str:
     last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
-        return f"The {{others' share}} changes by {change} points; {reviews} give no {{interval}}."
+        return f"{{{SHARE}}}: {change} points; {reviews} give no {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
-        f"The {{others' share}} changes by {points(last['mean'])} points, 95% {{interval}} {low} to {high}, over "
+        f"{{{SHARE}}}: {points(last['mean'])} points (95% {{interval}} {low} to {high}), "
         f"{last['documents']:.0f} reviews."
     )
 
@@ -133,19 +164,21 @@ def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
 def _ratio_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    return f"One layer's {{mixing ratio}} goes from {before} to {after}, averaged over layers."
+    return f"{{{RATIO}}}: {before} before, {after} after, averaged over layers, {_counted_reviews(_texts(run))}."
 
 
 def _shuffled_change(run: Results) -> str:
-    """Return how much of the ratio's change stays with the words in random order."""
+    """Return how much of the ratio's change stays with every text's words in random order."""
     controls, means = run.table("measure/mixing_controls"), preferred_means(run.mixing[0])
     rows = controls[(controls["control"] == "shuffled_words") & (controls["method"] == preferred(controls))]
     changes = rows[rows["checkpoint"] == "difference"]["mean"]
     if changes.empty:
         return ""
-    change = points(means["finetuned"] - means["pretrained"])
-    shuffled = points(changes.mean())
-    return f"With {{words in random order}} the ratio changes by {shuffled} points; in true order, {change}."
+    change, shuffled = means["finetuned"] - means["pretrained"], float(changes.mean())
+    stays = abs(change) >= MIN_CHANGE and shuffled / change >= ORDER_FREE
+    verdict = "needs no word order:" if stays else "is"
+    numbers = f"{points(change)} points, {points(shuffled)} with {{words shuffled}}"
+    return f"The ratio's change by fine-tuning {verdict} {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:
@@ -167,7 +200,7 @@ def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
     return {
         "title": "Share of a token's vector from other tokens since the input, by layer",
         "series": series,
-        "unit": "|others' parts together| / (|own part| + |others' parts together|)",
+        "unit": OTHERS_SHARE.capitalize(),
     }
 
 

@@ -17,7 +17,7 @@ from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
@@ -127,6 +127,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "contributions": contributions,
         "sourcesKept": SOURCES,
         "matrices": [name for name in dict.fromkeys(MATRIX_ORDER) if name in matrices],
+        "sinceInput": [name for name in (names.INPUT_PARTS, *ROLLOUTS) if name in matrices],
         "partsLimit": MAX_PARTS_TOKENS,
         "attention": encode_heads(
             (name, _heads(name, run)) for name in _first(documents[opening["document"]], documents)
@@ -190,27 +191,41 @@ def _probes(run: Results, layers: range) -> Data:
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Results) -> Data:
-    """Return the text whose mean ratio is the median of the page's, and in it the word with the largest single source.
-
-    The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
-    the largest ratio.
-    """
+    """Return the text whose mean ratio in the layer of `most` is the median of the page's, and each text's word."""
     rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
     value_T = _by_token(rows.assign(key=0), tokens, "key", most["method"]).to_numpy(float)[0]
     names_D = tokens["document"].unique()
     means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
     document = int(np.argsort(means.to_numpy(), kind="stable")[(len(means) - 1) // 2])
-    own = np.flatnonzero(tokens["document"] == names_D[document])
+    words = [
+        _opening_word(name, np.flatnonzero(tokens["document"] == name), value_T, most, texts, run) for name in names_D
+    ]
+    return {"document": document, "positions": words}
+
+
+def _opening_word(
+    document: str,
+    own: npt.NDArray[np.int64],
+    value_T: npt.NDArray[np.float64],
+    most: pd.Series,
+    texts: CapturedTexts,
+    run: Results,
+) -> int:
+    """Return the position of the word of a text with the largest single source.
+
+    The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
+    the largest of the ratios `value_T`. `own` are the numbers of the text's tokens.
+    """
     labels_T = [texts.readings[0][number].text for number in own]
     words = [n for n, text in enumerate(labels_T) if text.isalpha() and len(text) >= MIN_WORD] or list(range(len(own)))
     strength = np.nan_to_num(value_T[own])
-    if methods := [
-        method for method in ("alti", *MATRICES) if method in run.matrices(most["checkpoint"], names_D[document])
-    ]:
-        shares = row_shares(run.matrix(most["checkpoint"], names_D[document], methods[0])[most["layer"] - 1])
+    stored = run.matrices(most["checkpoint"], document)
+    methods = [method for method in ("alti", *MATRICES) if method in stored]
+    if methods:
+        shares = row_shares(run.matrix(most["checkpoint"], document, methods[0])[most["layer"] - 1])
         others = np.nan_to_num(shares) * ~np.eye(len(own), dtype=bool)
         strength = others[:, words].max(axis=1)
-    return {"document": document, "token": int(own[max(words, key=lambda number: strength[number])])}
+    return max(words, key=lambda number: strength[number])
 
 
 def _reviews(table: pd.DataFrame) -> Data:

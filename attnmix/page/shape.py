@@ -34,9 +34,11 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
+        "notes": _NAMES,  # by term of the glossary, what is added there for this run
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str},
     },
-    "opens": {"document": int, "token": int},
+    "sinceInput": [str],  # those of the matrices that have sources in the input, and not in the layer below
+    "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
     "curves": {...: {...: _SERIES}},  # ratios and derivatives by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count

@@ -30,7 +30,11 @@ const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
 
 /** A sentence whose words in braces are terms of the glossary. */
 const Sentence = ({ text }: { text: string }) => (
-  <>{text.split(/[{}]/).map((part, n) => (n % 2 ? <Term name={part as keyof typeof GLOSSARY} /> : part))}</>
+  <>
+    {text
+      .split(/[{}]/)
+      .map((part, n) => (n % 2 ? <Term name={part.toLowerCase() as keyof typeof GLOSSARY}>{part}</Term> : part))}
+  </>
 );
 
 export const Answer = () => (
@@ -159,9 +163,9 @@ export function Layers() {
           </>
         ) : (
           <>
-            The <Term name="mixing ratio" /> by layer, with its controls:{" "}
-            <Term name="shared value">one value shared by all tokens</Term>, <Term name="words in random order" />, and
-            random weights.
+            The <Term name="mixing ratio of one layer">mixing ratio</Term> by layer, with its controls:{" "}
+            <Term name="shared value">one value shared by all tokens</Term>,{" "}
+            <Term name="words shuffled">words in random order</Term>, and random weights.
           </>
         )}{" "}
         <span aria-live="polite" id="difference">

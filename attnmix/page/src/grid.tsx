@@ -3,14 +3,25 @@
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { shade, strength } from "./colours";
-import { checkpoints, data, isRead, layerCount, layers, type Maybe, positionOf, range, tokensOf } from "./data";
+import {
+  checkpoints,
+  data,
+  documentOf,
+  isRead,
+  layerCount,
+  layers,
+  type Maybe,
+  positionOf,
+  range,
+  tokensOf,
+} from "./data";
 import { percent, points, wholePercent } from "./format";
 import { type Mark, paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
-import { CHANGE, type Flow, shownModels } from "./measures";
+import { CHANGE, shownModels } from "./measures";
 import type { DrawnCanvas } from "./picture";
 import { canChange, dark, hovered, printing, set, state } from "./state";
-import { ARROWS, Pane, PRINTED_WIDTH, ScaleRamp, Select, Slider, Term, useWidth } from "./ui";
+import { ARROWS, Pane, PRINTED_WIDTH, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameInText, nameOf } from "./words";
 
 const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
@@ -90,13 +101,10 @@ const sourceModel = (model: string) => (model === CHANGE ? state.checkpoint.valu
 /** By model where the chosen token's vector comes from. */
 const origins = computed(() => {
   const [token, layer] = [state.token.value, state.layer.value];
-  if (token === null) return new Map<string, { flows: Flow[]; input: Map<number, number> }>();
+  if (token === null) return new Map<string, ReturnType<typeof measures.originsOf>>();
+  const least = state.threshold.value / 100;
   return new Map(
-    shownModels.value.map((model) => {
-      const flows = measures.flowsInto(token, layer, sourceModel(model), state.threshold.value / 100);
-      const shares = measures.inputShares(token, layer, sourceModel(model), flows);
-      return [model, { flows, input: new Map(shares.map((each) => [each.token, each.share])) }];
-    }),
+    shownModels.value.map((model) => [model, measures.originsOf(token, layer, sourceModel(model), least)]),
   );
 });
 
@@ -158,21 +166,22 @@ const emptyMarks = ({ tokens, models, cellWidth, rowHeight, x, y }: Layout, { li
     })),
   );
 
-/** The lines from the chosen token down to its sources, and theirs, with a halo that parts them from the cells. */
+/** The lines from the chosen token to its sources, straight to the input or from layer to layer, each with a halo. */
 function flowMarks({ models, cellWidth, rowHeight, x, y }: Layout, colours: Colours): Mark[] {
   const middle = (token: number) => x(token) + (cellWidth - 1) / 2;
   return models.flatMap((model) => {
     const { flows } = origins.value.get(model) ?? { flows: [] };
     return flows
       .toSorted((a, b) => a.share - b.share)
-      .flatMap(({ layer, from, to, share }): Mark[] => {
-        const [start, end] = [y(model, layer) + rowHeight * 0.4, y(model, layer - 1) + rowHeight * 0.3];
+      .flatMap(({ layer, below, from, to, share }): Mark[] => {
+        const [start, end] = [y(model, layer) + rowHeight * 0.4, y(model, below) + rowHeight * 0.3];
         const half = (start + end) / 2;
-        const d = `M${middle(to)},${start}C${middle(to)},${half} ${middle(from)},${half} ${middle(from)},${end}`;
-        const width = 1 + 4 * share;
+        const bend = measures.sourcesIn.value === "layer" ? `C${middle(to)},${half} ${middle(from)},${half} ` : "L";
+        const d = `M${middle(to)},${start}${bend}${middle(from)},${end}`;
+        const width = 1.4 + 4 * share;
         return [
           { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
-          { kind: "path", d, stroke: colours.took, width, opacity: 0.25 + 0.75 * strength(share) },
+          { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
         ];
       });
   });
@@ -236,23 +245,24 @@ function cellText({ token, layer, model }: Cell): string {
   if (layer > 0)
     return `${name}, ${layerName(layer)}, ${modelTitle(model).toLowerCase()}: ${valueText(measures.valueOf(token, layer, model))} ${measures.shareKind()}`;
   const share = origins.value.get(model)?.input.get(token);
-  return share === undefined
-    ? `${name}, input`
-    : `${name}, input: ${percent(share)} of “${nameOf(state.token.value!)}” after ${layerName(state.layer.value)}`;
+  if (share === undefined) return `${name}, input`;
+  const along = measures.sourcesIn.value === "layer" ? ", along the lines" : "";
+  return `${name}, input: ${percent(share)} of “${nameOf(state.token.value!)}” after ${layerName(state.layer.value)}${along}`;
 }
 
-/** The largest sources in the input of the chosen vector in a model, in words. */
+/** The largest sources of the chosen vector in a model, in words, by the chosen measure. */
 function SourcesOf({ model, token }: { model: string; token: number }) {
-  const input = origins.value.get(model)?.input ?? new Map<number, number>();
-  const sources = [...input].filter(([each]) => each !== token).slice(0, NAMED_SOURCES);
+  const all = measures.sourcesOf(token, state.layer.value, sourceModel(model));
+  const sources = all.filter((each) => each.token !== token).slice(0, NAMED_SOURCES);
   if (sources.length === 0) return null;
   return (
     <>
-      Largest sources{canChange && `, ${data.labels.checkpoints[sourceModel(model)].toLowerCase()}`}:{" "}
-      {sources.map(([each, share], n) => (
+      Largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      {canChange && `, ${data.labels.checkpoints[sourceModel(model)].toLowerCase()}`}:{" "}
+      {sources.map((each, n) => (
         <>
           {n > 0 && ", "}
-          <bdi>{nameInText(each)}</bdi> {percent(share)}
+          <bdi>{nameInText(each.token)}</bdi> {percent(each.share)}
         </>
       ))}
       .{" "}
@@ -424,7 +434,8 @@ function Levels() {
 
 /** What the cell under the pointer shows, beside it. */
 function PointedText({ width }: { width: number }) {
-  if (pointed.value === null) return null;
+  // A text that was just chosen has other cells than the one that was pointed at.
+  if (pointed.value === null || documentOf[pointed.value.token] !== state.document.value) return null;
   const { x, y } = pointed.value;
   const side = x < width / 2 ? `left: ${x + 14}px` : `right: ${width - x + 14}px`;
   return (
@@ -445,13 +456,21 @@ const Legend = () => (
   </>
 );
 
+/** Which sources the orange marks show, all by the chosen measure. */
+function orangeText(): string {
+  const least = `${state.threshold.value}%`;
+  if (measures.sourcesIn.value === "input")
+    return `where the chosen vector comes from, by ${measures.measureName().replace(/^Exact/, "exact")}: the bottom row has its sources in the input, and straight lines lead to those from ${least} on.`;
+  if (measures.sourcesIn.value === "layer")
+    return `where the chosen vector comes from, by ${measures.measureName()}: lines lead to its sources in the layer below, to theirs, and so on, as far as a line has ${least} of the vector; the bottom row has what they bring from the input.`;
+  return "no marks, as a ratio of one layer names no sources; matrices do.";
+}
+
 /** How to read the orange marks. */
 const SourcesText = () => (
-  <p class="small">
-    A column is a token, a row a layer, the input at the bottom. <span class="took-key">Orange</span>: where the chosen
-    vector comes from, the stronger the more (by the square root of the share);
-    {measures.layerMatrix.value && ` lines from layer to layer by ${data.labels.matrices[measures.layerMatrix.value]}`}
-    {data.matrices.includes("parts") && ", the bottom row by exact parts"}.
+  <p class="small" id="sources-text">
+    A column is a token, a row a layer, the input at the bottom. <span class="took-key">Orange</span>: {orangeText()}{" "}
+    {measures.sourcesIn.value !== null && "The larger a share, the stronger its mark (by the square root)."}
     {tokensOf(state.document.value).some(isRead) && ` ${READ_SIGN}: the token whose last vector the classifier reads.`}
   </p>
 );
@@ -512,11 +531,11 @@ export function Grid() {
         <Legend />
       </p>
       <PartsNote />
-      <div class="grid">
-        <div ref={box} class="scroll grid-box">
+      <div class="grid" ref={box}>
+        <Scroll class="grid-box">
           <Levels />
           <Canvas />
-        </div>
+        </Scroll>
         <PointedText width={width} />
       </div>
       <ChosenText />

@@ -7,7 +7,7 @@ import { strength } from "./colours";
 import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
 import { headsLayer, position, set, shownHead, state } from "./state";
-import { ARROWS, Cells, Pane, Select, useWidth } from "./ui";
+import { ARROWS, Cells, Pane, Scroll, Select, useWidth } from "./ui";
 import { Weight } from "./weight";
 import { nameOf } from "./words";
 
@@ -176,13 +176,13 @@ function All() {
     button.focus();
   };
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="All heads, small">
+    <Scroll label="All heads, small">
       <div
         id="heads-all"
         class="all"
         role="group"
         aria-label="All heads"
-        style={`grid-template-columns: 2.2rem repeat(${headCount}, minmax(26px, 64px))`}
+        style={`grid-template-columns: 1.2rem repeat(${headCount}, minmax(21px, 64px))`}
         onKeyDown={move}
       >
         {layers.map((layer) => (
@@ -202,7 +202,7 @@ function All() {
           </>
         ))}
       </div>
-    </div>
+    </Scroll>
   );
 }
 

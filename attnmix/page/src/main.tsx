@@ -62,8 +62,19 @@ const Page = () => (
   </>
 );
 
+/** Open what folds, where a link leads to it. */
+function unfold(id: string): void {
+  const target = document.getElementById(id);
+  if (target instanceof HTMLDetailsElement) target.open = true;
+}
+
 followAddress();
 render(<Page />, document.getElementById("app")!);
+addEventListener("click", ({ target }) => {
+  const link = target instanceof Element && target.closest<HTMLAnchorElement>('a[href^="#"]');
+  if (link) unfold(link.hash.slice(1));
+});
+unfold(location.hash.slice(1));
 const root = document.documentElement;
 root.dataset.drawn = "";
 requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));

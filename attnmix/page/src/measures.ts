@@ -134,41 +134,46 @@ export function exchanged(token: number) {
   return { took: sources.filter((each) => each.token !== token), gave: gave(token, state.checkpoint.value) };
 }
 
-export type Flow = { layer: number; from: number; to: number; share: number };
-/** The matrix of single layers along which the sources of sources are followed; undefined without any. */
-export const layerMatrix = computed(() => {
-  const single = data.matrices.filter((name) => name !== "parts");
-  return single.find((name) => name === matrix.value) ?? single.find((name) => name === "alti") ?? single[0];
+/** A line from a token after a layer to a source of it, after a layer below or in the input. */
+export type Flow = { layer: number; below: number; from: number; to: number; share: number };
+/** How the chosen measure names sources: in the input, in the layer below, or, as a ratio does, none. */
+export const sourcesIn = computed((): "input" | "layer" | null => {
+  if (isRatio()) return null;
+  return data.sinceInput.includes(state.share.value) ? "input" : "layer";
 });
+
+/** The sources of a token's vector by the chosen measure, the most first; none by a ratio. */
+export const sourcesOf = (token: number, layer: number, checkpoint: string): Share[] =>
+  sourcesIn.value === null ? [] : (sharesOf(token, layer, checkpoint)?.largest() ?? []);
+
+/** What the input is of a token's vector, and the lines there: those of shares of the vector from `least` on. */
+export function originsOf(token: number, layer: number, checkpoint: string, least: number) {
+  if (sourcesIn.value === "layer") return throughLayers(token, layer, checkpoint, least);
+  const input = sourcesOf(token, layer, checkpoint);
+  const large = input.filter(({ share }) => share >= least);
+  const flows = large.map(({ token: from, share }): Flow => ({ layer, below: 0, from, to: token, share }));
+  return { flows, input: new Map(input.map((each) => [each.token, each.share])) };
+}
 
 /**
  * A token's sources in the layer below, theirs in the one below that, and so on down to the input.
  *
- * A share is that of the chosen vector: the product of the shares along the way. Smaller ones than `least` are left out.
+ * A share is that of the chosen vector: the product of the shares along the way. Smaller ones than `least` are left
+ * out, and the input has what the lines bring there.
  */
-export function flowsInto(token: number, layer: number, checkpoint: string, least: number): Flow[] {
+function throughLayers(token: number, layer: number, checkpoint: string, least: number) {
   const flows: Flow[] = [];
   let reached = new Map([[token, 1]]);
   for (let level = layer; level > 0; level--) {
     const below = new Map<number, number>();
     for (const [to, part] of reached) {
-      const sources = run.sharesOf(to, level, checkpoint, layerMatrix.value)?.largest() ?? [];
-      const large = sources.filter(({ share }) => part * share >= least);
+      const large = sourcesOf(to, level, checkpoint).filter(({ share }) => part * share >= least);
       for (const { token: from, share } of large) {
-        flows.push({ layer: level, from, to, share: part * share });
+        flows.push({ layer: level, below: level - 1, from, to, share: part * share });
         below.set(from, (below.get(from) ?? 0) + part * share);
       }
     }
     reached = below;
   }
-  return flows;
-}
-
-/** What each token of the input makes up of a vector, the most first: by parts, else by the shares along the way. */
-export function inputShares(token: number, layer: number, checkpoint: string, flows: Flow[]): Share[] {
-  const parts = run.sharesOf(token, layer, checkpoint, data.matrices.includes("parts") ? "parts" : undefined);
-  if (parts !== null) return parts.largest();
-  const total = new Map<number, number>();
-  for (const flow of flows) if (flow.layer === 1) total.set(flow.from, (total.get(flow.from) ?? 0) + flow.share);
-  return [...total].map(([each, share]) => ({ token: each, share })).toSorted((a, b) => b.share - a.share);
+  return { flows, input: reached };
 }

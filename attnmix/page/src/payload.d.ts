@@ -33,13 +33,15 @@ export type Payload = {
   answer: {
     headline: string;
     sentences: string[];
+    notes: Record<string, string>;
     chart: {
       title: string;
       series: { name: string; values: (number | null)[]; low: (number | null)[]; high: (number | null)[] }[];
       unit: string;
     };
   };
-  opens: { document: number; token: number };
+  sinceInput: string[];
+  opens: { document: number; positions: number[] };
   curves: Record<string, Record<string, Series>>;
   controls: Record<string, Record<string, Record<string, Series>>>;
   sources: Record<string, Record<string, Record<string, Series>>>;

@@ -11,11 +11,13 @@ const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
+/** The token that is chosen in a text as the page opens. */
+const openingToken = (document: number) => data.documents[document].start + data.opens.positions[document];
 const MAP_COLOURS = ["document", "predicted", "ratio", "class", "position"];
 
 const choices = {
   document: choice(data.opens.document, () => texts),
-  token: choice<Maybe>(data.opens.token, tokensIn),
+  token: choice<Maybe>(openingToken(data.opens.document), tokensIn),
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
   measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
@@ -67,11 +69,21 @@ function pointIn(layer: number, now: number): number {
   return [same, last, now].find((point) => point >= 0)!;
 }
 
-/** The chosen token and source in another text: those at the same positions, or its last. */
+/** The same word in another text, nearest to its position; null without one. */
+function sameWord(token: number, text: number): Maybe {
+  const { names } = data.readings[0];
+  const distance = (other: number) => Math.abs(positionOf(other) - positionOf(token));
+  const same = tokensOf(text).filter((other) => names[other] === names[token]);
+  return same.toSorted((a, b) => distance(a) - distance(b))[0] ?? null;
+}
+
+/** The chosen token and source in another text: the same words, or the token that is chosen as the page opens. */
 function chosenIn(text: number): Pick<Choice, "token" | "source"> {
-  const { start, length } = data.documents[text];
-  const nearest = (token: Maybe) => (token === null ? null : start + Math.min(positionOf(token), length - 1));
-  return { token: nearest(state.token.peek()), source: nearest(state.source.peek()) };
+  const [token, source] = [state.token.peek(), state.source.peek()];
+  return {
+    token: token === null ? null : (sameWord(token, text) ?? openingToken(text)),
+    source: source === null ? null : sameWord(source, text),
+  };
 }
 
 /** What else changes with a choice. */
@@ -110,6 +122,7 @@ export function set(changes: Partial<Choice>): void {
   const chosen = { ...consequences(changes), ...changes };
   for (const key of Object.keys(chosen)) named.add(key as keyof Choice);
   assign(chosen);
+  if (chosen.document !== undefined) hovered.value = null;
   clearTimeout(resting);
   const slides = Object.keys(chosen).every((key) => key === "layer" || key === "point");
   const follow = () => (headsLayer.value = state.layer.peek());

@@ -3,13 +3,14 @@
 import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
-import { hovered, state } from "./state";
+import { hovered, matrix, state } from "./state";
 import { Pane, ScaleRamp, Select } from "./ui";
 import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
 const LEAST_NAMED = 0.11; // of the bar, for a part with its name in it
+const BY_LENGTHS = "What is from others is divided among them by the lengths of their parts.";
 
 /** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
 function KeptBar({ token }: { token: number }) {
@@ -44,7 +45,7 @@ function KeptBar({ token }: { token: number }) {
             ))}
           </div>
           <p class="small" id="bar-parts">
-            From left to right: <bdi>{labelled}</bdi>.
+            From left to right: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
           </p>
         </>
       )}
@@ -98,7 +99,7 @@ function Card({ token }: { token: number }) {
       <p class="small">
         {state.change.value
           ? "Change of the share, in percentage points."
-          : `Share of a token's input; bars end at ${percent(scale, 0)}.`}{" "}
+          : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
         Only a token's {data.sourcesKept} largest sources are on the page.
       </p>
     </>

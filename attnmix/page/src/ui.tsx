@@ -4,6 +4,7 @@ import { useSignal } from "@preact/signals";
 import type { ComponentChildren, TargetedMouseEvent } from "preact";
 import { useId, useLayoutEffect, useRef } from "preact/hooks";
 import { shade } from "./colours";
+import { data } from "./data";
 import { pictureOf, pngOf } from "./picture";
 import { type Choice, dark, printing, saving, set, state } from "./state";
 
@@ -83,6 +84,35 @@ export function useWidth(fallback: number) {
     return () => observer.disconnect();
   }, []);
   return { box, width: printing.value ? PRINTED_WIDTH : width.value };
+}
+
+/** A box that scrolls, with a shadow at a side where there is more than is seen. */
+export function Scroll(props: { class?: string; label?: string; children: ComponentChildren }) {
+  const box = useRef<HTMLDivElement>(null);
+  const more = useSignal("");
+  useLayoutEffect(() => {
+    const { current } = box;
+    const look = () => {
+      const { scrollLeft, scrollWidth, clientWidth } = current!;
+      const sides = { left: scrollLeft > 1, right: scrollLeft + clientWidth < scrollWidth - 1 };
+      more.value = Object.entries(sides)
+        .filter(([, is]) => is)
+        .map(([side]) => side)
+        .join(" ");
+    };
+    const observer = new ResizeObserver(look);
+    for (const each of [current!, ...current!.children]) observer.observe(each);
+    current!.addEventListener("scroll", look);
+    return () => observer.disconnect();
+  }, []);
+  const named = props.label ? ({ tabIndex: 0, role: "region", "aria-label": props.label } as const) : {};
+  return (
+    <div class="more" data-more={more.value}>
+      <div class={`scroll ${props.class ?? ""}`} ref={box} {...named}>
+        {props.children}
+      </div>
+    </div>
+  );
 }
 
 type Cell = string | number | null;
@@ -205,15 +235,16 @@ export function ScaleRamp({ range, said }: { range: [low: number, high: number];
 
 export const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
-  "mixing ratio":
-    "The length of what all other tokens together give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
-  "others' share":
-    "How much of a token's vector comes from other tokens, followed exactly from the input on with attention as it was: the length of their parts added up, divided by that plus the length of the token's own part.",
+  "mixing ratio of one layer":
+    "What one layer's attention adds: the length of what all other tokens together give to a token's vector there, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle. It is not what has gathered since the input.",
+  "share from others since the input":
+    "How much of a token's vector comes from other tokens, followed from the input through all layers with attention as it was: the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and no causal effect. Special tokens and punctuation count as tokens, here and in all measures.",
   "exact parts":
-    "A vector as a sum of parts, one for each token of the input, which add up to the model's own vector. A token's share of itself is that of its own part; the rest is divided among the others by the lengths of their parts.",
+    "A vector as a sum of parts, one for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
-  "words in random order": "A control: the same text with its words shuffled, the tokens of a word together.",
+  "words shuffled":
+    "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. What stays of the change needs no word order.",
   share:
     "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022).",
   derivative:
@@ -250,7 +281,7 @@ export function Term({ name, children }: { name: keyof typeof GLOSSARY; children
         {children ?? name}
       </button>
       <span role="tooltip" id={id} hidden={!open.value}>
-        {GLOSSARY[name]}
+        {GLOSSARY[name]} {data.answer.notes[name]}
       </span>
     </span>
   );
