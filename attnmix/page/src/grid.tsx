@@ -21,7 +21,7 @@ import * as measures from "./measures";
 import { CHANGE, shownModels } from "./measures";
 import type { DrawnCanvas } from "./picture";
 import { canChange, dark, hovered, printing, set, state } from "./state";
-import { ARROWS, Pane, PRINTED_WIDTH, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
+import { ARROWS, type GLOSSARY, Pane, PRINTED_WIDTH, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameInText, nameOf } from "./words";
 
 const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
@@ -445,12 +445,16 @@ function PointedText({ width }: { width: number }) {
   );
 }
 
+/** The word of the glossary that says what the chosen measure is. */
+function shareTerm(): keyof typeof GLOSSARY {
+  if (measures.sourcesIn.value === null) return "mixing ratio of one layer";
+  return state.share.value === "parts" ? "exact parts" : "share";
+}
+
 const Legend = () => (
   <>
     <ScaleRamp range={measures.shareRange.value} said={measures.endText} /> {measures.shareKind()},{" "}
-    <Term name={state.share.value === "parts" ? "exact parts" : "share"}>
-      {measures.measureName().replace(/^Exact/, "exact")}
-    </Term>
+    <Term name={shareTerm()}>{measures.measureName().replace(/^Exact/, "exact")}</Term>
     {state.change.value && ", change by fine-tuning"};{" "}
     {state.stretch.value ? "stretched to what this picture shows" : "one scale for all layers, models and texts"}.
   </>

@@ -246,7 +246,7 @@ export const GLOSSARY = {
   "words shuffled":
     "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. What stays of the change needs no word order.",
   share:
-    "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022).",
+    "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022). A rollout multiplies the layers' shares, from the input on.",
   derivative:
     "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
   "place in the model":
