@@ -62,7 +62,7 @@ _VERDICTS = {
     TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
 }
-"""What the verdicts say that name no direction."""
+"""The meaning of each verdict that names no direction."""
 _MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
 
 

@@ -13,7 +13,7 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 MIN_STRENGTH = 1e-12  # of the largest eigenvalue; smaller ones are rounding
-EXTENT = 10.0  # of a map to each side of its middle: that of umap-learn's own start
+EXTENT = 10.0  # a map reaches as far to each side of its middle, as umap-learn's own start does
 
 
 def two_components(x_ND: Doubles) -> Doubles:

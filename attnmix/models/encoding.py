@@ -21,7 +21,8 @@ from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
-MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
+MAX_UNKNOWN_SHARE = 0.5
+"""The largest share of words without a token of their own; beyond it most vectors are those of one token."""
 PASS_COST_TOKENS = 128  # cost of starting one more forward pass
 
 

@@ -100,7 +100,7 @@ class Results(Protocol):
 
     @property
     def components(self) -> dict[Site, Components]:
-        """What the layout `pca`, which fits every site into one extent, shows of the vectors there."""
+        """The principal components that the layout `pca` shows: of every site, fitted into one extent."""
 
 
 class MixingTables:

@@ -209,7 +209,7 @@ class Run(MixingTables):
 
     @property
     def components(self) -> dict[Site, Components]:
-        """What the layout `pca`, which fits every site into one extent, shows of the vectors there."""
+        """The principal components that the layout `pca` shows: of every site, fitted into one extent."""
         keys = ["document", "position"]
         row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
         components = {}
