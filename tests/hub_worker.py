@@ -14,6 +14,8 @@ from pathlib import Path
 
 from stage_process import LIMIT
 
+from attnmix.core.arithmetic import environment
+
 LIMIT_SECONDS = 5.0  # for a request without progress, by the clock below
 TICK_SECONDS = 0.01
 
@@ -34,14 +36,14 @@ class Clock:
         self.now += seconds
 
 
-def start_worker(environment: dict[str, str]) -> ProcessPoolExecutor:
-    """Return a process with this environment."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _set_up, (environment,))
+def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
+    """Return a process with these variables in its environment."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _set_up, (variables,))
 
 
-def _set_up(environment: dict[str, str]) -> None:
+def _set_up(variables: dict[str, str]) -> None:
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
     environment.choose(environment.PORTABLE)
 
 

@@ -50,7 +50,6 @@ PROBE_LABELS = {
 }
 """Quantities of `class_use.csv` and their groups."""
 KEYS = ["document", "position"]
-UMAP_ORDER = ("aligned", "joint", "separate")  # of which the page shows the first that a run has
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
@@ -77,7 +76,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     most, _ = most_and_least(run.mixing[0])
     contributions = _contributions(documents, run)
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
-    maps = {layout: run.map(layout) for layout in shown_layouts(run.layouts)}
+    maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
     components = run.components if "pca" in maps else {}
     has_classifier = names.CAPTURED_CHECKPOINT in checkpoints
@@ -331,12 +330,6 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     half = MAP_MARGIN * max(float((high - low).max()), 1e-3) / 2
     middle = (low + high) / 2
     return np.stack([middle - half, middle + half], axis=1)
-
-
-def shown_layouts(layouts: Sequence[str]) -> list[str]:
-    """Return which of a run's layouts the page shows: the principal components first, and one by UMAP."""
-    umap = [layout for layout in UMAP_ORDER if layout in layouts]
-    return [layout for layout in ("pca", *umap[:1]) if layout in layouts]
 
 
 def _map(
