@@ -2,27 +2,17 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import { Changes, ChosenText, layerName, modelTitle, sourceModel, valueText } from "./chosen";
 import { shade, strength } from "./colours";
-import {
-  checkpoints,
-  data,
-  documentOf,
-  isRead,
-  layerCount,
-  layers,
-  type Maybe,
-  positionOf,
-  range,
-  tokensOf,
-} from "./data";
-import { percent, points, wholePercent } from "./format";
+import { checkpoints, data, documentOf, isRead, layerCount, layers, positionOf, range, tokensOf } from "./data";
+import { percent, wholePercent } from "./format";
 import { type Mark, paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, shownModels } from "./measures";
 import type { DrawnCanvas } from "./picture";
 import { canChange, dark, hovered, printing, set, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, PRINTED_WIDTH, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
-import { nameInText, nameOf } from "./words";
+import { nameOf } from "./words";
 
 const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
 const CELL_WIDTH = [15, 120]; // pixels, at least and at most
@@ -37,17 +27,12 @@ const NAMES_HEIGHT = { level: 24, upright: 92 }; // pixels
 const NUMBERED = 56; // pixels, of a cell with its number in it
 const MAX_SIDE = 16_000; // pixels of a canvas
 const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
-const NAMED_SOURCES = 4; // in the sentence below the picture
-const LISTED_CHANGES = 6; // below the picture
 const READ_SIGN = "◆"; // before the name of the token that the classifier reads
 const LEAST_SHADED = 0.002; // of the vector, for a source in the row of the input
 
 /** A place in the picture; layer 0 is the input. */
 type Cell = { token: number; layer: number; model: string };
 const pointed = signal<(Cell & { x: number; y: number }) | null>(null);
-
-const modelTitle = (model: string) => (model === CHANGE ? "Change by fine-tuning" : data.labels.checkpoints[model]);
-const layerName = (layer: number) => (layer === 0 ? "input" : data.labels.layers[layer].toLowerCase());
 
 /** Where everything stands, for a width of the picture. */
 function layoutOf(number: number, models: string[], width: number) {
@@ -96,8 +81,6 @@ const layout = computed(() =>
   layoutOf(state.document.value, shownModels.value, printing.value ? PRINTED_WIDTH : screenWidth.value),
 );
 
-/** The models whose sources are drawn; of a change, the chosen one. */
-const sourceModel = (model: string) => (model === CHANGE ? state.checkpoint.value : model);
 /** By model where the chosen token's vector comes from. */
 const origins = computed(() => {
   const [token, layer] = [state.token.value, state.layer.value];
@@ -238,8 +221,6 @@ const marksOf = (now: Layout): Mark[] => [
 const choose = ({ token, layer, model }: Cell) =>
   set({ token, ...(layer > 0 ? { layer } : {}), ...(model === CHANGE ? {} : { checkpoint: model }) });
 
-const valueText = (value: Maybe) => (value === null ? "not known" : measures.shareText(value));
-
 function cellText({ token, layer, model }: Cell): string {
   const name = `“${nameOf(token)}” (${positionOf(token)})`;
   if (layer > 0)
@@ -248,69 +229,6 @@ function cellText({ token, layer, model }: Cell): string {
   if (share === undefined) return `${name}, input`;
   const along = measures.sourcesIn.value === "layer" ? ", along the lines" : "";
   return `${name}, input: ${percent(share)} of “${nameOf(state.token.value!)}” after ${layerName(state.layer.value)}${along}`;
-}
-
-/** The largest sources of the chosen vector in a model, in words, by the chosen measure. */
-function SourcesOf({ model, token }: { model: string; token: number }) {
-  const all = measures.sourcesOf(token, state.layer.value, sourceModel(model));
-  const sources = all.filter((each) => each.token !== token).slice(0, NAMED_SOURCES);
-  if (sources.length === 0) return null;
-  return (
-    <>
-      Largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
-      {canChange && `, ${data.labels.checkpoints[sourceModel(model)].toLowerCase()}`}:{" "}
-      {sources.map((each, n) => (
-        <>
-          {n > 0 && ", "}
-          <bdi>{nameInText(each.token)}</bdi> {percent(each.share)}
-        </>
-      ))}
-      .{" "}
-    </>
-  );
-}
-
-/** The cells that fine-tuning changed most, by which they are chosen. */
-function Changes() {
-  const changes = measures.largestChanges.value.slice(0, LISTED_CHANGES);
-  if (changes.length === 0) return null;
-  return (
-    <p class="changes noprint" id="changes">
-      Largest changes by fine-tuning, of each token the layer with its largest:{" "}
-      {changes.map(({ token, layer, value }) => (
-        <button onClick={() => set({ token, layer })}>
-          <bdi>{nameInText(token)}</bdi> <small>layer {layer}</small> {points(value)}
-        </button>
-      ))}
-    </p>
-  );
-}
-
-/** What the chosen cell is and where its vector comes from, in words. */
-function ChosenText() {
-  const token = state.token.value;
-  if (token === null)
-    return (
-      <p class="chosen-text" id="chosen-text">
-        Click a cell to see where that vector comes from.
-      </p>
-    );
-  const layer = state.layer.value;
-  const inModels = shownModels.value.map((model) => {
-    const value = valueText(measures.valueOf(token, layer, model));
-    return shownModels.value.length > 1 ? `${value} ${modelTitle(model).toLowerCase()}` : value;
-  });
-  return (
-    <p class="chosen-text" id="chosen-text" aria-live="polite">
-      <b>
-        “<bdi>{nameInText(token)}</bdi>”
-      </b>{" "}
-      after {layerName(layer)}: {measures.shareKind()} {inModels.join(", ")}.{" "}
-      {shownModels.value.map((model) => (
-        <SourcesOf model={model} token={token} />
-      ))}
-    </p>
-  );
 }
 
 /** What the picture holds, for who checks it: where each cell's corner is, and the shares of the lines. */

@@ -46,7 +46,7 @@ export const largestChanges = computed((): Change[] => {
       const value = valueOf(token, layer, CHANGE);
       return value === null ? [] : [{ token, layer, value }];
     });
-  const largest = (changes: Change[]) => changes.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const largest = (all: Change[]) => all.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value));
   if (checkpoints.length < 2) return [];
   return largest(tokensOf(state.document.value).flatMap((token) => largest(inLayers(token)).slice(0, 1)));
 });

@@ -105,7 +105,7 @@ export const headsLayer = signal(initial.layer);
 const REST = 120; // milliseconds
 let resting = 0;
 
-const SINGLE_TEXT_CHOICES: (keyof Choice)[] = ["document", "token", "source", "point"];
+const SINGLE_TEXT_CHOICES = new Set<keyof Choice>(["document", "token", "source", "point"]);
 /** What a reader or the address chose; the rest is as the page opened. */
 const named = new Set<keyof Choice>();
 
@@ -113,7 +113,7 @@ const named = new Set<keyof Choice>();
 function choicesForOthers(): string {
   // Every value is read, so that an effect follows those that are chosen later.
   const all = keys.map((key): [keyof Choice, string] => [key, String(state[key].value)]);
-  const values: string[][] = all.filter(([key]) => named.has(key) && !SINGLE_TEXT_CHOICES.includes(key));
+  const values: string[][] = all.filter(([key]) => named.has(key) && !SINGLE_TEXT_CHOICES.has(key));
   if (named.has("token") && position.value !== null) values.push(["position", String(position.value)]);
   return new URLSearchParams(values).toString();
 }
