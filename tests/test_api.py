@@ -28,7 +28,7 @@ from attnmix import api, interventions
 from attnmix.core.errors import InputError
 from attnmix.models import convert
 
-MAX_CELL_BYTES = 500_000  # of what a notebook keeps of a short text
+MAX_CELL_BYTES = 500_000  # the largest size of what a notebook keeps of a short text
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),

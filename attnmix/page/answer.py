@@ -21,8 +21,10 @@ OTHERS_SHARE = (
     "the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part"
 )
 """The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
-MIN_CHANGE = 0.01  # of the ratio, below which nothing is said of what it needs
-ORDER_FREE = 0.9  # of the change, which stays in random order where it needs no word order
+MIN_RATIO_CHANGE = 0.01
+"""The smallest change of the mixing ratio of which the page says whether it needs word order."""
+ORDER_FREE_SHARE = 0.9
+"""The share of that change that stays, at least, when words are shuffled, where it needs no word order."""
 
 
 def answer(run: Results) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def _shuffled_change(run: Results) -> str:
     if changes.empty:
         return ""
     change, shuffled = means["finetuned"] - means["pretrained"], float(changes.mean())
-    stays = abs(change) >= MIN_CHANGE and shuffled / change >= ORDER_FREE
+    stays = abs(change) >= MIN_RATIO_CHANGE and shuffled / change >= ORDER_FREE_SHARE
     verdict = "needs no word order:" if stays else "is"
     numbers = f"{points(change)} points, {points(shuffled)} with {{words shuffled}}"
     return f"The ratio's change by fine-tuning {verdict} {numbers}."

@@ -27,7 +27,8 @@ MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain 
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
-HEAD_BYTES = 1_400_000  # of the queries and keys of all other texts: a text of 64 tokens, so that a page has 4 MB
+HEAD_BYTES = 1_400_000
+"""The largest size of the queries and keys on a page: those of one text of 64 tokens, so that a page has 4 MB."""
 ROUNDING = 1e-4  # the weights of a row without an attention sink add up to 1 within this
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
