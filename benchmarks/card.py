@@ -98,7 +98,7 @@ class Card:
             "finetune": {"batch_size": self.size.batch_texts, "max_length": longest, "epochs": 2},
             "capture": {"max_length": longest, "drawn": self.size.test},
             "measure": {"documents": self.size.measured, "gradient_documents": 0, "matrices": []},
-            "faithfulness": {"max_length": longest},
+            "faithfulness": {"max_length": min(longest, 96)},
         }
         for name, keys in sections.items():
             values[name] |= keys
@@ -294,6 +294,14 @@ def measure_speed(card: Card) -> str:
     return f"{tokens / measured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
 
 
+def faithfulness(card: Card) -> str:
+    """Return what the stage takes: token scores, probes and interventions, on the reviews that `measure` measured."""
+    with watched(card.device) as use:
+        seconds = card.stage("faithfulness")
+    rows = len(card.run.table("faithfulness/faithfulness"))
+    return f"{seconds:.0f} s, {rows} rows, {use}"
+
+
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
     """Return the number of tokens in the texts of a kind, and the seconds of the library's own forward passes."""
     base: Any = load_base(card.run.finetuned).to(card.device)
@@ -452,6 +460,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "capture, second size": capture_speed(1),
     "capture, third size": capture_speed(2),
     "measure": measure_speed,
+    "faithfulness": faithfulness,
     "out of memory in finetune": out_of_memory("finetune"),
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,

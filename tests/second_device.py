@@ -6,11 +6,14 @@ float64 tensors where `DEVICE_RULES.float64` is False, as on Apple's GPU. `count
 is at least one kernel launch on a GPU), and what made the CPU wait for the device.
 
 The device is there from the import on, but `torch.accelerator` sees it only while `DEVICE_RULES.available`.
+
+With `TEST_GPU=1` the device is this machine's GPU instead, which has rules of its own and of which nothing is counted.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-NAME = "second"
+REAL_GPU = os.environ.get("TEST_GPU") == "1"
+NAME = torch.accelerator.current_accelerator().type if REAL_GPU else "second"
 # Device types of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html: `kDLCPU` and `kDLExtDev`.
 DLPACK_CPU, DLPACK_SECOND = 1, 12
 DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # of the device type, which follows the address of the data
@@ -101,7 +105,8 @@ class _Module:
 
 
 DEVICE_RULES = DeviceRules()
-_setup_privateuseone_for_python_backend(NAME, _Module())
+if not REAL_GPU:
+    _setup_privateuseone_for_python_backend(NAME, _Module())
 DEVICE = torch.device(NAME, 0)
 _counts = Counts()
 _libraries = [torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")]
@@ -319,4 +324,5 @@ def _register() -> None:
         kernels.impl(name, kernel, "PrivateUse1")
 
 
-_register()
+if not REAL_GPU:
+    _register()
