@@ -83,18 +83,20 @@ def _observable(network: PreTrainedModel) -> Iterator[None]:
     """Put a model in eval mode, its attention observed; then restore what that changes."""
     base: Any = network.base_model
     modes = {module: module.training for module in network.modules()}
-    implementation = base.config._attn_implementation
     # T5's stacks have configurations of their own, and modules keep some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
+    implementations = [config._attn_implementation for config in configs]
     holders = [*configs, *network.modules()]
     hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
-        base.set_attn_implementation(implementation_of(base.config))
+        for config in configs:  # `set_attn_implementation` leaves those of the stacks as they are in transformers 5.17
+            config._attn_implementation = implementation_of(base.config)
         network.eval()
         yield
     finally:
-        base.set_attn_implementation(implementation)
+        for config, implementation in zip(configs, implementations, strict=True):
+            config._attn_implementation = implementation
         # A configuration that two modules share was changed at its first turn alone.
         for holder, values in zip(holders, changes, strict=True):
             set_values(holder, values)

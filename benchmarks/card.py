@@ -73,7 +73,7 @@ class Size:
     train: int = 1024
     test: int = 512
     words: int = 250  # in the longest text
-    measured: int = 64
+    measured: int = 512
     batch_texts: int = 32
     batch_tokens: tuple[int, ...] = (4096, 16384, 65536)
 
@@ -116,7 +116,8 @@ class Card:
 
     def start_finetune(self, root: Path) -> subprocess.Popen[bytes]:
         """Start the stage `finetune` of the folder `root` in a process of its own."""
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
         output: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         return subprocess.Popen([sys.executable, "-m", "stages", "finetune"], cwd=root, env=environment, **output)
 
@@ -283,15 +284,21 @@ def capture_speed(place: int) -> Callable[[Card], str]:
     return row
 
 
-def measure_speed(card: Card) -> str:
-    """Return the speed of `measure`, both controls of it included, beside bare forward passes."""
-    batch_tokens = card.size.batch_tokens[0]
-    card.write_parameters(finetune={"epochs": 0}, capture={"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]})
-    card.stage("tokenize")
-    tokens, seconds = bare_passes(card, "measured", batch_tokens)
-    with watched(card.device) as use:
-        measured = card.stage("measure")
-    return f"{tokens / measured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+def measure_speed(place: int) -> Callable[[Card], str]:
+    """Return the row of `measure`, both controls of it included, beside bare forward passes, at a size of a batch."""
+
+    def row(card: Card) -> str:
+        batch_tokens = card.size.batch_tokens[place]
+        capture = {"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]}
+        card.write_parameters(finetune={"epochs": 0}, capture=capture)
+        if place == 0:
+            card.stage("tokenize")
+        tokens, seconds = bare_passes(card, "measured", batch_tokens)
+        with watched(card.device) as use:
+            measured = card.stage("measure")
+        return f"{batch_tokens} a batch: {tokens / measured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+
+    return row
 
 
 def faithfulness(card: Card) -> str:
@@ -459,7 +466,8 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "capture, first size": capture_speed(0),
     "capture, second size": capture_speed(1),
     "capture, third size": capture_speed(2),
-    "measure": measure_speed,
+    "measure, first size": measure_speed(0),
+    "measure, second size": measure_speed(1),
     "faithfulness": faithfulness,
     "out of memory in finetune": out_of_memory("finetune"),
     "out of memory in capture": out_of_memory("capture"),

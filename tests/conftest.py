@@ -76,7 +76,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.copy_(("LayerNorm.weight" in name) + 0.25 * noise)
 
 
-def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: int) -> Path:
+def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: Any) -> Path:
     """Write a randomly initialised BERT classifier, by default with 4 heads, hidden size 24 and 64 positions."""
     sizes = TINY | {"num_hidden_layers": layers, "max_position_embeddings": 64} | sizes
     model = BertForSequenceClassification(BertConfig(**sizes))

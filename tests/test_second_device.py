@@ -48,7 +48,8 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from benchmarks.launches import works
 
-TOLERANCE = 1e-4 if REAL_GPU else 1e-5  # a GPU adds in another order
+# A GPU adds in another order; one of T5's ratios on a CPU is off by .0004 from that in float64.
+TOLERANCE = 1e-3 if REAL_GPU else 1e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
 # Those named by `torch.use_deterministic_algorithms` that models of text could call, except for `cumsum`: it is refused
@@ -262,7 +263,7 @@ def test_every_stage_gives_the_cpus_results(
             monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
             hide_device(monkeypatch)
         folder = tmp_path / name
-        write_tiny_bert(folder / "model", layers=2)
+        write_tiny_bert(folder / "model", layers=2, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
         toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
         capture = {"documents": [0, 1], "max_length": 40, "dtype": "float32"}
         runs[name] = Run(run_stages(folder, *STAGES, finetune={"epochs": 1, "lora": lora}, capture=capture))
@@ -301,7 +302,7 @@ def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
         return {name: each.cpu() for name, each in result.items()} if isinstance(result, dict) else result.cpu()
 
     monkeypatch.setattr(owner, name, left_behind)
-    with pytest.raises(RuntimeError, match="at least two devices"):
+    with pytest.raises(RuntimeError, match="all tensors to be on the same device"):
         compute(write_family("bert", tmp_path), second_device)
 
 
