@@ -178,7 +178,10 @@ class Pages:
         return page_text(self.measurer.results(tokenized(texts, self.measurer)), self.subject)
 
     async def add(self, texts: Sequence[str]) -> str:
-        """Measure one text or two when their turn comes, keep their page, and return its name, which nobody can guess."""
+        """Measure one text or two when their turn comes, keep their page, and return its name.
+
+        Nobody can guess the name.
+        """
         now = time.monotonic()
         if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
             raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
@@ -270,7 +273,9 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, a
     print("loading the model ...", flush=True)
     with quiet():
         pages = Pages(load_measurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
-        pages.write(next(iter(EXAMPLES.values())))  # compiles what a page needs, so that the first text does not wait for it
+        pages.write(
+            next(iter(EXAMPLES.values()))
+        )  # compiles what a page needs, so that the first text does not wait for it
         compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(
