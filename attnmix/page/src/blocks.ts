@@ -10,7 +10,7 @@ import { nameOf } from "./words";
 
 export const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
 const CELL_WIDTH = [15, 120]; // pixels, at least and at most
-const ROOM = { screen: 0.38, paper: 330 }; // for all rows: of the window's height, and in pixels
+const ROOM = { text: 0.38, comparison: 0.42, paper: 330 }; // for all rows: of the window's height, and in pixels
 const ABOVE_PICTURE = 290; // pixels of a wide window, below which two texts and their difference are to fit
 const ROW_HEIGHT = [9, 30]; // pixels, at least and at most, with the gap
 export const GAP = 0.28; // of a row, through which lines go
@@ -95,7 +95,9 @@ function layoutOf(width: number) {
   const namesHeight = NAMES_HEIGHT[upright ? "upright" : "level"];
   const rowCount = shown.reduce((total, block) => total + rowsOf(block), 0);
   const between = shown.reduce((total, { hasNames }) => total + TITLE_HEIGHT + (hasNames ? namesHeight : 0), 0);
-  const onScreen = comparison.value ? innerHeight - ABOVE_PICTURE - between : ROOM.screen * innerHeight;
+  const onScreen = comparison.value
+    ? Math.min(innerHeight - ABOVE_PICTURE - between, ROOM.comparison * innerHeight)
+    : ROOM.text * innerHeight;
   const room = printing.value ? ROOM.paper : onScreen;
   const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], room / rowCount)));
   const tops = new Map<Block, number>();
