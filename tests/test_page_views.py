@@ -80,7 +80,8 @@ def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
         const [slider, words] = ["layer", "words"].map((id) => document.getElementById(id));
         slider.value = slider.value === "1" ? "3" : "1";
         slider.dispatchEvent(new Event("input", { bubbles: true }));
-        return new Promise((resolve) => requestAnimationFrame(() => resolve(words.getAnimations({ subtree: true }).length)));
+        const animated = () => words.getAnimations({ subtree: true }).length;
+        return new Promise((resolve) => requestAnimationFrame(() => resolve(animated())));
     }"""
     shades = "() => [...document.querySelectorAll('#words span')].map(each => getComputedStyle(each).backgroundColor)"
     before = page.evaluate(shades)
