@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from browser import Opened, browser
 from colours import distance, lab, linear, shade
+from conftest import write_tiny_bert
 from page_grid import MATRICES, colour_of, drawn, pixels, share_from_others
-from page_run import choose, open_changed, tokens
+from page_run import choose, open_changed, save_page, tokens
 
+import attnmix
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
 
@@ -216,6 +218,21 @@ def test_picture_and_heads_fit_or_show_that_there_is_more(run: Path, chromium: A
         canvas, frame = (page.locator(name).bounding_box() for name in ("#grid-canvas", ".grid-box"))
         assert frame["x"] + 40 <= canvas["x"] + cell["x"]
         assert canvas["x"] + cell["x"] + picture["width"] <= frame["x"] + frame["width"] + 1
+    shown.close()
+
+
+def test_picture_of_24_layers_and_64_heads_is_whole(tmp_path: Path, chromium: Any) -> None:
+    write_tiny_bert(tmp_path / "model", layers=24, hidden_size=128, num_attention_heads=64)
+    result = attnmix.measure(attnmix.load(str(tmp_path / "model")), "the film was good .")
+    shown = Opened(chromium, save_page(result, tmp_path), viewport={"width": 1280, "height": 1600})
+    page = shown.page
+    choose(page, "layer", "12")
+    picture = drawn(page)
+    assert {cell["layer"] for cell in picture["cells"]} == set(range(25))
+    frame = page.locator(".grid-box").bounding_box()
+    canvas = page.locator("#grid-canvas").bounding_box()
+    assert canvas["y"] + canvas["height"] <= frame["y"] + frame["height"] + 1
+    assert page.locator("#heads-all button").count() == 24 * 64
     shown.close()
 
 
