@@ -223,12 +223,15 @@ const Legend = () => (
 /** An end of the scale of differences. */
 const differenceEnd = (value: number) => signed(100 * value, state.stretch.value ? 1 : 0);
 
-const DifferenceLegend = () => (
-  <p class="legend" id="difference-legend">
-    Difference: <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points
-    {!state.stretch.value && " and beyond"}.
-  </p>
-);
+function DifferenceLegend({ first, second }: Comparison) {
+  const [one, other] = [first, second].map((text) => data.documents[text].name);
+  return (
+    <p class="legend" id="difference-legend">
+      Difference: more in {one} <ScaleRamp range={differenceRange.value} said={differenceEnd} /> more in {other}, in
+      percentage points{!state.stretch.value && " (full colour from 25 on)"}.
+    </p>
+  );
+}
 
 /** Which sources the orange marks show, all by the chosen measure. */
 function orangeText(): string {
@@ -337,7 +340,7 @@ export function Grid() {
           <Legend />
         </p>
         {texts.length > 1 && <Select choice="compare" label="Compare with" names={names} options={others} />}
-        {comparison.value && <DifferenceLegend />}
+        {comparison.value && <DifferenceLegend {...comparison.value} />}
       </div>
       <PartsNote />
       <div class="grid" ref={box}>
