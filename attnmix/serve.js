@@ -1,7 +1,8 @@
-// The shell of `attnmix serve`: sends the typed text, shows its page in the frame, and lets Back lead to the one before.
-const [form, field, state, frame] = ["ask", "text", "state", "page"].map((id) => document.getElementById(id));
+// The shell of `attnmix serve`: sends the typed texts, shows their page in the frame, and lets Back lead to the one before.
+const ids = ["ask", "text", "other", "state", "page"];
+const [form, field, otherField, state, frame] = ids.map((id) => document.getElementById(id));
 const button = form.querySelector("button");
-const texts = new Map(); // by the name of their page; the address and the browser's history hold names alone
+const textsOf = new Map(); // by the name of their page; the address and the browser's history hold names alone
 
 function say(message, wrong = false) {
   state.textContent = message;
@@ -11,21 +12,23 @@ function say(message, wrong = false) {
 function open(name) {
   frame.hidden = false;
   // The page says what was chosen on it: token by position, layer, head. The next text opens with the same.
-  const choices = frame.contentDocument?.documentElement?.dataset.choices ?? "";
+  const choices = new URLSearchParams(frame.contentDocument?.documentElement?.dataset.choices ?? "");
+  const texts = textsOf.get(name) ?? [];
+  if (texts.length > 1) choices.set("compare", "1"); // the number of the second text
   // In place of the frame's own entry in the history, so that Back leads from text to text.
-  frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices && "#"}${choices}`);
-  if (texts.has(name)) field.value = texts.get(name);
+  frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
+  if (texts.length > 0) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
 }
 
-async function measure(text) {
+async function measure(texts) {
   button.disabled = true;
   say("Measuring…");
   try {
     const headers = { "Content-Type": "application/json" };
-    const answer = await fetch("/measure", { method: "POST", headers, body: JSON.stringify({ text }) });
+    const answer = await fetch("/measure", { method: "POST", headers, body: JSON.stringify({ texts }) });
     if (!answer.ok) return say(await answer.text(), true);
     const { page, seconds } = await answer.json();
-    texts.set(page, text);
+    textsOf.set(page, texts);
     history.pushState(page, "", `#${page}`);
     open(page);
     say(`Measured in ${seconds.toFixed(1)} seconds.`);
@@ -45,10 +48,11 @@ function follow() {
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  measure(field.value);
+  measure(otherField.value.trim() ? [field.value, otherField.value] : [field.value]);
 });
-field.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+form.addEventListener("keydown", (event) => {
+  const isTyped = event.target === field || event.target === otherField;
+  if (!isTyped || event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   if (!button.disabled) form.requestSubmit();
 });
@@ -57,11 +61,11 @@ addEventListener("popstate", follow);
 const about = await (await fetch("/about")).json();
 document.getElementById("model").textContent = about.model + (about.both ? ", before and after fine-tuning" : "");
 document.getElementById("examples").append(
-  ...about.examples.map((text) => {
-    const [item, chip] = ["li", "button"].map((name) => document.createElement(name));
-    Object.assign(chip, { type: "button", textContent: text });
+  ...Object.entries(about.examples).map(([name, texts]) => {
+    const [item, chip] = ["li", "button"].map((kind) => document.createElement(kind));
+    Object.assign(chip, { type: "button", textContent: name, title: texts.join("\n") });
     chip.addEventListener("click", () => {
-      field.value = text;
+      [field.value, otherField.value] = texts;
       if (!button.disabled) form.requestSubmit();
     });
     item.append(chip);

@@ -1,10 +1,11 @@
 """A local server for the page of whatever text is typed: `attnmix serve`.
 
-The shell is one input, some examples and a frame; the frame holds the page that `attnmix show` makes, of the typed
-text, with the models loaded once. Only this machine is served, and who reaches it through a tunnel: the socket listens
-on the loopback address, and a request is refused whose Host or Origin is another, as one from the script of a foreign
-web site would be. A tunnel or proxy with a name of its own is allowed by `--allow-host`. Texts arrive in the body of a
-request; they and their pages stay in memory, the last `KEPT_PAGES` of them, and are in no address, file or log.
+The shell is an input, one more for a text to compare with, some pairs as examples, and a frame; the frame holds the
+page that `attnmix show` makes, of the typed texts, with the models loaded once. Only this machine is served, and who
+reaches it through a tunnel: the socket listens on the loopback address, and a request is refused whose Host or Origin
+is another, as one from the script of a foreign web site would be. A tunnel or proxy with a name of its own is allowed
+by `--allow-host`. Texts arrive in the body of a request; they and their pages stay in memory, the last `KEPT_PAGES` of
+them, and are in no address, file or log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from attnmix.core.errors import InputError, text_problem
 from attnmix.core.terminal import printable
 from attnmix.model import quiet
 from attnmix.models.checkpoint import longest_text
-from attnmix.page.assembly import page_text
+from attnmix.page.assembly import page_text, short_name
 from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
@@ -51,12 +52,17 @@ MAX_BODY_BYTES = 200_000
 MAX_WAITING = 4  # texts, behind the one that is measured
 MAX_PER_MINUTE = 60  # texts
 KEPT_PAGES = 20
-EXAMPLES = (
-    "time flies like an arrow",
-    "the film was not good , it was great",
-    "the trophy did not fit into the suitcase because it was too big",
-    "I saw the man with the telescope",
-)
+EXAMPLES = {
+    "where “not” stands": ("the film was not good , it was great", "the film was good , it was not great"),
+    "time and fruit": ("time flies like an arrow", "fruit flies like a banana"),
+    "too big or too small": (
+        "the trophy did not fit into the suitcase because it was too big",
+        "the trophy did not fit into the suitcase because it was too small",
+    ),
+    "telescope or beard": ("I saw the man with the telescope", "I saw the man with the beard"),
+}
+"""Minimal pairs by the word that tells their texts apart."""
+SUBJECTS = ("the text", "the text to compare with")  # of errors
 SHELL = Path(__file__).with_name("serve.html")
 SCRIPT = SHELL.with_suffix(".js")
 SHELL_POLICY = (
@@ -141,18 +147,20 @@ def max_tokens(measurer: TextMeasurer) -> int:
     return min(MAX_TOKENS, longest_text(measurer.base.config) or MAX_TOKENS)
 
 
-def tokenized(text: str, measurer: TextMeasurer) -> TokenizedTexts:
-    """Return the tokens of a typed text; raise `InputError` for one that is empty or too long."""
+def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
+    """Return the tokens of typed texts; raise `InputError` for one that is empty or too long."""
     base: Any = measurer.base
     longest = max_tokens(measurer)
-    if problem := text_problem(text):
-        raise InputError(f"{problem}; allowed: 1 to {longest} tokens")
+    for subject, text in zip(SUBJECTS, texts, strict=False):
+        problem = text_problem(text)
+        if problem:
+            raise InputError(f"{problem.replace('the text', subject)}; allowed: 1 to {longest} tokens")
     rows = base.get_input_embeddings().num_embeddings
-    result = tokenize_given(text, measurer.tokenizer, base.config, rows, longest)
-    (tokens,) = result.texts["whole_tokens"]
-    if tokens > longest:
-        allowed = f"allowed: at most {longest}; `attnmix show` takes more"
-        raise InputError(f"the text has {tokens:,} tokens; {allowed}")
+    result = tokenize_given(list(texts), measurer.tokenizer, base.config, rows, longest)
+    for subject, tokens in zip(SUBJECTS, result.texts["whole_tokens"], strict=False):
+        if tokens > longest:
+            allowed = f"allowed: at most {longest}; `attnmix show` takes more"
+            raise InputError(f"{subject} has {tokens:,} tokens; {allowed}")
     return result
 
 
@@ -165,12 +173,15 @@ class Pages:
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
-    def write(self, text: str) -> str:
-        """Return the page of one text."""
-        return page_text(self.measurer.results(tokenized(text, self.measurer)), self.subject)
+    def write(self, texts: Sequence[str]) -> str:
+        """Return the page of one text or of two."""
+        return page_text(self.measurer.results(tokenized(texts, self.measurer)), self.subject)
 
-    async def add(self, text: str) -> str:
-        """Measure a text when its turn comes, keep its page, and return the page's name, which nobody can guess."""
+    async def add(self, texts: Sequence[str]) -> str:
+        """Measure one text or two when their turn comes, keep their page, and return its name.
+
+        Nobody can guess the name.
+        """
         now = time.monotonic()
         if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
             raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
@@ -178,7 +189,7 @@ class Pages:
         self.waiting += 1
         try:
             async with self.turn:
-                page = await run_in_threadpool(self.write, text)
+                page = await run_in_threadpool(self.write, texts)
         finally:
             self.waiting -= 1
         name = secrets.token_urlsafe(16)
@@ -188,20 +199,24 @@ class Pages:
         return name
 
 
-async def _text_of(request: Request) -> str:
-    """Return the text in the body of a request, which is kept no further than it may be long."""
+async def _texts_of(request: Request) -> list[str]:
+    """Return the texts in the body of a request: one, or two that are compared.
+
+    The body is kept no further than it may be long.
+    """
     body = b""
     async for part in request.stream():  # to its end, as a browser reads no answer before it has sent all
         body += part[: MAX_BODY_BYTES + 1 - len(body)]
     if len(body) > MAX_BODY_BYTES:
         raise HTTPException(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
     try:
-        text = json.loads(body)["text"]
+        texts = json.loads(body)["texts"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        text = None
-    if not isinstance(text, str):
-        raise HTTPException(400, 'The request is no text; allowed: JSON as {"text": "..."}.')
-    return text
+        texts = None
+    are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not are_texts or len(texts) not in (1, 2):
+        raise HTTPException(400, 'The request has no texts; allowed: JSON as {"texts": ["..."]}, of one text or two.')
+    return list(texts)
 
 
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
@@ -216,12 +231,12 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
     async def about(_request: Request) -> Response:
         names = list(pages.measurer.checkpoints)
-        about = {"model": pages.subject.model, "both": len(names) > 1, "examples": EXAMPLES}
+        about = {"model": short_name(pages.subject.model), "both": len(names) > 1, "examples": EXAMPLES}
         return JSONResponse(about | {"limit": max_tokens(pages.measurer)})
 
     async def measure(request: Request) -> Response:
         started = time.monotonic()
-        name = await pages.add(await _text_of(request))
+        name = await pages.add(await _texts_of(request))
         return JSONResponse({"page": name, "seconds": round(time.monotonic() - started, 2)})
 
     async def page(request: Request) -> Response:
@@ -258,7 +273,9 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, a
     print("loading the model ...", flush=True)
     with quiet():
         pages = Pages(load_measurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
-        pages.write(EXAMPLES[0])  # compiles what a page needs, so that the first text does not wait for it
+        pages.write(
+            next(iter(EXAMPLES.values()))
+        )  # compiles what a page needs, so that the first text does not wait for it
         compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(

@@ -313,11 +313,11 @@ def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> No
 
 def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
     measurer = load_measurer({"pretrained": own})
-    tokenized(TEXT, measurer)
+    tokenized([TEXT], measurer)
     with pytest.raises(
         InputError, match=r"^texts: the vocabulary of this model has no token for 66\.7 % of the words of 1"
     ):
-        tokenized("жжж film zzz", measurer)
+        tokenized(["жжж film zzz"], measurer)
 
 
 def test_weights_that_give_no_numbers_are_refused_on_both_roads(own: Path) -> None:

@@ -114,7 +114,7 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
     assert (">LayerNorm<" in drawn["mixing_steps"]) == ("attention_norm" in present)
     assert (">Skip<" in drawn["mixing_steps"]) == ("attention_residual" in present)
     assert (">Attention heads<" in drawn["mixing_steps"]) == ("attention_heads" not in points_of_other_widths())
-    assert ">the<" in drawn["atlas"]
+    assert ">text/0<" in drawn["atlas"]
 
 
 def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:

@@ -52,7 +52,7 @@ def test_a_served_page_shows_umap_of_what_is_enough_for_it(
     tiny_bert: Path, text: str, expected: dict[str, set[str]], note: str
 ) -> None:
     measurer = load_measurer({"pretrained": tiny_bert})
-    page = page_text(measurer.results(tokenized(text, measurer)), Subject("a model"))
+    page = page_text(measurer.results(tokenized([text], measurer)), Subject("a model"))
     data = data_of(page)
     assert layouts(data) == expected
     assert data["mapNote"].startswith(note)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pypdfium2
 import pytest
-from conftest import digest, tokens_table
+from conftest import REPOSITORY, digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from attnmix.core.names import DECODER_INPUT, Site
 from attnmix.core.store.runs import Run
 from attnmix.figures import style
-from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
+from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_main, draw_matrices, draw_reviews, draw_strips
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
@@ -30,7 +30,6 @@ from attnmix.figures.tokens import (
     CapturedTexts,
     DisplayToken,
     TextLayers,
-    frequent_words,
     read_captured,
     short_part,
     words,
@@ -116,6 +115,42 @@ def test_atlas_holds_every_point_at_one_scale(layers: int, points: tuple[str, ..
         assert bottom < y.min() <= y.max() < top
     centers = {tuple(np.round([sum(axes.get_xlim()), sum(axes.get_ylim())], 6)) for axes in panels}
     assert len(centers) == (1 if layout == "joint" else len(panels))
+
+
+@pytest.mark.parametrize(("number", "on_map"), [(3, [0, 1, 2]), (3, [1, 2]), (9, list(range(9)))])
+def test_atlas_has_the_colour_and_name_of_each_text(number: int, on_map: list[int]) -> None:
+    names = [f"test/{row}" for row in range(number)]
+    captured = captured_texts(["[CLS]", "film", "the", "[SEP]"], *names)
+    table = random_map(captured, 1, POST_LN[:1])
+    table = table[table["document"].isin([names[each] for each in on_map])]
+    figure = draw_atlas("pca", table, captured)
+    figure.draw_without_rendering()
+    # The page gives texts its colours in their order; with more texts than colours the first of them has one.
+    script = (REPOSITORY / "attnmix/page/src/colours.ts").read_text("utf-8")
+    kinds = re.findall(r"#[0-9a-f]{6}", script.partition("const KINDS")[2].partition("dark:")[0])
+    canvas = (REPOSITORY / "attnmix/page/src/canvas.tsx").read_text("utf-8")
+    (grey,) = re.findall(r'export const SOFT = "(#\w{6})"', canvas)
+    expected = {name: kinds[0 if number > len(kinds) else n] for n, name in enumerate(names)}
+    if number > len(kinds):
+        expected |= dict.fromkeys(names[1:], grey)
+    drawn = {
+        tuple(xy): mpl.colors.to_hex(colour)
+        for axes in figure.axes
+        for dots in axes.collections
+        for xy, colour in zip(dots.get_offsets(), dots.get_facecolors(), strict=True)
+    }
+    assert len(drawn) == len(table)
+    for row in table.itertuples():
+        assert drawn[row.x, row.y] == expected[row.document]
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    entries = {
+        text.get_text(): mpl.colors.to_hex(handle.get_color())
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    shown = {name: colour for name, colour in expected.items() if colour != grey and names.index(name) in on_map}
+    assert shown.items() <= entries.items()
+    assert ("all others" in entries) == (number > len(kinds))
+    assert {"[CLS]", "[SEP]"} <= set(entries)
 
 
 @pytest.mark.parametrize("levels", [1, 13])
@@ -298,7 +333,7 @@ def contrast_to_white(color: str) -> float:
 
 def test_colours_and_shades_stand_out_on_white() -> None:
     marks = [*POINT_MARKS.values(), *STEP_MARKS.values(), *RATIO_MARKS.values()]
-    for color in {mark.color for mark in marks} | {color for color, _ in WORD_MARKS}:
+    for color in {mark.color for mark in marks}:
         for least in (3.0, 4.5):
             shown = darken_for_contrast(color, least)
             assert contrast_to_white(shown) >= least
@@ -373,7 +408,6 @@ def test_labels_make_up_the_text_and_words_begin_after_spaces(tokenizer: PreTrai
     assert before.replace("⏎", "\n").replace("␣", " ").replace("▁", " ").removeprefix(" ") == text
     # A tokenizer may part a word at an apostrophe.
     assert re.findall(r"\w+", " ".join(words(pieces))) == re.findall(r"\w+", text.lower())
-    assert frequent_words(words(pieces), 2) == ["the", "film"]
 
 
 def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: Any) -> None:

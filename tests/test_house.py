@@ -184,7 +184,7 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert labels.RANDOM_MODEL == RANDOM
     assert set(labels.CURVE_LOOKS) <= {*names.CHECKPOINT_NAMES, *labels.CONTROL_LABELS}
     assert tuple(labels.CHECKPOINTS) == names.CHECKPOINT_NAMES
-    assert (*labels.SPECIAL_LOOKS, *labels.WORD_CLASSES) == names.TOKEN_CLASSES
+    assert (*labels.SPECIAL_MARKERS, *labels.WORD_CLASSES) == names.TOKEN_CLASSES
     assert tuple(labels.IMPORTANCE) == names.IMPORTANCE_NAMES
     assert set(labels.IMPORTANCE) <= set(ATTRIBUTIONS)
     assert (tuple(labels.POINT_MARKS), tuple(labels.STEP_MARKS)) == (names.POINTS, tuple(names.STEP_POINTS))

@@ -10,7 +10,7 @@ import pytest
 from colours import contrast, distance, lab, linear, without_green_cones
 from conftest import REPOSITORY
 
-from attnmix.figures.labels import CURVE_LOOKS, LESS_COLOURS, SHARE_COLOURS
+from attnmix.figures.labels import CURVE_LOOKS, LESS_COLOURS, SHARE_COLOURS, TEXT_COLOURS
 
 LEAST_DISTANCE = 12  # of CIEDE2000; 2 is just seen where colours touch, lines and dots are far apart
 PICTURES = {
@@ -75,6 +75,7 @@ def test_figures_have_the_pages_colours() -> None:
     assert scale
     assert [light["paper"], *re.findall(r"#\w{6}", scale[1])] == list(SHARE_COLOURS)
     assert re.findall(r"#\w{6}", scale[2]) == list(LESS_COLOURS)
+    assert kinds("light") == list(TEXT_COLOURS)
 
 
 def test_charts_draw_with_no_other_colours() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from collections import defaultdict
@@ -14,44 +13,17 @@ import numpy as np
 import pytest
 from browser import Opened, browser
 from colours import distance, lab, linear, shade
-from page_run import choose, open_changed, tokens
-from PIL import Image
+from conftest import write_tiny_bert
+from page_grid import MATRICES, colour_of, drawn, pixels, share_from_others
+from page_run import choose, open_changed, save_page, tokens
 
+import attnmix
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
 
-MATRICES = ("parts", "alti", "attention")
 SINCE_INPUT = ("parts", "alti_rollout")
 KEPT = 12  # sources of each token
 ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
-
-
-def drawn(page: Any) -> dict[str, Any]:
-    return dict(page.evaluate("document.getElementById('grid-canvas').drawn()"))
-
-
-def pixels(page: Any) -> Any:
-    """Return the picture's pixels as they are on the screen, with one for each CSS pixel."""
-    content = page.locator("#grid-canvas").screenshot(scale="css")
-    with Image.open(io.BytesIO(content)) as image:
-        return np.asarray(image.convert("RGB"), dtype=float)
-
-
-def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
-    """Return the colour of a cell near its lower left corner, where neither a line nor a number is."""
-    _, height = size
-    red, green, blue = image[round(cell["y"] + height - 3), round(cell["x"] + 2)]
-    return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
-
-
-def share_from_others(checkpoint: str, document: str, method: str) -> Any:
-    """Return what the picture shows `[layers, tokens]`, from the run's files."""
-    run = Run(Path())
-    if method in MATRICES:
-        matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)
-        return 1 - np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
-    rows = run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")
-    return rows.pivot(index="layer", columns="position", values=method).to_numpy(float)
 
 
 def first_token(document: str) -> int:
@@ -246,6 +218,21 @@ def test_picture_and_heads_fit_or_show_that_there_is_more(run: Path, chromium: A
         canvas, frame = (page.locator(name).bounding_box() for name in ("#grid-canvas", ".grid-box"))
         assert frame["x"] + 40 <= canvas["x"] + cell["x"]
         assert canvas["x"] + cell["x"] + picture["width"] <= frame["x"] + frame["width"] + 1
+    shown.close()
+
+
+def test_picture_of_24_layers_and_64_heads_is_whole(tmp_path: Path, chromium: Any) -> None:
+    write_tiny_bert(tmp_path / "model", layers=24, hidden_size=128, num_attention_heads=64)
+    result = attnmix.measure(attnmix.load(str(tmp_path / "model")), "the film was good .")
+    shown = Opened(chromium, save_page(result, tmp_path), viewport={"width": 1280, "height": 1600})
+    page = shown.page
+    choose(page, "layer", "12")
+    picture = drawn(page)
+    assert {cell["layer"] for cell in picture["cells"]} == set(range(25))
+    frame = page.locator(".grid-box").bounding_box()
+    canvas = page.locator("#grid-canvas").bounding_box()
+    assert canvas["y"] + canvas["height"] <= frame["y"] + frame["height"] + 1
+    assert page.locator("#heads-all button").count() == 24 * 64
     shown.close()
 
 

@@ -74,6 +74,21 @@ def test_words_and_phrases_are_found_and_walked_with_the_keyboard(first: Opened)
     assert page.locator("#words span.found").count() >= 2
 
 
+def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
+    page = first.page
+    change = """() => {
+        const [slider, words] = ["layer", "words"].map((id) => document.getElementById(id));
+        slider.value = slider.value === "1" ? "3" : "1";
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        const animated = () => words.getAnimations({ subtree: true }).length;
+        return new Promise((resolve) => requestAnimationFrame(() => resolve(animated())));
+    }"""
+    shades = "() => [...document.querySelectorAll('#words span')].map(each => getComputedStyle(each).backgroundColor)"
+    before = page.evaluate(shades)
+    assert page.evaluate(change) == 0  # a fade would cost more than the step
+    assert page.evaluate(shades) != before
+
+
 def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(first: Opened) -> None:
     page = first.page
     for layer in ("1", "3"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import http.client
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from browser import LIMIT_MILLISECONDS
+from browser import LIMIT_MILLISECONDS, violations
 from conftest import REPOSITORY, digest
 from playwright.sync_api import expect
 from starlette.types import Message, Scope
@@ -29,7 +30,7 @@ from attnmix.__main__ import listen
 from attnmix.core.errors import InputError
 from attnmix.core.names import INPUT_PARTS
 from attnmix.runs.text_results import load_measurer
-from attnmix.serve import OneLineErrors, tokenized
+from attnmix.serve import EXAMPLES, OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
@@ -166,19 +167,71 @@ def test_chosen_position_layer_and_head_are_kept_for_the_next_text(server: Serve
     page.close()
 
 
+def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(server: Server, chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_default_timeout(LIMIT_MILLISECONDS)
+    page.goto(server.address)
+    fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
+    example = next(iter(EXAMPLES))
+    page.get_by_role("button", name=example).click()
+    page.get_by_role("status").filter(has_text="Measured").wait_for()
+    assert tuple(each.input_value() for each in fields) == EXAMPLES[example]
+    for texts in (EXAMPLES[example], (f"a {SECRET} film", "was the music so very warm ?")):
+        for field, text in zip(fields, texts, strict=True):
+            field.fill(text)
+        fields[1].press("Enter")
+        page.get_by_role("status").filter(has_text="Measured").wait_for()
+        titles = shown(page).locator(".levels b").all_inner_texts()
+        assert titles[::3] == [f"text/0: {texts[0]}"]
+        assert titles[-2] == f"text/1: {texts[1]}"
+        assert titles[-1] == "Difference: text/1 minus text/0"
+    fields[1].fill("")
+    page.get_by_role("button", name="Measure").click()
+    page.get_by_role("status").filter(has_text="Measured").wait_for()
+    assert shown(page).locator("#compare").count() == 0
+    page.go_back()
+    expect(fields[1]).to_have_value("was the music so very warm ?", timeout=LIMIT_MILLISECONDS)
+    assert shown(page).locator("#differences").count() == 1
+    page.close()
+
+
+def test_each_example_is_a_pair_of_which_most_words_are_the_same() -> None:
+    for first, second in EXAMPLES.values():
+        blocks = difflib.SequenceMatcher(None, first.split(), second.split()).get_matching_blocks()
+        same = sum(block.size for block in blocks)
+        assert len(first.split()) > same > len(first.split()) / 2 - 1
+
+
+def test_shell_is_accessible(server: Server, chromium: Any) -> None:
+    for width in (400, 1280):
+        context = chromium.new_context(viewport={"width": width, "height": 720}, bypass_csp=True)
+        page = context.new_page()
+        page.goto(server.address)
+        page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert violations(page) == []
+        context.close()
+
+
 def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
-    assert server.ask("POST", "/measure", {"text": "  "}) == (400, "the text is empty; allowed: 1 to 64 tokens")
-    status, answer = server.ask("POST", "/measure", {"text": f"{SECRET} " * 10_000})
+    assert server.ask("POST", "/measure", {"texts": ["  "]}) == (400, "the text is empty; allowed: 1 to 64 tokens")
+    status, answer = server.ask("POST", "/measure", {"texts": [f"{SECRET} " * 10_000]})
     assert status == 400
     assert answer.endswith("tokens; allowed: at most 64; `attnmix show` takes more")
-    assert server.ask("POST", "/measure", {"text": SECRET * 100_000})[0] == 413
-    for body in ({"words": "x"}, {"text": 3}, [1], "x", b"", b"[" * 100_000, b'{"text":' * 20_000):
+    for second, problem in ((" ", "is empty"), ("word " * 100, "has 102 tokens")):
+        status, answer = server.ask("POST", "/measure", {"texts": [SECRET, second]})
+        assert status == 400
+        assert answer.startswith(f"the text to compare with {problem}; allowed: ")
+    assert server.ask("POST", "/measure", {"texts": [SECRET * 100_000]})[0] == 413
+    for texts in ("x", 3, [], [3], ["a", 3], ["a"] * 3, [["a", "b"]]):
+        assert server.ask("POST", "/measure", {"texts": texts})[0] == 400
+    for body in ({"words": "x"}, [1], "x", b"", b"[" * 100_000, b'{"texts":' * 20_000):
         assert server.ask("POST", "/measure", body)[0] == 400
     assert server.ask("GET", "/page/unknown") == (404, "This text is no longer kept; type it again.")
 
 
 def test_foreign_pages_and_names_are_refused(server: Server) -> None:
-    asked = {"text": SECRET}
+    asked = {"texts": [SECRET]}
     assert server.ask("POST", "/measure", asked, Origin="https://example.org")[0] == 403
     assert server.ask("POST", "/measure", asked, Origin="null")[0] == 403
     assert server.ask("POST", "/measure", asked, Origin="")[0] == 403
@@ -217,14 +270,14 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
 )
 def test_tunnels_and_the_port_of_http_are_served_to_their_own_page(server: Server, host: str, origin: str) -> None:
     assert server.ask("GET", "/", Host=host, Origin="")[0] == 200
-    assert server.ask("POST", "/measure", {"text": " "}, Host=host, Origin=origin)[0] == 400
+    assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=origin)[0] == 400
     for foreign in ("http://localhost:3000", "https://example.org", f"{origin}.example.org"):
-        assert server.ask("POST", "/measure", {"text": " "}, Host=host, Origin=foreign)[0] == 403
+        assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=foreign)[0] == 403
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_text_is_no_error(server: Server) -> None:
     head = "POST /measure HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:1\r\nContent-Length: 1000\r\n\r\n"
-    for sent in ("", '{"text": "'):
+    for sent in ("", '{"texts": ["'):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall((head + sent).encode())
     assert server.ask("GET", "/", Origin="")[0] == 200  # what it printed is looked at when it stops
@@ -259,7 +312,9 @@ def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, 
     (tmp_path / "foreign.html").write_text("<!DOCTYPE html><title>foreign</title>", encoding="utf-8")
     page = chromium.new_page()
     page.goto((tmp_path / "foreign.html").as_uri())
-    post = "address => fetch(address + '/measure', {method: 'POST', body: '{\"text\": \"x\"}'}).then(() => 1, () => 0)"
+    post = (
+        "address => fetch(address + '/measure', {method: 'POST', body: '{\"texts\": [\"x\"]}'}).then(() => 1, () => 0)"
+    )
     assert page.evaluate(post, server.address) == 0
     framed = f"<iframe src='{server.address}'></iframe>"
     page.set_content(framed)
@@ -275,7 +330,7 @@ def test_only_the_loopback_address_listens(server: Server) -> None:
 
 def test_second_client_is_served_after_the_first_and_too_many_are_asked_to_wait(server: Server) -> None:
     with ThreadPoolExecutor(12) as pool:
-        texts = [{"text": f"{SECRET} number {number}"} for number in range(12)]
+        texts = [{"texts": [f"{SECRET} number {number}"]} for number in range(12)]
         answers = list(pool.map(lambda text: server.ask("POST", "/measure", text)[0], texts))
     assert set(answers) == {200, 429}
     assert answers.count(200) >= 2
@@ -291,7 +346,7 @@ def test_taken_port_is_one_line(server: Server) -> None:
 def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
     text = "the film was great ."
     measurer = load_measurer({"pretrained": tiny_bert})
-    run = measurer.results(tokenized(text, measurer))
+    run = measurer.results(tokenized([text], measurer))
     result = attnmix.measure(attnmix.load(tiny_bert), text)
     (ratios_MLT,) = result.arrays
     for number, method in enumerate(result.methods):

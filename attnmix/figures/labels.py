@@ -132,6 +132,9 @@ CURVE_LOOKS = {
 SHARE_COLOURS = ("#ffffff", "#5896cc", "#00386f")
 """The page's scale of shares: at 0, 50 and 100 %; below 0 are `LESS_COLOURS`."""
 LESS_COLOURS = ("#d07f45", "#7a2c00")
+TEXT_COLOURS = ("#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720")
+"""Colours of texts on maps, in their order, the same in figures as on the page; of more texts one has the first."""
+OTHER_TEXTS = ("all others", "#8a8f99")
 MAP_MEASURES = {
     "trustworthiness": "trustworthiness",
     "continuity": "continuity",
@@ -143,10 +146,9 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours the same with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-# Colour and marker of the tokens that a tokenizer adds at the start and the end of a text; the data has their names.
-SPECIAL_LOOKS = {"cls": ("#D55E00", "^"), "sep": ("#000000", "s")}
+# Of the tokens that a tokenizer adds at the start and the end of a text; the data has their names.
+SPECIAL_MARKERS = {"cls": "^", "sep": "s"}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
-WORD_MARKS = tuple(zip(("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#0072B2", "#999999"), "DvPXp*", strict=True))
 
 
 def layer_label(layer: int, encoder: int | None = None) -> str:

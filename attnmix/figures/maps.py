@@ -5,7 +5,7 @@ capture point. Call each function under `paper_style`.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,21 +15,29 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from PIL import Image
 
 from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, ONE_PLANE, POINTS, Site
 from attnmix.core.store.runs import map_sites
 from attnmix.figures import style
-from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, Mark, layer_label, site_label
+from attnmix.figures.labels import (
+    OTHER_TEXTS,
+    POINT_MARKS,
+    POINTS_PER_SECOND,
+    SPECIAL_MARKERS,
+    TEXT_COLOURS,
+    Mark,
+    layer_label,
+    site_label,
+)
 from attnmix.figures.tokens import CapturedTexts
 
 # Atlas
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 TITLE_CHARACTERS = 19  # in a line
+LAYOUT_NAMES = {"pca": "PCA"}
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
@@ -67,6 +75,11 @@ def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
     return {site: groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in map_sites(table)}
 
 
+def first_text(documents: Sequence[str]) -> str:
+    """Return the first free text, else the first review."""
+    return next((name for name in documents if name.startswith("text/")), documents[0])
+
+
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
 ) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
@@ -74,8 +87,7 @@ def example_text(
 
     It is the first free text, else the first review. Sites with the same reading share one dictionary of labels.
     """
-    documents: list[str] = table["document"].unique().tolist()
-    document = next((name for name in documents if name.startswith("text/")), documents[0])
+    document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
     last = next(reversed(places.values()))
@@ -87,25 +99,27 @@ def example_text(
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     """Return one small map for each layer and point of a layout, which may hold a part of the captured tokens.
 
+    Tokens have the colour of their text; those that the tokenizer added have symbols.
     Maps of one plane (`joint`, `aligned`) have the same limits, each of the `separate` ones has its own.
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
-    kinds = captured.token_kinds(tokens)
-    positions = tokens["position"].to_numpy()
-    colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), style.high_contrast_cmap("Greys"))
-    shades, size = colors.to_rgba(positions), float(np.clip(900 / len(tokens), 1.5, 9))
+    special = captured.special_tokens(tokens)
+    colours = text_colours(captured.tokens["document"].unique().tolist())
+    grey = OTHER_TEXTS[1]
+    colour_T = np.array([colours.get(name, grey) for name in tokens["document"]])
+    size = float(np.clip(900 / len(tokens), 1.5, 9))
     figure, cells, legend_cell = _atlas_grid(list(places))
     titled: set[str] = set()  # rows and columns
     for site, cell in cells.items():
         axes = figure.add_subplot(cell, xticks=[], yticks=[])
         xy, plain = places[site], np.ones(len(tokens), dtype=bool)
-        for mark, masks in kinds.items():
+        for name, masks in special.items():
             mask = masks[captured.reading(site)]
             plain &= ~mask
-            looks: Any = {"color": style.darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
-            axes.scatter(xy[mask, 0], xy[mask, 1], s=3 * size, linewidths=0.3, zorder=3, **looks)
-        axes.scatter(xy[plain, 0], xy[plain, 1], c=shades[plain], s=size, linewidths=0)
+            looks: Any = {"marker": SPECIAL_MARKERS[name], "edgecolors": "white", "linewidths": 0.3, "zorder": 3}
+            axes.scatter(xy[mask, 0], xy[mask, 1], c=colour_T[mask], s=3 * size, **looks)
+        axes.scatter(xy[plain, 0], xy[plain, 1], c=colour_T[plain], s=size, linewidths=0)
         axes.spines[:].set(visible=True, color="0.8")
         style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else xy)
         row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
@@ -117,16 +131,25 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
         titled |= {site.point, row}
     axes = figure.add_subplot(legend_cell)
     axes.axis("off")
-    if kinds:
-        axes.legend(handles=style.legend_handles(kinds, 4), loc="upper center", ncols=2, handletextpad=0.2)
-    bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
-    figure.colorbar(colors, cax=bar, orientation="horizontal", label="Position in the text")
-    documents = tokens["document"].unique()
-    texts = style.printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
+    shown = tokens["document"].unique().tolist()
+    marks = [Mark(style.printable(name), colour, "o") for name, colour in colours.items() if name in shown]
+    if not set(shown) <= set(colours):
+        marks.append(Mark(*OTHER_TEXTS, "o"))
+    marks += [Mark(style.printable(captured.class_label(name)), "#535a68", SPECIAL_MARKERS[name]) for name in special]
+    axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
+    texts = style.printable(shown[0]) if len(shown) == 1 else f"{len(shown)} texts"
     planes = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
     top = 1 - 0.1 / figure.get_figheight()
-    figure.suptitle(f"{layout.capitalize()} maps of {texts}, {planes}", y=top, va="top", fontsize=8)
+    name = LAYOUT_NAMES.get(layout, layout.capitalize())
+    figure.suptitle(f"{name} maps of {texts}, {planes}, coloured by text", y=top, va="top", fontsize=8)
     return figure
+
+
+def text_colours(documents: Sequence[str]) -> dict[str, str]:
+    """Return the colours of the captured texts, as the page has them; of too many texts, of one that figures show."""
+    if len(documents) > len(TEXT_COLOURS):
+        return {first_text(documents): TEXT_COLOURS[0]}
+    return dict(zip(documents, TEXT_COLOURS, strict=False))
 
 
 def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:

@@ -1,6 +1,5 @@
 """Captured tokens as a person reads them: their labels, the words and sentences that they make up, whole texts."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unicodedata import category
@@ -11,7 +10,7 @@ import pandas as pd
 
 from attnmix.core.names import DECODER_INPUT, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX, Site
 from attnmix.core.store.texts import DECODER_TOKEN
-from attnmix.figures.labels import SPECIAL_LOOKS, WORD_MARKS, Mark
+from attnmix.figures.labels import SPECIAL_MARKERS
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
@@ -33,7 +32,7 @@ class DisplayToken(NamedTuple):
     @property
     def special(self) -> bool:
         """True where the tokenizer added it to the text."""
-        return self.token_class in SPECIAL_LOOKS
+        return self.token_class in SPECIAL_MARKERS
 
     @property
     def text(self) -> str:
@@ -116,19 +115,13 @@ class CapturedTexts(NamedTuple):
             labels.append(whole or {index: reading[row].short_label for index, row in enumerate(rows)})
         return labels
 
-    def token_kinds(self, tokens: pd.DataFrame) -> dict[Mark, list[npt.NDArray[np.bool_]]]:
-        """Return a mask of `tokens` for each reading, of the special tokens and the most frequent words among them."""
+    def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
+        """Return a mask of `tokens` for each reading, by the class of those special tokens that are among them."""
         keys = ["document", "position"]
         rows = pd.MultiIndex.from_frame(self.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
         classes = [np.array([token.token_class for token in reading])[rows] for reading in self.readings]
-        starts = [np.array(words(reading))[rows] for reading in self.readings]
-        kinds = {
-            Mark(_printable(self.class_label(name)), *looks): [each == name for each in classes]
-            for name, looks in SPECIAL_LOOKS.items()
-        }
-        for word, looks in zip(frequent_words(starts[0].tolist(), len(WORD_MARKS)), WORD_MARKS, strict=False):
-            kinds[Mark(_printable(word), *looks)] = [each == word for each in starts]
-        return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
+        masks = {name: [each == name for each in classes] for name in SPECIAL_MARKERS}
+        return {name: each for name, each in masks.items() if np.any(each)}
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
@@ -172,11 +165,6 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
         texts.append(text)
     texts = [text if text in UNKNOWN else text.lower() for text in texts]
     return [text if any(map(str.isalnum, text)) else "" for text in texts]
-
-
-def frequent_words(words: Sequence[str], number: int) -> list[str]:
-    """Return the `number` most frequent words that occur more than once; among equals, the earliest."""
-    return [word for word, count in Counter(filter(None, words)).most_common(number) if count > 1]
 
 
 def sentences(tokens: Sequence[DisplayToken]) -> list[range]:

@@ -119,7 +119,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         ],
         # The name of a special token that the texts do not have is empty.
         "classNames": [
-            *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_LOOKS),
+            *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_MARKERS),
             *labels.WORD_CLASSES.values(),
         ],
         "ratios": _ratios(ratios, tokens),

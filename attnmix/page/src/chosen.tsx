@@ -1,31 +1,33 @@
 // The words below the picture of tokens by layers: the chosen cell, its sources, and what changed most.
 
-import { canChange, set, state } from "./state";
+import { type Block, blocks, chosenColumn, titleInText } from "./blocks";
+import { sourceModel, valueIn } from "./cells";
+import { comparison, differenceOf, unlikeTokens } from "./comparison";
 import { data, type Maybe } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
-import { CHANGE, shownModels } from "./measures";
+import { canChange, set, state } from "./state";
 import { nameInText } from "./words";
 
 const NAMED_SOURCES = 4; // in the sentence below the picture
 const LISTED_CHANGES = 6; // below the picture
 
-export const modelTitle = (model: string) =>
-  model === CHANGE ? "Change by fine-tuning" : data.labels.checkpoints[model];
 export const layerName = (layer: number) => (layer === 0 ? "input" : data.labels.layers[layer].toLowerCase());
-export const valueText = (value: Maybe) => (value === null ? "not known" : measures.shareText(value));
-/** The models whose sources are drawn; of a change, the chosen one. */
-export const sourceModel = (model: string) => (model === CHANGE ? state.checkpoint.value : model);
+export function valueText(value: Maybe, isDifference = false): string {
+  if (value === null) return "not known";
+  return isDifference ? points(value) : measures.shareText(value);
+}
 
-/** The largest sources of the chosen vector in a model, in words, by the chosen measure. */
-function SourcesOf({ model, token }: { model: string; token: number }) {
-  const all = measures.sourcesOf(token, state.layer.value, sourceModel(model));
+/** The largest sources of the chosen vector in a block, in words, by the chosen measure. */
+function SourcesOf({ block, token }: { block: Block; token: number }) {
+  const all = measures.sourcesOf(token, state.layer.value, sourceModel(block.model));
   const sources = all.filter((each) => each.token !== token).slice(0, NAMED_SOURCES);
   if (sources.length === 0) return null;
+  const compared = comparison.value ? `, ${titleInText(block)}` : "";
   return (
     <>
       Largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
-      {canChange && `, ${data.labels.checkpoints[sourceModel(model)].toLowerCase()}`}:{" "}
+      {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}:{" "}
       {sources.map((each, n) => (
         <>
           {n > 0 && ", "}
@@ -53,29 +55,48 @@ export function Changes() {
   );
 }
 
+/** The chosen cell's value in a block, with the text or model of the block where there are several. */
+function valueOfBlock(block: Block, column: number): string {
+  const isAbsent = block.tokens[column] === null;
+  const value = isAbsent ? "no token" : valueText(valueIn(block, column, state.layer.value), block.isDifference);
+  return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
+}
+
+/** The difference of both texts in the chosen cell, if both have a token there. */
+function differenceText(column: number): string {
+  if (comparison.value === null) return "";
+  const value = differenceOf(comparison.value.columns[column], state.layer.value);
+  return value === null ? "" : `, a difference of ${points(value)}`;
+}
+
 /** What the chosen cell is and where its vector comes from, in words. */
 export function ChosenText() {
-  const token = state.token.value;
-  if (token === null)
+  const column = chosenColumn.value;
+  if (column === null)
     return (
       <p class="chosen-text" id="chosen-text">
         Click a cell to see where that vector comes from.
       </p>
     );
-  const layer = state.layer.value;
-  const inModels = shownModels.value.map((model) => {
-    const value = valueText(measures.valueOf(token, layer, model));
-    return shownModels.value.length > 1 ? `${value} ${modelTitle(model).toLowerCase()}` : value;
-  });
+  const ofTexts = blocks.value.filter(({ isDifference }) => !isDifference);
+  const tokens = ofTexts.map((block) => block.tokens[column]).filter((token) => token !== null);
+  const shownTokens = tokens.filter((token, n) => n === 0 || unlikeTokens.value.has(token));
   return (
     <p class="chosen-text" id="chosen-text" aria-live="polite">
       <b>
-        “<bdi>{nameInText(token)}</bdi>”
+        {shownTokens.map((token, n) => (
+          <>
+            {n > 0 && " / "}“<bdi>{nameInText(token)}</bdi>”
+          </>
+        ))}
       </b>{" "}
-      after {layerName(layer)}: {measures.shareKind()} {inModels.join(", ")}.{" "}
-      {shownModels.value.map((model) => (
-        <SourcesOf model={model} token={token} />
-      ))}
+      after {layerName(state.layer.value)}: {measures.shareKind()}{" "}
+      {ofTexts.map((block) => valueOfBlock(block, column)).join(", ")}
+      {differenceText(column)}.{" "}
+      {ofTexts.map((block) => {
+        const token = block.tokens[column];
+        return token !== null && <SourcesOf block={block} token={token} />;
+      })}
     </p>
   );
 }

@@ -12,6 +12,9 @@ export const shownModels = computed(() => (state.change.value ? [CHANGE] : check
 /** The model of the words and lists. */
 export const wordsModel = computed(() => (state.change.value ? CHANGE : state.checkpoint.value));
 
+/** The models that stand in the picture: of two texts that are compared, one. */
+export const drawnModels = computed(() => (state.compare.value === null ? shownModels.value : [wordsModel.value]));
+
 const ofClass = () => state.effect.value !== "";
 const isRatio = () => !data.matrices.includes(state.share.value);
 
@@ -58,8 +61,9 @@ export const wordValue = (token: number): Maybe =>
 /** The ends of the scale of shares: 0 and 100 %, or, stretched, those of the chosen text in all layers and models. */
 export const shareRange = computed((): [low: number, high: number] => {
   if (!state.stretch.value) return [state.change.value ? -1 : 0, 1];
-  const tokens = tokensOf(state.document.value);
-  const values = shownModels.value.flatMap((model) =>
+  const texts = [state.document.value, state.compare.value].filter((text) => text !== null);
+  const tokens = texts.flatMap(tokensOf);
+  const values = drawnModels.value.flatMap((model) =>
     layers.flatMap((layer) => tokens.map((token) => valueOf(token, layer, model))),
   );
   const known = values.filter((each) => each !== null);

@@ -2,6 +2,7 @@
 
 import { batch, computed, effect, signal, type Signal } from "@preact/signals";
 import { options } from "preact";
+import { areAlike } from "./alignment";
 import { headCount, tellingHead } from "./attention";
 import { checkpoints, data, documentOf, layers, layouts, type Maybe, positionOf, range, tokensOf } from "./data";
 
@@ -13,10 +14,13 @@ const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
 /** The token that is chosen in a text as the page opens. */
 const openingToken = (document: number) => data.documents[document].start + data.opens.positions[document];
+/** The text beside the chosen one as the page opens: of two texts that are alike, the other. */
+const openingComparison = texts.length === 2 && areAlike(0, 1) ? 1 - data.opens.document : null;
 const MAP_COLOURS = ["document", "predicted", "ratio", "class", "position"];
 
 const choices = {
   document: choice(data.opens.document, () => texts),
+  compare: choice<Maybe>(openingComparison, (document) => [null, ...texts.filter((text) => text !== document)]),
   token: choice<Maybe>(openingToken(data.opens.document), tokensIn),
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
@@ -88,8 +92,10 @@ function chosenIn(text: number): Pick<Choice, "token" | "source"> {
 
 /** What else changes with a choice. */
 function consequences({ token, document, layer, point }: Partial<Choice>): Partial<Choice> {
-  const text = typeof token === "number" ? documentOf[token] : (document ?? state.document.peek());
-  const more: Partial<Choice> = text === state.document.peek() ? {} : { document: text, ...chosenIn(text) };
+  const now = state.document.peek();
+  const text = typeof token === "number" ? documentOf[token] : (document ?? now);
+  const more: Partial<Choice> = text === now ? {} : { document: text, ...chosenIn(text) };
+  if (text !== now && text === state.compare.peek()) more.compare = now; // the two change places
   if (layer !== undefined) more.point = pointIn(layer, state.point.peek());
   if (point !== undefined && data.sites[point].layer > 0) more.layer = data.sites[point].layer;
   return more;
@@ -105,7 +111,7 @@ export const headsLayer = signal(initial.layer);
 const REST = 120; // milliseconds
 let resting = 0;
 
-const SINGLE_TEXT_CHOICES = new Set<keyof Choice>(["document", "token", "source", "point"]);
+const SINGLE_TEXT_CHOICES = new Set<keyof Choice>(["document", "compare", "token", "source", "point"]);
 /** What a reader or the address chose; the rest is as the page opened. */
 const named = new Set<keyof Choice>();
 
@@ -163,11 +169,12 @@ function readAddress(): void {
     named.add("token");
   }
   if (read.has("layer") && !read.has("point")) chosen.point = pointIn(chosen.layer as number, initial.point);
+  if (chosen.compare === document) chosen.compare = initial.document;
   assign(chosen);
   headsLayer.value = state.layer.peek();
 }
 
-const STEPS: (keyof Choice)[] = ["document", "token", "checkpoint"]; // each a step of Back
+const STEPS: (keyof Choice)[] = ["document", "compare", "token", "checkpoint"]; // each a step of Back
 const PAUSE = 250; // milliseconds; browsers limit how often an address changes
 
 export function followAddress(): void {

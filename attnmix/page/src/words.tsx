@@ -10,7 +10,11 @@ import { ARROWS } from "./ui";
 
 const THICKEST = 6; // pixels, of the line at the token that gave or took most
 
-export const nameOf = (token: number) => readingAt(state.layer.value).names[token];
+/** A token's name: with one reading the same in all layers, so that nothing that names tokens follows the layer. */
+export const nameOf =
+  data.readings.length === 1
+    ? (token: number) => data.readings[0].names[token]
+    : (token: number) => readingAt(state.layer.value).names[token];
 /** A token's name, with its position where the text has other tokens of that name. */
 export function nameInText(token: number): string {
   const name = nameOf(token);

@@ -1,0 +1,175 @@
+// The picture of tokens by layers as marks: cells, lines from the chosen token to its sources, names and frames.
+
+import { computed } from "@preact/signals";
+import {
+  type Block,
+  blocks,
+  chosenBlock,
+  chosenColumn,
+  GAP,
+  type Layout,
+  layersOf,
+  LETTERS,
+  NAME_SIZE,
+} from "./blocks";
+import { shade, strength } from "./colours";
+import { columnOf, comparison, differenceOf, differenceRange, unlikeTokens } from "./comparison";
+import { isRead, type Maybe } from "./data";
+import { inPoints, wholePercent } from "./format";
+import type { Mark } from "./marks";
+import * as measures from "./measures";
+import { dark, state } from "./state";
+import { nameOf } from "./words";
+
+const NUMBERED = 56; // pixels, of a cell's width with its number in it
+const NUMBERED_ROW = 15; // pixels, of its row's height
+export const READ_SIGN = "◆"; // before the name of the token that the classifier reads
+const LEAST_SHADED = 0.002; // of the vector, for a source in the row of the input
+type Box = [left: number, top: number, width: number, height: number];
+
+/** The model whose sources are drawn; of a change, the chosen one. */
+export const sourceModel = (model: string) => (model === measures.CHANGE ? state.checkpoint.value : model);
+
+type Origins = ReturnType<typeof measures.originsOf>;
+/** By block where the vector of the token in the chosen column comes from. */
+export const origins = computed(() => {
+  const column = chosenColumn.value;
+  const byBlock = new Map<Block, Origins>();
+  if (column === null) return byBlock;
+  for (const block of blocks.value) {
+    const token = block.tokens[column];
+    if (token === null || block.isDifference) continue;
+    const least = state.threshold.value / 100;
+    byBlock.set(block, measures.originsOf(token, state.layer.value, sourceModel(block.model), least));
+  }
+  return byBlock;
+});
+
+/** What a cell of a layer shows; null where it is not known. */
+export function valueIn(block: Block, column: number, layer: number): Maybe {
+  if (block.isDifference) return differenceOf(comparison.value!.columns[column], layer);
+  const token = block.tokens[column];
+  return token === null ? null : measures.valueOf(token, layer, block.model);
+}
+
+type Painted = { box: Box; colour: string; ink: string; text: string };
+/** The colour and number of a cell; null where nothing is known or, in the input, where no source is. */
+function paintedCell(block: Block, column: number, layer: number): Omit<Painted, "box"> | null {
+  if (layer > 0) {
+    const value = valueIn(block, column, layer);
+    if (value === null) return null;
+    const range = block.isDifference ? differenceRange.value : measures.shareRange.value;
+    const isSigned = block.isDifference || state.change.value;
+    return { ...shade(measures.placeOn(range, value)), text: isSigned ? inPoints(value) : wholePercent(value) };
+  }
+  const token = block.tokens[column];
+  const share = token === null ? 0 : (origins.value.get(block)?.input.get(token) ?? 0);
+  if (share < LEAST_SHADED) return null;
+  return { ...shade(strength(share), "source"), text: state.change.value ? "" : wholePercent(share) };
+}
+
+/** The boxes of all cells, those of one colour together, with their numbers where there is room. */
+function cellMarks({ cellWidth, rowHeight, x, y }: Layout): Mark[] {
+  const height = rowHeight * (1 - GAP);
+  const painted = blocks.value.flatMap((block) =>
+    layersOf(block).flatMap((layer) =>
+      [...block.tokens.keys()].flatMap((column): Painted[] => {
+        const cell = paintedCell(block, column, layer);
+        return cell ? [{ ...cell, box: [x(column), y(block, layer), cellWidth - 1, height] }] : [];
+      }),
+    ),
+  );
+  const boxes = Map.groupBy(painted, ({ colour }) => colour);
+  const boxMarks = [...boxes].map(([fill, all]): Mark => ({ kind: "boxes", fill, boxes: all.map(({ box }) => box) }));
+  if (cellWidth < NUMBERED || rowHeight < NUMBERED_ROW) return boxMarks;
+  const numbers = painted.map(({ box: [left, top], ink, text }): Mark => {
+    const place = { x: left + 6, y: top + height / 2 };
+    return { kind: "text", text, ...place, fill: ink, size: 11, anchor: "start" };
+  });
+  return [...boxMarks, ...numbers];
+}
+
+type Colours = Record<"ink" | "soft" | "line" | "mark" | "took" | "paper", string>;
+const themed = computed((): Colours => {
+  void dark.value;
+  const names = ["ink", "soft", "line", "mark", "took", "paper"] as const;
+  const style = getComputedStyle(document.getElementById("grid-canvas")!);
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Colours;
+});
+
+/** The empty places of the input and of what is not known, so that they are seen. */
+const emptyMarks = ({ cellWidth, rowHeight, x, y }: Layout, { line }: Colours): Mark[] =>
+  blocks.value.flatMap((block) =>
+    layersOf(block).map((layer): Mark => {
+      const columns = [...block.tokens.keys()].filter((column) => block.tokens[column] !== null);
+      const top = y(block, layer) + rowHeight * (1 - GAP) - 1;
+      return { kind: "boxes", fill: line, boxes: columns.map((column) => [x(column), top, cellWidth - 1, 1]) };
+    }),
+  );
+
+/** The lines from the chosen token to its sources, straight to the input or from layer to layer, each with a halo. */
+function flowMarks({ cellWidth, rowHeight, x, y }: Layout, colours: Colours): Mark[] {
+  return [...origins.value].flatMap(([block, { flows }]) => {
+    const middle = (token: number) => x(columnOf(token)) + (cellWidth - 1) / 2;
+    return flows
+      .toSorted((a, b) => a.share - b.share)
+      .flatMap(({ layer, below, from, to, share }): Mark[] => {
+        const [start, end] = [y(block, layer) + rowHeight * 0.4, y(block, below) + rowHeight * 0.3];
+        const half = (start + end) / 2;
+        const bend = measures.sourcesIn.value === "layer" ? `C${middle(to)},${half} ${middle(from)},${half} ` : "L";
+        const d = `M${middle(to)},${start}${bend}${middle(from)},${end}`;
+        const width = 1.4 + 4 * share;
+        return [
+          { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
+          { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
+        ];
+      });
+  });
+}
+
+/** The names of tokens, below their columns. Those that the other text does not have in their column are framed. */
+function nameMarks(layout: Layout, colours: Colours): Mark[] {
+  const { cellWidth, upright, x, namesTop, namesHeight } = layout;
+  const every = Math.max(1, Math.ceil(NAME_SIZE / cellWidth));
+  const marksOf = (block: Block): Mark[] => {
+    const input = origins.value.get(comparison.value === null ? chosenBlock.value : block)?.input;
+    return block.tokens.flatMap((token, column): Mark[] => {
+      if (token === null) return [];
+      const [isChosen, isUnlike] = [column === chosenColumn.value, unlikeTokens.value.has(token)];
+      if (column % every > 0 && !isChosen && !isUnlike && !isRead(token)) return [];
+      const letters = [...nameOf(token)];
+      const name = letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : letters.join("");
+      const text = isRead(token) ? `${READ_SIGN} ${name}` : name;
+      const isSource = (input?.get(token) ?? 0) >= state.threshold.value / 100;
+      const fill = isChosen ? colours.mark : isSource ? colours.took : colours.ink;
+      const top = namesTop(block) + (upright ? 0 : 3);
+      const place = { x: x(column) + (cellWidth - 1) / 2, y: top + (upright ? 4 : 11) };
+      const looks = { size: NAME_SIZE, bold: isChosen || isSource, anchor: upright ? "end" : "middle" } as const;
+      const box: Box = [x(column), top, cellWidth - 1, namesHeight - 4];
+      const frame: Mark[] = isUnlike ? [{ kind: "frame", box, stroke: colours.ink, width: 1.5 }] : [];
+      return [...frame, { kind: "text", text, ...place, fill, ...looks, upright }];
+    });
+  };
+  return blocks.value.filter(({ hasNames }) => hasNames).flatMap(marksOf);
+}
+
+/** Frames around the chosen cell, and around the cells above and below it in the other blocks. */
+function chosenMarks({ cellWidth, rowHeight, x, y }: Layout, { mark }: Colours): Mark[] {
+  const column = chosenColumn.value;
+  if (column === null) return [];
+  const frame = (block: Block): Mark => ({
+    kind: "frame",
+    box: [x(column) - 1, y(block, state.layer.value) - 1, cellWidth + 1, rowHeight * (1 - GAP) + 2],
+    stroke: mark,
+    width: block === chosenBlock.value ? 3 : 1.5,
+  });
+  return blocks.value.filter(({ tokens }) => tokens[column] !== null).map(frame);
+}
+
+export const marksOf = (now: Layout): Mark[] => [
+  ...emptyMarks(now, themed.value),
+  ...cellMarks(now),
+  ...flowMarks(now, themed.value),
+  ...chosenMarks(now, themed.value),
+  ...nameMarks(now, themed.value),
+];

@@ -1,0 +1,73 @@
+// The words below the picture of two texts: which tokens differ, both texts as a whole, and the largest differences.
+
+import { type Column, isSame } from "./alignment";
+import { type Comparison, comparison, largestDifferences, meanOf } from "./comparison";
+import { layerName, valueText } from "./chosen";
+import { data, type Maybe } from "./data";
+import { points } from "./format";
+import * as measures from "./measures";
+import { set, state } from "./state";
+import { nameInText } from "./words";
+
+const LISTED = 6; // differences
+const NAMED = 8; // tokens that differ
+
+const nameOfText = (text: number) => data.documents[text].name;
+const said = (token: number) => `“${nameInText(token)}”`;
+
+/** The token of the chosen text in a column, or the other's. */
+const tokenOf = ({ first, second }: Column) =>
+  ((state.document.value === comparison.value!.first ? first : second) ?? first ?? second)!;
+
+/** The tokens of a column: their one name, or both. */
+const namesIn = (column: Column) =>
+  isSame(column) ? nameInText(tokenOf(column)) : `${nameInText(column.first!)} → ${nameInText(column.second!)}`;
+
+/** Which tokens stand in one text alone, or in place of each other. */
+function unlikeText({ first, second, columns }: Comparison): string {
+  const unlike = columns.filter((column) => !isSame(column));
+  if (unlike.length === 0) return "Both texts have the same tokens.";
+  const only = (token: Maybe, text: number) => `${said(token!)} only in ${nameOfText(text)}`;
+  const places = unlike.slice(0, NAMED).map((column) => {
+    if (column.second === null) return only(column.first, first);
+    if (column.first === null) return only(column.second, second);
+    return `${said(column.first)} in ${nameOfText(first)}, ${said(column.second)} in ${nameOfText(second)}`;
+  });
+  const rest = unlike.length > NAMED ? [`and ${unlike.length - NAMED} columns more`] : [];
+  const where = `in ${unlike.length} of ${columns.length} columns`;
+  return `Tokens that differ (framed), ${where}: ${[...places, ...rest].join("; ")}.`;
+}
+
+function wholeText({ first, second }: Comparison): string {
+  const [one, other] = [first, second].map((text) => meanOf(text, state.layer.value));
+  if (one === null || other === null) return "";
+  const means = `${valueText(one)} in ${nameOfText(first)}, ${valueText(other)} in ${nameOfText(second)}`;
+  return `Whole texts after ${layerName(state.layer.value)}, mean ${measures.shareKind()}: ${means}, a difference of ${points(other - one)}.`;
+}
+
+/** Where and how much two texts differ, in words; the largest differences are chosen by a click. */
+export function Differences() {
+  if (comparison.value === null) return null;
+  const { first, second } = comparison.value;
+  const listed = largestDifferences.value.slice(0, LISTED);
+  return (
+    <div id="differences">
+      <p class="chosen-text" id="unlike">
+        <bdi>{unlikeText(comparison.value)}</bdi>
+      </p>
+      <p class="chosen-text" id="whole">
+        {wholeText(comparison.value)}
+      </p>
+      {listed.length > 0 && (
+        <p class="changes noprint" id="largest">
+          Largest differences, {nameOfText(second)} minus {nameOfText(first)}:{" "}
+          {listed.map(({ column, layer, value }) => (
+            <button onClick={() => set({ token: tokenOf(column), layer })}>
+              <bdi>{namesIn(column)}</bdi> <small>layer {layer}</small> {points(value)}
+            </button>
+          ))}
+        </p>
+      )}
+    </div>
+  );
+}

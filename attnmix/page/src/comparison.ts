@@ -1,0 +1,69 @@
+// The comparison of two texts: the tokens that differ, and what differs in the chosen measure.
+
+import { computed } from "@preact/signals";
+import { type Column, columnsOf, isSame } from "./alignment";
+import { layers, type Maybe, positionOf, tokensOf } from "./data";
+import { valueOf, wordsModel } from "./measures";
+import { state } from "./state";
+
+const DIFFERENCE_LIMIT = 0.25; // of a share, from which on a difference has the full colour
+
+export type Comparison = { first: number; second: number; columns: Column[] };
+/** The chosen text and the one that it is compared with, in the order of the page; null without another. */
+export const comparison = computed((): Comparison | null => {
+  const [chosen, other] = [state.document.value, state.compare.value];
+  if (other === null) return null;
+  const [first, second] = [Math.min(chosen, other), Math.max(chosen, other)];
+  return { first, second, columns: columnsOf(first, second) };
+});
+
+const columnNumbers = computed(() => {
+  const numbers = new Map<number, number>();
+  for (const [n, { first, second }] of (comparison.value?.columns ?? []).entries()) {
+    if (first !== null) numbers.set(first, n);
+    if (second !== null) numbers.set(second, n);
+  }
+  return numbers;
+});
+/** The column in which a token of a shown text stands. */
+export const columnOf = (token: number): number =>
+  comparison.value === null ? positionOf(token) : columnNumbers.value.get(token)!;
+
+/** The tokens of both texts that are not the same in their column. */
+export const unlikeTokens = computed(() => {
+  const unlike = comparison.value?.columns.filter((column) => !isSame(column)) ?? [];
+  return new Set(unlike.flatMap(({ first, second }) => [first, second]).filter((token) => token !== null));
+});
+
+/** The second text's value of the chosen measure minus the first's; null where a text has no token there. */
+export function differenceOf({ first, second }: Column, layer: number): Maybe {
+  if (first === null || second === null) return null;
+  const [one, other] = [first, second].map((token) => valueOf(token, layer, wordsModel.value));
+  return one === null || other === null ? null : other - one;
+}
+
+/** The ends of the scale of differences: the same for all texts, or, stretched, those of these texts. */
+export const differenceRange = computed((): [low: number, high: number] => {
+  const [largest] = largestDifferences.value;
+  const limit = state.stretch.value && largest ? Math.abs(largest.value) : DIFFERENCE_LIMIT;
+  return [-limit, limit];
+});
+
+export type Difference = { column: Column; layer: number; value: number };
+/** The layer of each column where the texts differ most, the largest differences first. */
+export const largestDifferences = computed((): Difference[] => {
+  const inLayers = (column: Column) =>
+    layers.flatMap((layer): Difference[] => {
+      const value = differenceOf(column, layer);
+      return value === null ? [] : [{ column, layer, value }];
+    });
+  const largest = (all: Difference[]) => all.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  return largest((comparison.value?.columns ?? []).flatMap((column) => largest(inLayers(column)).slice(0, 1)));
+});
+
+/** The mean of the chosen measure over all tokens of a text whose value is known. */
+export function meanOf(text: number, layer: number): Maybe {
+  const values = tokensOf(text).map((token) => valueOf(token, layer, wordsModel.value));
+  const known = values.filter((value) => value !== null);
+  return known.length > 0 ? known.reduce((total, value) => total + value, 0) / known.length : null;
+}

@@ -1,0 +1,42 @@
+"""The picture of tokens by layers as tests see it: its cells, its pixels, and the files' numbers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from attnmix.core.store.runs import Run
+
+MATRICES = ("parts", "alti", "attention")
+
+
+def drawn(page: Any) -> dict[str, Any]:
+    return dict(page.evaluate("document.getElementById('grid-canvas').drawn()"))
+
+
+def pixels(page: Any) -> Any:
+    """Return the picture's pixels as they are on the screen, with one for each CSS pixel."""
+    content = page.locator("#grid-canvas").screenshot(scale="css")
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert("RGB"), dtype=float)
+
+
+def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
+    """Return the colour of a cell near its lower left corner, where neither a line nor a number is."""
+    _, height = size
+    red, green, blue = image[round(cell["y"] + height - 3), round(cell["x"] + 2)]
+    return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
+
+
+def share_from_others(checkpoint: str, document: str, method: str) -> Any:
+    """Return what the picture shows `[layers, tokens]`, from the run's files."""
+    run = Run(Path())
+    if method in MATRICES:
+        matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)
+        return 1 - np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
+    rows = run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")
+    return rows.pivot(index="layer", columns="position", values=method).to_numpy(float)
