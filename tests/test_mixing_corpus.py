@@ -30,7 +30,7 @@ from attnmix.runs import measure as measuring
 from attnmix.runs.tokens import write_tokens
 from stages import measure
 
-MANY, FEW = 200, 20
+MANY, FEW = 100, 20
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
