@@ -36,7 +36,6 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
 
-
 pytestmark = pytest.mark.families  # a pipeline and a page of each
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shutil
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -116,6 +117,14 @@ def test_the_command_of_the_stages_does_nothing_but_call_what_dvc_watches() -> N
     assert imported_by(command) == {Path("stages/common/cli.py")}
     assert all(isinstance(each, ast.Import | ast.ImportFrom) for each in imports)
     assert ast.unparse(condition) == "if __name__ == '__main__':\n    main(sys.argv[1:])"
+
+
+def test_emulation_in_ci_is_repeated_for_other_code_and_not_for_other_words_about_it() -> None:
+    code_of = runpy.run_path(str(REPOSITORY / ".ci/code_hash.py"))["code_of"]
+    documented = 'NUMBER = 2\n"""A number."""\ndef half(x):\n    """Return half."""\n    return x / NUMBER  # exact\n'
+    assert code_of(documented) == code_of("NUMBER = 2\ndef half(x):\n    return x / NUMBER\n")
+    assert code_of(documented) != code_of(documented.replace("NUMBER = 2", "NUMBER = 3"))
+    assert code_of("name = 'a'") != code_of("name = 'b'")
 
 
 def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
