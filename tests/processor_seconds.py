@@ -2,8 +2,8 @@
 
     python -m pytest -m '' -p tests.processor_seconds tests/test_finetune.py
 
-Seconds of the processor are those of this process and of all that it starts. They hardly depend on what else runs on the
-machine. A test's own setup counts as its own; what a fixture of a module or a session takes is listed as the fixture.
+Seconds of the processor are those of this process and of all that it starts. They hardly depend on what else runs on
+the machine. A test's own setup is part of it; a fixture of a module or a session has its own line.
 """
 
 from __future__ import annotations
