@@ -8,9 +8,10 @@ BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/src
 PIP := "$(BIN)/python" -m pip --disable-pip-version-check
 # On a terminal pip shows what it downloads, which can be gigabytes, elsewhere nothing. Its warnings, such as those of a
-# mirror that lacks a package, are shown where it fails.
+# mirror that lacks a package, are shown where it fails. A module is compiled when it is first imported: most never are, and
+# compiling all takes a minute.
 pip = $(PIP) $(shell test -t 2 || echo --quiet) $(1) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
-install = $(call pip,install --require-hashes --no-deps --requirement $(1))
+install = $(call pip,install --require-hashes --no-deps --no-compile --requirement $(1))
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
@@ -59,8 +60,8 @@ explore: $(INSTALLED) ## Serve a page with an input on this machine: type a text
 experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
-test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer)
-	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(if $(MARKED),-m "$(MARKED)")
+test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer; MARKED=all: all)
+	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
 
 check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, the site's links
 	@$(IN_VENV) ruff check .

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         clones = [clone_commit(root / each.name / "clone") for each in surroundings]
         for clone in clones:
             apply_profile(clone, options.profile)
-        # An emulated processor keeps one core busy. Native runs use several, so they run one after the other.
-        with ThreadPoolExecutor(os.cpu_count() if options.cpus else 1) as executor:
+        # A run keeps little more than one core busy; more than two at once would need the memory of a large machine.
+        with ThreadPoolExecutor(os.cpu_count() if options.cpus else 2) as executor:
             list(executor.map(lambda each, clone: run_pipeline(each, clone, options.until), surroundings, clones))
         lines = [
             f"{surroundings[0].name} and {each.name}: {line}"

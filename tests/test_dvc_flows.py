@@ -32,6 +32,8 @@ FEATURES = (
 )
 METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 
+pytestmark = pytest.mark.long  # DVC runs three to ten times in each
+
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
@@ -82,7 +84,6 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
 
 
-@pytest.mark.long
 def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without_it_says_so(
     author: Repository, tmp_path: Path
 ) -> None:
@@ -132,7 +133,6 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True, **envir
     return summary.read_text(encoding="utf-8")
 
 
-@pytest.mark.long
 def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_and_comments(
     author: Repository, tmp_path: Path
 ) -> None:
@@ -182,7 +182,6 @@ def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_
     assert set(listed) == set(shown)
 
 
-@pytest.mark.long
 def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: Path) -> None:
     checkout = pull_request(author, tmp_path, lambda folder: (folder / "README.md").write_text("A line.\n"))
     assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)

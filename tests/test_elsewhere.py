@@ -45,7 +45,7 @@ def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return f"s3://{name}/run"
 
 
-@pytest.mark.parametrize("kind", ["s3", "absolute"])
+@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.long), "absolute"])
 def test_readers_take_stores_from_elsewhere_alike(
     workspace: Workspace, tiny_bert: Path, small_shards: None, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

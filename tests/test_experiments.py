@@ -122,6 +122,7 @@ def test_difference_of_two_settings_is_welchs() -> None:
     assert (result["seeds"] == 3).all()
 
 
+@pytest.mark.long  # DVC runs five times
 def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     repository: Repository, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

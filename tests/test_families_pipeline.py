@@ -13,7 +13,7 @@ import pytest
 import torch
 from browser import Opened
 from conftest import plain_logits
-from families import KINDS, TEXTS, each_family, run_family, write_family
+from families import FAMILIES, KINDS, TEXTS, run_family, write_family
 from page_run import choose
 from pypdfium2 import PdfDocument
 from transformers import AutoConfig, AutoTokenizer
@@ -36,8 +36,10 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
 
+pytestmark = pytest.mark.families  # a pipeline and a page of each
 
-@pytest.fixture(scope="module", params=each_family("qwen3"))
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -163,7 +165,7 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, show
     assert any(note.startswith("Not on the joint and the aligned map: attention heads.") for note in notes)
 
 
-@pytest.mark.parametrize("name", [pytest.param("bart", marks=pytest.mark.families)], indirect=True)
+@pytest.mark.parametrize("name", ["bart"], indirect=True)
 def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
     page = shown.page
     names = []

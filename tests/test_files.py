@@ -50,6 +50,8 @@ NUMBERS = (
     "9007199254740993",
 )
 EXAMPLES = settings(max_examples=500, deadline=None, derandomize=True, database=None)
+# The files of a folder are read as one file is; what a folder adds is which of them are read, and in which order.
+FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=100)
 
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
 fields = st.one_of(st.text(letters, max_size=12), st.sampled_from(NUMBERS), st.text('",\n\t', max_size=4))
@@ -108,9 +110,9 @@ def test_a_file_gives_the_records_that_were_written(suffix: str, rows: Any, way:
     assert frame.index.tolist() == list(range(1, len(rows) + 1))
 
 
-@pytest.mark.long  # `datasets` looks for the files two thousand times
+@pytest.mark.long  # `datasets` looks for the files four hundred times
 @pytest.mark.parametrize("suffix", FORMATS)
-@EXAMPLES
+@FOLDER_EXAMPLES
 @given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
 def test_a_folder_gives_the_records_that_were_written(suffix: str, rows: Any, way: random.Random, parts: int) -> None:
     rows = writable([row for row in rows if text_problem(row[0]) is None and row[1].strip()], suffix)

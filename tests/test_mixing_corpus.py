@@ -34,10 +34,10 @@ MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
-def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Path:
+def prepare(workspace: Workspace, documents: int, name: str = "workspace", **settings: int) -> Path:
     """A folder with so many reviews, of one length."""
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
-    folder = workspace(name, measure=SETTINGS | {"documents": documents}, capture=capture)
+    folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
         write_tiny_bert(folder / "models" / checkpoint, seed=number)
     words, labels = ["the", "film", "was", "so", "very", "good", "."], np.arange(documents) % 2
@@ -75,7 +75,8 @@ def peak(workspace: Workspace, documents: int) -> int:
     """
     reached = []
     for run in range(2):
-        prepare(workspace, documents, f"{documents} in run {run}")
+        # The numbers of documents with gradients and with parts are parameters of their own.
+        prepare(workspace, documents, f"{documents} in run {run}", gradient_documents=0, parts_documents=1)
         tracemalloc.start()
         run_tokenized(measure)
         reached.append(tracemalloc.get_traced_memory()[1])

@@ -528,7 +528,7 @@ def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, chromium: Any,
         write_family("gpt2", model)  # whose tokenizer adds nothing
     else:
         write_tiny_bert(
-            model, layers=layers, max_position_embeddings=512, hidden_size=64 * layers, num_attention_heads=layers
+            model, layers=layers, max_position_embeddings=512, hidden_size=8 * layers, num_attention_heads=layers
         )
     result = attnmix.measure(attnmix.load(str(model)), texts, max_length=512 if layers == 12 else 60)
     path, lengths = save_page(result, tmp_path), [len(document) for document in result.documents]

@@ -299,7 +299,7 @@ def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.Lo
     assert caplog.messages == ["a request could not be answered: RuntimeError"]
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_stopped_server_leaves_no_copy_of_the_model(tiny_bert: Path, tmp_path: Path, by: signal.Signals) -> None:
     server = Server(tmp_path, "--model", str(tiny_bert))
     assert len(list(server.temporary.rglob("*.safetensors"))) == 1

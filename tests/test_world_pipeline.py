@@ -47,6 +47,7 @@ def write_bert(folder: Path, texts: list[str]) -> None:
     BertModel(BertConfig(**sizes)).save_pretrained(folder)
 
 
+@pytest.mark.long
 def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
     reviews = [
         (f"{subject} {number}{verdict}", name)
