@@ -148,7 +148,7 @@ def class_use(folder: Path, device: torch.device) -> Arrays:
     return arrays
 
 
-@pytest.mark.parametrize("name", each_family("bert"))
+@pytest.mark.parametrize("name", each_family("bert", "mistral"))
 def test_every_family_gives_the_cpus_measures(name: str, tmp_path: Path, second_device: torch.device) -> None:
     folder = write_family(name, tmp_path)
     with counted() as counts:
