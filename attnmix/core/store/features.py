@@ -156,7 +156,7 @@ def _checksum(content: bytes) -> bytes:
     return int(google_crc32c.value(content)).to_bytes(CHECKSUM_BYTES, "little")
 
 
-Unit = ShardWriter | Features
+Destination = ShardWriter | Features
 """The destination of a unit of rows: the file of a shard on a disk, else an array."""
 
 
@@ -173,32 +173,32 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
-def begin_unit(store: OpenStore, rows: slice) -> Unit:
+def begin_unit(store: OpenStore, rows: slice) -> Destination:
     """Return the destination of the vectors of a unit of rows, a shard or all of a small store."""
     if store.array.shards and isinstance(store.path, Path):
         return ShardWriter(store.path, store.array, rows)
     return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
 
 
-def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
+def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Features]]) -> None:
     """Put vectors at some rows of a unit each, counted from its first."""
-    if isinstance(unit, ShardWriter):
-        unit.put(pieces)
+    if isinstance(destination, ShardWriter):
+        destination.put(pieces)
     else:
         for rows, vectors in pieces:
-            unit[rows] = vectors
+            destination[rows] = vectors
 
 
-def write_unit(store: OpenStore, rows: slice, unit: Unit, with_digest: bool = False) -> str:
+def write_unit(store: OpenStore, rows: slice, destination: Destination, with_digest: bool = False) -> str:
     """Write a unit of rows whose vectors are all there; return their hash if it is asked for, else nothing.
 
     Raises `InputError` where the place refuses.
     """
-    if isinstance(unit, ShardWriter):
-        return unit.finish(with_digest)
+    if isinstance(destination, ShardWriter):
+        return destination.finish(with_digest)
     with writing(store.path):
-        store.array[rows] = unit
-    return hashlib.sha256(unit.data).hexdigest() if with_digest else ""
+        store.array[rows] = destination
+    return hashlib.sha256(destination.data).hexdigest() if with_digest else ""
 
 
 def open_store(root: Path, site: Site) -> Any:
