@@ -40,7 +40,7 @@ from attnmix.core.device import measuring_device
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
-from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
+from attnmix.core.settings import CaptureParameters, MeasureParameters, checked_section
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
@@ -133,7 +133,7 @@ def measure(
     family = family_of(model.network.base_model.config)
     present = family.present(RATIOS)
     if methods is not None:
-        names = checked(MeasureParameters, methods=_names(methods)).methods
+        names = checked_section(MeasureParameters, methods=_names(methods)).methods
         present = family.present(names)
         if absent := sorted(set(names) - set(present)):
             raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
@@ -613,7 +613,7 @@ def capture(
         check_folder("path", run.root, ["features", "unfinished"])
     _check_model(model, call)
     chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
-    settings = checked(CaptureParameters, dtype=dtype, **chosen)
+    settings = checked_section(CaptureParameters, dtype=dtype, **chosen)
     given = _tokenized(model, texts, max_length)
     with model.observed(given.pairs) as base, quiet():
         if run is None:
@@ -681,10 +681,10 @@ def layout(
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)
     """
-    from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters, checked
+    from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters, checked_section
 
     given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
-    settings = checked(UmapParameters, **given, stability_seeds=[])
+    settings = checked_section(UmapParameters, **given, stability_seeds=[])
     from attnmix.maps.layouts import fit_map
     from attnmix.maps.vectors import distinct_rows, read_vectors
 
@@ -711,7 +711,7 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
     longest = longest_text(base.config)
     if max_length is not None:
         number = int(max_length) if _is_number(max_length) else max_length
-        longest = checked(CaptureParameters, max_length=number).max_length
+        longest = checked_section(CaptureParameters, max_length=number).max_length
         check_length("max_length", longest, base.config)
     rows = base.get_input_embeddings().num_embeddings
     tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest, model.name)

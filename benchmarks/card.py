@@ -40,7 +40,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 import attnmix
-from attnmix.core.device import chosen, device_name, prepare
+from attnmix.core.device import chosen_device, device_name, prepare_device
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import split_file
 from attnmix.measures.documents import read_documents, read_reviews
@@ -473,8 +473,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, arguments.to.open("w", encoding="utf-8", newline="") as file:
         size = SMALL if arguments.small else Size()
         checkpoint = arguments.checkpoint and arguments.checkpoint.absolute()
-        card = Card(Run(Path(name)), size, chosen(), checkpoint)
-        prepare(card.device)
+        card = Card(Run(Path(name)), size, chosen_device(), checkpoint)
+        prepare_device(card.device)
         lay_out(card.run.root, size)
         table = csv.writer(file)
         table.writerow(["row", "result", "seconds"])

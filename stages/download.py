@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attnmix.core.disk import clear, publish
+from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.settings import ModelParameters
 from attnmix.core.store.files import write_table
@@ -47,12 +47,12 @@ def main(parameters: Parameters) -> None:
     try:
         unpublished = Run(work)
         metrics = _download(parameters, unpublished)
-        publish(unpublished.pretrained, run.pretrained)
-        publish(unpublished.reviews, run.reviews)
+        publish_output(unpublished.pretrained, run.pretrained)
+        publish_output(unpublished.reviews, run.reviews)
         write_metrics("download", metrics, run.metrics_folder)
         write_sources(sources)
     finally:
-        clear(work)
+        remove_unfinished(work)
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from attnmix.core.arithmetic.kernels import use
-from attnmix.core.device import chosen, measuring_device
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.store import texts as store
 from attnmix.core.store.runs import Run
@@ -38,9 +38,9 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     run = Run(Path())
-    device = measuring_device(chosen())
+    device = measuring_device(chosen_device())
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)

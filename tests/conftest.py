@@ -17,7 +17,7 @@ from typing import Any
 
 from attnmix.core.arithmetic import environment
 
-environment.choose(environment.PORTABLE)  # before the libraries are loaded, as every stage does
+environment.set_variables(environment.PORTABLE)  # before the libraries are loaded, as every stage does
 # To start processes takes longer than the small figures of the tests.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
@@ -47,7 +47,7 @@ from attnmix.models.encoding import tokenize_texts
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
-kernels.use(environment.PORTABLE)
+kernels.set_arithmetic(environment.PORTABLE)
 torch.set_num_threads(1)  # products of tiny models, which more threads slow down
 
 REPOSITORY = Path(__file__).parents[1]

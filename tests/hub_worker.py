@@ -44,7 +44,7 @@ def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
 def _set_up(variables: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
-    environment.choose(environment.PORTABLE)
+    environment.set_variables(environment.PORTABLE)
 
 
 def run_download(folder: Path, token: str | None) -> None:

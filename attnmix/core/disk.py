@@ -76,14 +76,14 @@ def _size(folder: Path) -> int:
     return size
 
 
-def publish(unfinished: Path, output: Path) -> None:
+def publish_output(unfinished: Path, output: Path) -> None:
     """Move finished work to the place of the stage's output, in one step."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
 
 
-def clear(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
     remove_empty(folder.parent)

@@ -112,7 +112,7 @@ class Section(BaseModel):
 Checked = TypeVar("Checked", bound=Section)
 
 
-def checked(section: type[Checked], **arguments: Any) -> Checked:
+def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     """Return the settings of a `section` with these values, the others as by default.
 
     Numbers of NumPy and torch count as Python's. Raise `InputError`, which names the arguments, for values that are not

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.core.device import check_precision, exact_products, process_state
-from attnmix.core.disk import check_disk, clear, publish
+from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
 from attnmix.core.store import features as store
@@ -114,8 +114,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         if capture.elsewhere:
             by_unit = [json.loads(_done_file(folder, unit).read_text(encoding="utf-8")) for unit, _ in units]
             store.write_manifest(folder / "stores", capture.store, by_unit)
-        publish(folder / "stores", run.activations)
-        clear(folder)
+        publish_output(folder / "stores", run.activations)
+        remove_unfinished(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 

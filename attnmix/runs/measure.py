@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
-from attnmix.core.disk import clear, publish
+from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
@@ -129,8 +129,8 @@ def measure(
     machine = {"computed_on": computed_on(arithmetic, device)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
     writers.write_ratios(folder / PUBLISHED, methods, _token_ratios(works.values(), tokenizer, methods))
-    publish(folder / PUBLISHED, run.measured)
-    clear(folder)
+    publish_output(folder / PUBLISHED, run.measured)
+    remove_unfinished(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
 
 

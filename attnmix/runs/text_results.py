@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
-from attnmix.core.device import chosen, exact_products, measuring_device
+from attnmix.core.device import chosen_device, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
@@ -225,7 +225,7 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
     Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
     """
     first = next(iter(checkpoints.values()))
-    tokenizer, device = load_tokenizer(first), measuring_device(chosen())
+    tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
     bases: dict[str, PreTrainedModel] = {}
     for name, folder in checkpoints.items():
         base: Any = load_base(folder)

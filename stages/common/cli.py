@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         parameters = read_parameters()
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
             os.environ.setdefault(variable, value)
-        environment.choose(parameters.arithmetic)
+        environment.set_variables(parameters.arithmetic)
         stage = import_module(f"stages.{name}")
         with lock_stage(name):
             stage.main(parameters)

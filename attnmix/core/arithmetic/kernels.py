@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_portable, note
-from attnmix.core.device import chosen, device_name, prepare
+from attnmix.core.device import chosen_device, device_name, prepare_device
 
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
@@ -46,10 +46,10 @@ _registered: list[torch.library.Library] = []
 _thread = threading.local()
 
 
-def use(arithmetic: str) -> None:
+def set_arithmetic(arithmetic: str) -> None:
     """Choose the arithmetic of this process, `portable` or `fastest`, and prepare its device."""
-    device = chosen()
-    prepare(device)
+    device = chosen_device()
+    prepare_device(device)
     if arithmetic == PORTABLE and not _registered:
         torch.set_num_threads(TORCH_THREADS)
         _register()

@@ -32,7 +32,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.core.store import features as stored
-from attnmix.core.store.files import open_array, read_array, read_table, require
+from attnmix.core.store.files import open_array, read_array, read_table, require_output
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.core.store.results import Components, MixingTables, components_of
 from attnmix.core.store.texts import TokenizedFiles
@@ -150,7 +150,9 @@ class Run(MixingTables):
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
-        table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
+        stage, _, _ = name.partition("/")
+        file = require_output(self.tables / f"{name}.csv", stage)
+        table: pd.DataFrame = pd.read_csv(file, **options)
         return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
@@ -244,7 +246,7 @@ def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
 
 
 def _read_json(path: Path, stage: str) -> Any:
-    return json.loads(require(path, stage).read_text(encoding="utf-8"))
+    return json.loads(require_output(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:
