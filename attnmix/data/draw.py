@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 TYPICAL_TOKENS = 64
 TYPICAL_CLASSES = 4
 
 
-def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
+def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
     """Return `size` row numbers (at most all), sorted, in which every class has its share of `labels`, within one row.
 
     No class is left out where `size` allows it: the largest ones then give the rows that the smallest lack.
@@ -25,7 +25,7 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
 
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
-) -> tuple[Rows, Rows]:
+) -> tuple[RowNumbers, RowNumbers]:
     """Return the row numbers of the rest and of a part, `fraction` of the rows and at least one per class.
 
     Rows of one of the `groups`, numbered from 0, stay together; the shares are as near as whole groups allow.
@@ -56,7 +56,7 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     return rows
 
 
-def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
+def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
     """Take groups in random order, each where it lowers the sum of the classes' squared missing shares.
 
     scikit-learn's StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row

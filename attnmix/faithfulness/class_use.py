@@ -26,11 +26,11 @@ from attnmix.interventions import Edit, edited_attention, replaced_values
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens, padded
 
-COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
+CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `COLUMNS` for each edit (`group`) from each layer on.
+    """Return `CLASS_USE_COLUMNS` for each edit (`group`) from each layer on.
 
     `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
     change of the predicted class's probability; intervals resample texts.
@@ -70,11 +70,11 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
                 table_row("finetuned", "accuracy", name, first, (named_N == labels_N[known]).double(), seed),
                 table_row("finetuned", "probability", name, first, probability_N - chosen_N[known], seed),
             ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `COLUMNS`; the interval of a share ends at 0 and 1."""
+    """Return a row of `CLASS_USE_COLUMNS`; the interval of a share ends at 0 and 1."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
     lowest = -1 if quantity == "probability" else 0

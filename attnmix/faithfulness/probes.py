@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from attnmix.core.names import DECODER_INPUT
-from attnmix.faithfulness.class_use import COLUMNS, padded_batches, table_row
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS, padded_batches, table_row
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
@@ -47,7 +47,7 @@ def probes(
     documents: Sequence[Document],
     seed: int,
 ) -> pd.DataFrame:
-    """Return `COLUMNS` of the accuracies on the tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
+    """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
 
     `bases` are the checkpoints' names and models; the classifier's own has `lens_agreement` too: on how many tokens the
     head names the class that it names for the text. A target of which the `training` reviews have fewer than two
@@ -85,7 +85,7 @@ def probes(
                 named = probe_predictions(known_ND, labels.tolist(), asked_ND)
                 shares = _shares(asked.assign(right=named == asked[target]))
                 rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:

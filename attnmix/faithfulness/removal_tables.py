@@ -15,7 +15,7 @@ from scipy.stats import norm
 from attnmix.core import statistics
 from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.attributions import RANDOM, Review
-from attnmix.faithfulness.class_use import COLUMNS
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
 TokenIds = tuple[int, ...]
@@ -130,7 +130,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
             given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
             rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
             rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:

@@ -12,14 +12,14 @@ from sklearn.metrics import pairwise_distances
 
 from attnmix.core.names import OWN_BASIS, Site
 from attnmix.core.statistics import rank_correlation
-from attnmix.data.draw import Rows, stratified_draw
+from attnmix.data.draw import RowNumbers, stratified_draw
 from attnmix.maps.neighbours import METRICS, Indices, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
-COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
+QUALITY_COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
 COUNTS = ["tokens", "points", "scored_vectors"]
 """Numbers of a layout, the same in all its rows: tokens at each point, points, and how many vectors were scored."""
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
@@ -78,7 +78,7 @@ def _scored_neighbours(vectors: Vectors) -> int:
     return min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
 
 
-def _scored_rows(vectors: Vectors, seed: int) -> Rows:
+def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     """Return the rows of the vectors that are scored: those that differ, of very many a seeded draw."""
     first, _ = distinct_rows(vectors)
     return first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
@@ -124,11 +124,11 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     if len(maps) > 1:
         undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))
         pairs |= undefined if np.isnan(values["neighbours_kept"]) else stability(maps, seed)
-    return pd.DataFrame(pairs, index=COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
+    return pd.DataFrame(pairs, index=QUALITY_COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return `COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
+    """Return `QUALITY_COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
 
     A row without layer and point is the whole layout's: the mean over the points that have a value. The joint map is
     scored among the vectors of all points together, but for those in a basis of their own (`OWN_BASIS`), and each point
@@ -154,7 +154,7 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
         (among_all,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
         whole = pd.concat([among_all, whole.loc[list(WITHIN.values())]])
         n_scored = len(rows)
-    table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
+    table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
     counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
     return table.astype({"layer": "Int32", "point": "string"}).assign(**counts)
 

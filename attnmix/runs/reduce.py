@@ -18,15 +18,15 @@ from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_by_site, write_metrics, write_plot
-from attnmix.data.draw import Rows, stratified_draw
+from attnmix.data.draw import RowNumbers, stratified_draw
 from attnmix.maps.layouts import fit_layout
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import COLUMNS, score_layout
+from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
+COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
 def reduce(umap: UmapParameters, run: Run) -> None:
@@ -75,7 +75,7 @@ def _layouts(
     return layouts
 
 
-def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
+def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
     """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
     limit = len(tokens) if umap.max_points is None else umap.max_points // points
     if not limit:
@@ -99,8 +99,8 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     """Write all scores to `quality.parquet`, those of whole layouts to `map_quality.csv`, the main three as metrics."""
-    write_table(run.maps / "quality.parquet", quality[COLUMNS])
+    write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
-    shown = whole[whole["measure"].isin(METRICS)].set_index("measure").groupby("layout", sort=False)["value"]
+    shown = whole[whole["measure"].isin(COMPARED_SCORES)].set_index("measure").groupby("layout", sort=False)["value"]
     write_metrics("reduce", {str(layout): values.to_dict() for layout, values in shown}, run.metrics_folder)

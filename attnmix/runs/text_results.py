@@ -27,26 +27,30 @@ from attnmix.core.device import chosen_device, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.core.store.document_rows import DocumentRows, stack_rows
 from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
-from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.components import fit_components
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
-from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
-from attnmix.maps.quality import kept_neighbours
+from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import RANDOM, random_model, shuffled_words
+from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
-from attnmix.measures.mixing_tables import COLUMNS, by_review, mixing_tables
+from attnmix.measures.mixing_tables import (
+    TABLE_COLUMNS,
+    CorpusMeasures,
+    DocumentRows,
+    by_review,
+    mixing_tables,
+    stack_rows,
+)
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.text_pairs import SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
@@ -57,7 +61,6 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
-TABLES = ("mixing", "mixing_controls", "mixing_by_group", "geometry")  # those that the page reads
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
 ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
 SEED = 111
@@ -133,28 +136,32 @@ class TextMeasurer:
         results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         documents = documents_of(results.documents, results.tokens)
         with exact_products(), _few_threads(documents):
-            self._measure(results, documents, SOURCES if tokenized.pairs else ())
+            self._measure(results, documents)
             vectors = self._vectors(documents)
             results.predictions = self._predictions(documents)
             _lay_out(results, vectors)
         return results
 
-    def _measure(self, results: TextResults, documents: Sequence[Document], sources: Sequence[str]) -> None:
+    def _measure(self, results: TextResults, documents: Sequence[Document]) -> None:
         """Fill in the tables, ratios, matrices and heads."""
         with ThreadPoolExecutor(len(self.checkpoints)) as pool:
             by_checkpoint = pool.map(self._measured, self.checkpoints, repeat(documents))
             measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
         names = np.array([document.name for document in documents])
-        rows = {name: each.sums | {"document": names} for name, each in measured.items()}
-        all_rows = rows | {RANDOM: _control_sums(self.random.result(), "random_weights", documents)}
-        identities = {name: each.identities for name, each in measured.items()}
-        sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
-        draws = Draws(len(documents), samples, SEED)
-        tables = mixing_tables(all_rows, identities, {}, self.methods, sites, draws, SEED, sources, names=TABLES)
-        tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
+        corpus = CorpusMeasures(
+            rows={name: each.sums | {"document": names} for name, each in measured.items()},
+            random=_control_sums(self.random.result(), "random_weights", documents),
+            identities={name: each.identities for name, each in measured.items()},
+            methods=self.methods,
+            sites=self.checkpoints[self.captured].batches.sites,
+            draws=Draws(len(documents), samples, SEED),
+            seed=SEED,
+        )
+        tables = mixing_tables(corpus)
+        tables["mixing_by_review"] = pd.concat(by_review(corpus))
         for name in ("derivatives", "parts"):
-            tables[name] = pd.DataFrame(columns=list(COLUMNS[name]))
+            tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.core.store import texts as store
-from attnmix.data.draw import Rows
+from attnmix.data.draw import RowNumbers
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types
@@ -90,7 +90,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
         yield {"document": f"text/{number}", "text": each, **labels, **flags}
 
 
-def with_texts(rows: Rows, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
+def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
     """Yield the sorted `rows` of a split's table of reviews with their texts, of which one block is in memory."""
     start = 0
     for block in store.read_texts(split, folder):
