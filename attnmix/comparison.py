@@ -352,7 +352,7 @@ def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
         same_ids = [one.ids.tolist() for one in first.documents] == [one.ids.tolist() for one in each.documents]
         if not same_ids or first.tokenized.pairs != each.tokenized.pairs:
             raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
-        layers = [result.arrays[0].shape[1] for result in (first, each)]
+        layers = [result.ratios_by_text[0].shape[1] for result in (first, each)]
         if layers[0] != layers[1]:
             numbers = f"{layers[0]} and {layers[1]}"
             raise InputError(f"compare: the two have other layers, {numbers}; allowed: the same number")

@@ -26,7 +26,7 @@ from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures import labels
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.measures.ratios import RATIOS
+from attnmix.measures.ratios import PREFERRED_RATIOS, RATIOS
 from attnmix.models.families import PROJECTED, Stack
 from stages import tokenize
 from stages.common.parameters import Parameters, read_parameters
@@ -177,6 +177,9 @@ def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str
 
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    most_first = list(RATIOS)[::-1]
+    attention_first = [name for name in most_first if RATIOS[name].covers == "attention"]
+    assert list(PREFERRED_RATIOS) == attention_first + [name for name in most_first if name not in attention_first]
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
     assert set(labels.STEP_MEASURES) == set(names.STEP_MEASURES)

@@ -45,7 +45,7 @@ def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
     for name in ("ratios", "tokens"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(result, name), check_exact=True)
     pd.testing.assert_frame_equal(loaded.by_layer(), result.by_layer(), check_exact=True)
-    for one, other in zip(result.arrays, loaded.arrays, strict=True):
+    for one, other in zip(result.ratios_by_text, loaded.ratios_by_text, strict=True):
         assert other.dtype == one.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -72,7 +72,7 @@ def test_pairs_and_token_ids_come_back(model: attnmix.Model, tmp_path: Path) -> 
 def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
     write_family("t5", tmp_path / "t5")
     result = attnmix.measure(attnmix.load(tmp_path / "t5"), TEXTS[:2])
-    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.arrays[0].shape[1])}
+    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.ratios_by_text[0].shape[1])}
     loaded = saved_and_loaded(result, tmp_path)
     assert_same(result, loaded)
     for layer, matrix in matrices.items():

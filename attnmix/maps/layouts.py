@@ -77,11 +77,10 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     return Neighbourhood(graph.tocsr(), principal_components(distinct, metric), numbers)
 
 
-def fit_map(
-    vectors: Vectors, metric: str = "euclidean", n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 2
-) -> Coordinates:
+def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
     """Return coordinates `[vectors, 2]` of one map."""
-    return lay_out(neighbourhood(vectors, metric, n_neighbors, seed), min_dist, seed)
+    near = neighbourhood(vectors, settings.metric, settings.n_neighbors, settings.seed)
+    return lay_out(near, settings.min_dist, settings.seed)
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
