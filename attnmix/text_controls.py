@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
+from attnmix.core.draw import stratified_draw
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Doubles
-from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import CONTROLS, SAME_PASS, classes_without_others, random_model, shuffled_words
 from attnmix.measures.documents import Document

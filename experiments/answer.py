@@ -31,7 +31,7 @@ from attnmix.core.arithmetic.environment import PORTABLE
 from attnmix.core.arithmetic.kernels import set_arithmetic
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
-from attnmix.lens import head_scores, probe_accuracy
+from attnmix.faithfulness.lens import head_scores, probe_accuracy
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, documents_of

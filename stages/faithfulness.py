@@ -18,11 +18,11 @@ from tqdm import tqdm
 
 from attnmix.core.arithmetic.kernels import set_arithmetic
 from attnmix.core.device import chosen_device, measuring_device
+from attnmix.core.draw import stratified_draw
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.store import texts as store
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
-from attnmix.data.draw import stratified_draw
 from attnmix.faithfulness.attributions import RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier

@@ -15,10 +15,10 @@ from typing import Any
 import joblib
 import pandas as pd
 
+from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import (
     draw_by_layer,

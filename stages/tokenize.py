@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from attnmix.core.draw import stratified_draw, typical_reviews
 from attnmix.core.store import texts as store
 from attnmix.core.store.files import read_table
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.models.checkpoint import check_max_length
 from attnmix.runs.tokens import Text, free_texts, with_texts, write_tokens
 from stages.common.parameters import Parameters

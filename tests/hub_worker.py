@@ -73,7 +73,7 @@ def _begin() -> None:
     """Behave as a new process, which has met no hub, with a clock that does not wait."""
     from huggingface_hub import close_session
 
-    from attnmix.hub import retries
+    from attnmix.data.hub import retries
 
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # for the module

@@ -10,8 +10,8 @@ import torch
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Jackknifed
+from attnmix.faithfulness.lens import probe_accuracy
 from attnmix.interventions import class_eraser, remaining_eraser
-from attnmix.lens import probe_accuracy
 from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, products, usable
 
 

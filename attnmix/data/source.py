@@ -14,15 +14,15 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from attnmix.core.draw import stratified_draw, stratified_split
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
 from attnmix.data import folders
 from attnmix.data.classes import named_classes, shown_classes, with_classes
-from attnmix.data.draw import stratified_draw, stratified_split
 from attnmix.data.files import Columns, check_names, read_file, stored_class_names
 from attnmix.data.formats import SUFFIXES, check_sizes
-from attnmix.hub.repository import Repository
+from attnmix.data.hub.repository import Repository
 
 Tables = dict[str, pd.DataFrame]
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

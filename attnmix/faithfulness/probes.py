@@ -23,7 +23,7 @@ import torch
 from attnmix.core.names import DECODER_INPUT
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS, padded_batches, table_row
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.lens import head_scores, probe_predictions
+from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 

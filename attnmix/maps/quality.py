@@ -10,9 +10,9 @@ from scipy.spatial import procrustes
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 
+from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.names import OWN_BASIS, Site
 from attnmix.core.statistics import rank_correlation
-from attnmix.data.draw import RowNumbers, stratified_draw
 from attnmix.maps.neighbours import METRICS, Indices, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows

@@ -100,7 +100,7 @@ def _find_source(name: str, revision: str | None) -> Source:
         if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
             _check_links(name, folder, files)
         return Source(files, lambda names: {each: folder / each for each in names}, None)
-    from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
+    from attnmix.data.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]

@@ -26,12 +26,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
+from attnmix.core.draw import stratified_draw
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words

@@ -12,13 +12,13 @@ from statistics import mode
 import numpy as np
 import pandas as pd
 
+from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_by_site, write_metrics, write_plot
-from attnmix.data.draw import RowNumbers, stratified_draw
 from attnmix.maps.layouts import fit_layout
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.parallel import in_parallel

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from attnmix.core.draw import RowNumbers
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.core.store import texts as store
-from attnmix.data.draw import RowNumbers
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types

@@ -18,7 +18,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.core.terminal import printable, without_library_messages
-from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
+from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_chain
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
 """The pointer that git holds in place of a large file, by the specification of Git LFS."""
