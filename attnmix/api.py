@@ -143,7 +143,8 @@ def measure(
     if methods is not None:
         names = checked_section(MeasureParameters, methods=_names(methods)).methods
         present = family.present(names)
-        if absent := sorted(set(names) - set(present)):
+        absent = sorted(set(names) - set(present))
+        if absent:
             raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
     given = _tokenized(model, texts, max_length)
     classes = _classes(labels, len(given.texts))

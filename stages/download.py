@@ -38,7 +38,8 @@ def main(parameters: Parameters) -> None:
     names = source_names(parameters)
     _check_path("dataset.name", names["dataset.name"], [run.reviews])
     for key, name in names.items():
-        if original := original_of(name):
+        original = original_of(name)
+        if original:
             raise missing_in_copy(key, name, original)
     sources = hash_sources(parameters)
     work = UNFINISHED / "download" / "work"

@@ -142,5 +142,6 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
                 stored = run.matrices(checkpoint, document)
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
-                    if methods := [method for method in declared if method in stored]:
+                    methods = [method for method in declared if method in stored]
+                    if methods:
                         yield path, draw_matrices, run, checkpoint, document, text, methods

@@ -53,7 +53,8 @@ def hash_sources(parameters: Parameters) -> Sources:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
             logging.warning("%s: %s is missing here; it counts as unchanged since its last run", key, name)
-        if hashed := _hash_files(key, _files(key, name, parameters)) or known:
+        hashed = _hash_files(key, _files(key, name, parameters)) or known
+        if hashed:
             hashes[key] = {name: hashed}
     return hashes
 

@@ -108,7 +108,8 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _text(value: str, key: str) -> str:
-    if problem := text_problem(value):
+    problem = text_problem(value)
+    if problem:
         raise InputError(f"{key}: {problem}")
     return str(value)
 
@@ -142,7 +143,8 @@ def _as_list(value: Any) -> Any:
 def _encodings(given: Any, key: str) -> list[TokenIds]:
     """Return the texts of a tokenizer's output, one or a batch, without what its attention mask leaves out."""
     names = [name for name in _column_names(given) if given[name] is not None]
-    if others := [name for name in names if name in OTHER_INPUTS]:
+    others = [name for name in names if name in OTHER_INPUTS]
+    if others:
         raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPES}")
     entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPES) if name in names}
     rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPES)

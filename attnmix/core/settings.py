@@ -56,7 +56,8 @@ CountOrNone = Annotated[Count | None, BeforeValidator(_empty_as_none)]
 
 
 def _check_text(text: str) -> str:
-    if problem := text_problem(text):
+    problem = text_problem(text)
+    if problem:
         raise ValueError(problem)
     return text
 
@@ -215,8 +216,13 @@ class CaptureParameters(Section):
     drawn: CountOrZero = 0
     texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two")]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
-        *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
-        *("ffn_output", "layer_output"),
+        "word_embedding",
+        "embedding_output",
+        "attention_heads",
+        "attention_output",
+        "attention_norm",
+        "ffn_output",
+        "layer_output",
     ]
     max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
@@ -246,7 +252,8 @@ class CaptureParameters(Section):
 
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""
-        if numbers := ", ".join(str(number) for number in self.documents if number >= reviews):
+        numbers = ", ".join(str(number) for number in self.documents if number >= reviews)
+        if numbers:
             allowed = f"rows 0 to {reviews - 1} are allowed"
             raise InputError(f"capture.documents: there is no test review {numbers}; {allowed}")
 

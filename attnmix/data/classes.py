@@ -36,7 +36,8 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     if len(order) < 2:
         raise InputError(f"{where} holds {len(order)} class ({shown_classes(order)}); two or more are needed")
     for name in order:
-        if problem := name_problem(str(name)):
+        problem = name_problem(str(name))
+        if problem:
             raise InputError(f"{where} holds the class {name!r}, {problem}")
     _warn_of_alike(order, where)
     numbers = {name: number for number, name in enumerate(order)}
@@ -124,7 +125,8 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
     """Warn of classes that may be meant as one: `Good` and `good`, `01` and `1`."""
     likenesses = {name: _likeness(str(name)) for name in names}
     counts = Counter(likenesses.values())
-    if alike := [name for name in names if counts[likenesses[name]] > 1]:
+    alike = [name for name in names if counts[likenesses[name]] > 1]
+    if alike:
         logging.warning("%s: classes that differ only in how they are written: %s", where, shown_classes(alike))
 
 

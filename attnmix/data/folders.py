@@ -22,8 +22,18 @@ from attnmix.data.formats import SEPARATORS, SUFFIXES, check_sizes
 DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files of a dataset that say which other files make which configuration and split."""
 OTHER_SUFFIXES = (
-    *(".json", ".ndjson", ".arrow", ".txt", ".xml", ".xls", ".xlsx"),
-    *(".bz2", ".gz", ".xz", ".zip", ".zst"),
+    ".json",
+    ".ndjson",
+    ".arrow",
+    ".txt",
+    ".xml",
+    ".xls",
+    ".xlsx",
+    ".bz2",
+    ".gz",
+    ".xz",
+    ".zip",
+    ".zst",
 )
 """More suffixes of files that may hold tables, besides `SUFFIXES`."""
 PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
@@ -155,7 +165,8 @@ def errors_in_words(name: str, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the library raises dozens of types for an unusable source
         problem = f"cannot be loaded: {_cause(error).replace(str(folder.resolve()), name)}"
-        if configurations := CONFIGURATIONS.search(str(error)):
+        configurations = CONFIGURATIONS.search(str(error))
+        if configurations:
             problem = f"needs one of the configurations {configurations[1]} behind a colon"
         raise InputError(f"dataset.name: {name} {problem}") from error
 
@@ -177,7 +188,8 @@ def _check_parts(files: Sequence[Path], name: str) -> None:
     """Raise `InputError` where one of the parts `...-00000-of-00003` is missing."""
     numbers = defaultdict(set)
     for file in files:
-        if match := PART_NUMBER.match(file.name):
+        match = PART_NUMBER.match(file.name)
+        if match:
             numbers[file.parent / match["head"], int(match["total"]), file.suffix].add(int(match["number"]))
     for (head, total, suffix), present in numbers.items():
         first = 1 if total in present else 0

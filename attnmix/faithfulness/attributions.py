@@ -140,7 +140,8 @@ def present_attributions(family: Family) -> dict[str, Attribution]:
     """Return the scores that a model's family has, and log why it lacks the others."""
     present = {}
     for name, attribution in ATTRIBUTIONS.items():
-        if reason := attribution.obstacle(family):
+        reason = attribution.obstacle(family)
+        if reason:
             logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
         else:
             present[name] = attribution

@@ -103,14 +103,20 @@ def _edited_logits(
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _layer_outputs(classifier, layers, inputs)
         for first, rows in logits.items():
-            computed = {layer - first + 1: each[batch][:, :, None] for layer, each in values.items() if layer >= first}
+            # The edited pass begins with the layer `first`, so that is its layer 1.
+            later = [layer for layer in values if layer >= first]
+            computed = {layer - first + 1: values[layer][batch][:, :, None] for layer in later}
             with (
                 torch.inference_mode(),
                 edited_attention(classifier.base, replaced_values(computed)),
                 _given(layers, unedited[: first - 1]),
             ):
-                rows |= zip(batch, classifier.model(**inputs).logits.cpu().double(), strict=True)
-    return {first: torch.stack([rows[number] for number in range(len(documents))]) for first, rows in logits.items()}
+                logits_BK = classifier.model(**inputs).logits.cpu().double()
+                rows.update(zip(batch, logits_BK, strict=True))
+    in_order = {}
+    for first, rows in logits.items():
+        in_order[first] = torch.stack([rows[number] for number in range(len(documents))])
+    return in_order
 
 
 def _layer_outputs(

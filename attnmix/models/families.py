@@ -147,7 +147,8 @@ def family_of(config: Any) -> Family:
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
-        if (value := getattr(config, key, None)) not in (needed, None):
+        value = getattr(config, key, None)
+        if value not in (needed, None):
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)

@@ -16,9 +16,18 @@ from attnmix.core.extras import EXTRA_MODULES, require_extra
 
 PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
-    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "model*.safetensors", "model.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model.safetensors"),
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
 )
 """Patterns of all that a checkpoint, or an adapter of one, needs here; weights as safetensors only, and no code."""
 WEIGHTS = ".safetensors"
@@ -88,8 +97,12 @@ def local_files(name: str) -> dict[str, Path]:
         return {}
     source = _find_source(name, None)
     files = source.fetch(sorted(source.files))
-    if source.is_adapter and isinstance(base := _read_json(files[ADAPTER[0]]).get(BASE_KEY), str) and base != name:
-        files |= {f"{base}/{inside}": file for inside, file in local_files(base).items()}
+    if not source.is_adapter:
+        return files
+    adapter = _read_json(files[ADAPTER[0]])
+    base = adapter.get(BASE_KEY)
+    if isinstance(base, str) and base != name:
+        files.update((f"{base}/{inside}", file) for inside, file in local_files(base).items())
     return files
 
 
@@ -220,7 +233,8 @@ def _check_code(name: str, config: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     values = _read_json(config)
-    if CODE_KEY in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+    kind = values.get("model_type")
+    if CODE_KEY in values and kind not in CONFIG_MAPPING:
         problem = f"{name} is of the type {kind!r}, which needs code of its repository ({CODE_KEY} in config.json)"
         allowed = "choose a model of a family of attnmix/models/families.yaml"
         raise InputError(f"model.name: {problem}; none is run: {allowed}")

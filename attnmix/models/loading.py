@@ -150,7 +150,8 @@ def load_weights(
     if missing:
         lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
         raise InputError(f"{folder}: its weights lack {lacking}{_other_names(missing, unexpected)}")
-    if unused := _unused(model.base_model, unexpected):
+    unused = _unused(model.base_model, unexpected)
+    if unused:
         problem = f"{len(unused)} tensors that the model of config.json does not use ({_shortened(unused)})"
         raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
     for_reading(model)
@@ -273,8 +274,10 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     unreachable = special if tokenizer.split_special_tokens else set()
     known = {number: token for token, number in tokenizer.get_vocab().items() if token not in unreachable}
-    known |= {number: str(tokenizer.convert_ids_to_tokens(number)) for number in tokenizer("")["input_ids"]}
-    if beyond := sorted(number for number in known if number >= rows):
+    for number in tokenizer("")["input_ids"]:
+        known[number] = str(tokenizer.convert_ids_to_tokens(number))
+    beyond = sorted(number for number in known if number >= rows)
+    if beyond:
         raise InputError(
             f"model.name: the tokenizer of {name} knows {len(beyond)} tokens that the embedding of {rows} rows does "
             f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"

@@ -171,7 +171,10 @@ def _done_file(folder: Path, unit: int) -> Path:
 
 def _trim_heap() -> None:
     """Return free pages inside the heap to the system; without it, tensors of varying size fragment a growing heap."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # of the GNU C library alone
         trim(0)
 
 

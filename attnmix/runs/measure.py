@@ -241,7 +241,8 @@ class CheckpointWork:
         for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
-            document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
+            name_hash = crc32(document.name.encode())
+            (document_seed,) = np.random.SeedSequence([seed, name_hash]).generate_state(1)
             ids = document.cut(max_length).ids
             donors = [donor.cut(max_length).ids for donor in self._donors(number)]
             _write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
@@ -259,7 +260,8 @@ class CheckpointWork:
     def parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
         """Write what of each vector of some documents, truncated, is the token's own since the input, by rule."""
         family = family_of(base.config)
-        if obstacle := parts_obstacle(family):
+        obstacle = parts_obstacle(family)
+        if obstacle:
             logging.info("parts: absent in the model family %s: %s", family.model_type, obstacle)
             return
         readers = {rule: PartsReader(base, rule) for rule in RULES}

@@ -83,7 +83,8 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
         raise InputError(f"umap.max_points: {umap.max_points} {problem}")
     if limit < len(tokens):
         logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
-    return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
+    documents, _ = tokens["document"].factorize()
+    return stratified_draw(documents.astype(np.int64), limit, umap.seed)
 
 
 def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:

@@ -66,7 +66,8 @@ def tokenize_given(
     tokens that the model cannot read, and where the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
-    if token_ids := _token_ids(items):
+    token_ids = _token_ids(items)
+    if token_ids:
         items = list(read_ids(tokenizer, token_ids, rows, max_length))
     words = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
     check_words("texts", name, tokenizer, words)
@@ -114,11 +115,13 @@ def write_tokens(
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         remaining = iter(texts)
-        while block := list(islice(remaining, store.BLOCK)):
+        block = list(islice(remaining, store.BLOCK))
+        while block:
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
             if warn:
                 _warn(documents)
             yield documents, tokens
+            block = list(islice(remaining, store.BLOCK))
 
     store.write_tokenized(files.folder, blocks())
 
@@ -136,7 +139,8 @@ def _tokenized(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
     """Return the texts, and the tokens of each."""
-    if token_ids := _token_ids(items):
+    token_ids = _token_ids(items)
+    if token_ids:
         pairs = any(any(item.types or ()) for item in token_ids)
         spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
         return [text for text, _ in spelled], [tokens for _, tokens in spelled]

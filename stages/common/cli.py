@@ -88,7 +88,8 @@ def as_command(stage: str) -> Iterator[None]:
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
             sys.exit(128 + number)
-        if (message := _explain(error, stage)) is None:
+        message = _explain(error, stage)
+        if message is None:
             raise
         sys.exit(f"error: {printable(message)}")
 

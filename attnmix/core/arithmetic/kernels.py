@@ -265,13 +265,21 @@ def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = Tru
 def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
-    kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-    kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
-    kernels |= {f"{name}_": _in_place(kernel) for name, kernel in kernels.items()}
-    kernels |= {"mm": _product, "bmm": _product}
-    kernels |= {f"{name}.out": _into(kernel) for name, kernel in kernels.items() if not name.endswith("_")}
-    kernels |= {"dot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
-    kernels |= {fused: _attention, f"{fused}_backward": _attention_backward}
+    with_in_place: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+    with_in_place.update({"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv})
+    with_out = {**with_in_place, "mm": _product, "bmm": _product}
+    kernels: dict[str, Callable[..., Any]] = {
+        **with_out,
+        "dot": _dot,
+        "linalg_qr": _qr,
+        "_linalg_eigh": _eigh,
+        fused: _attention,
+        f"{fused}_backward": _attention_backward,
+    }
+    for name, kernel in with_in_place.items():
+        kernels[f"{name}_"] = _in_place(kernel)
+    for name, kernel in with_out.items():
+        kernels[f"{name}.out"] = _into(kernel)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
         for name, kernel in kernels.items():
