@@ -163,25 +163,33 @@ def _encodings(given: Any, key: str) -> list[TokenIds]:
 
 def _rows(value: Any, key: str) -> list[list[int]]:
     """Return the rows of whole numbers that an entry of a tokenizer's output holds, of one text or of a batch."""
-    rows = _as_list(value)
-    rows = [_as_list(row) for row in rows] if isinstance(rows, Iterable) and not isinstance(rows, str) else [None]
-    if rows and all(map(_is_number, rows)):
-        rows = [rows]
-    for number, row in enumerate(rows):
-        row = list(map(_as_list, row)) if isinstance(row, Sequence) and not isinstance(row, str) else [None]
+    items = _items(_as_list(value))
+    if items and all(map(_is_number, items)):
+        items = [items]  # one text
+    rows = []
+    for number, item in enumerate(items):
+        row = _items(item) if isinstance(item, Sequence) else [None]
         if not all(map(_is_number, row)):
             raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
-        rows[number] = list(map(int, row))
+        rows.append([int(entry) for entry in row])
     return rows
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what a list holds, as Python's own; of anything else one item that is no number."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return [None]
+    return [_as_list(item) for item in value]
 
 
 def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
     """Return the ids where the mask is 1; they must stand in a row."""
     if mask is None:
         return encoding
+    others = set(mask) - {0, 1}
+    if others:
+        raise InputError(f"{key}: {MASK} holds {min(others)}; allowed: 0 and 1")
     kept = [place for place, value in enumerate(mask) if value]
-    if not set(mask) <= {0, 1}:
-        raise InputError(f"{key}: {MASK} holds {min(set(mask) - {0, 1})}; allowed: 0 and 1")
     if not kept:
         raise InputError(f"{key}: {MASK} leaves no token")
     if kept != list(range(kept[0], kept[-1] + 1)):
@@ -204,7 +212,9 @@ def _column_names(given: Any) -> list[str]:
 def _table_problem(given: Any, names: Sequence[str]) -> str:
     if names == [""]:
         return f"an empty {type(given).__name__}; {CALLS}"
-    shown = ", ".join(names[:SHOWN_NAMES]) + ", ..." * (len(names) > SHOWN_NAMES)
+    shown = ", ".join(names[:SHOWN_NAMES])
+    if len(names) > SHOWN_NAMES:
+        shown += ", ..."
     column = "text" if "text" in names else names[0]
     variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type(given).__name__} with the columns"
@@ -222,14 +232,14 @@ def _is_number(value: Any) -> bool:
 
 def _is_missing(value: Any) -> bool:
     """Return True for None, NaN, and the missing values of pandas."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _may_be_ids(given: Any) -> bool:
     """Return True for a list, a tuple, an array or a tensor; whole numbers in a column are labels."""
-    return isinstance(given, list | tuple) or (hasattr(given, "shape") and not hasattr(given, "iloc"))
+    is_array = hasattr(given, "shape") and not hasattr(given, "iloc")
+    return is_array or isinstance(given, list | tuple)
 
 
 def _kind(item: Item) -> str:
@@ -249,4 +259,6 @@ def _described(value: Any) -> str:
     if isinstance(value, io.IOBase):
         return "an open file, which may be file.read()"
     shown = " ".join(repr(value).split())
-    return f"{type(value).__name__} {shown[:SHOWN_CHARACTERS]}{'...' * (len(shown) > SHOWN_CHARACTERS)}"
+    if len(shown) > SHOWN_CHARACTERS:
+        shown = f"{shown[:SHOWN_CHARACTERS]}..."
+    return f"{type(value).__name__} {shown}"

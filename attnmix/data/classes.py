@@ -41,14 +41,18 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
             raise InputError(f"{where} holds the class {name!r}, {problem}")
     _warn_of_alike(order, where)
     numbers = {name: number for number, name in enumerate(order)}
-    return {
-        split: table.assign(
-            **{name: table[name].astype("str") for name in TEXT_COLUMNS if name in table},
-            label=np.array([numbers[classes[value]] for value in table["label"]], dtype=np.int64),
-            label_name=[str(classes[value]) for value in table["label"]],
+    named = {}
+    for split, table in tables.items():
+        names = [classes[value] for value in table["label"]]
+        table = table.assign(
+            label=np.array([numbers[name] for name in names], dtype=np.int64),
+            label_name=[str(name) for name in names],
         )
-        for split, table in tables.items()
-    }
+        for column in TEXT_COLUMNS:
+            if column in table:
+                table[column] = table[column].astype("str")
+        named[split] = table
+    return named
 
 
 def named_classes(values: pd.Series, names: Sequence[str]) -> pd.Series:
@@ -86,21 +90,29 @@ def _code(value: Any, names: Sequence[str]) -> int:
 def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     """Return the class of each value that occurs, in the order of the classes: the source's own, else sorted."""
     values = labels.unique().tolist()
-    if isinstance(labels.dtype, pd.CategoricalDtype) and all(isinstance(each, str) for each in labels.cat.categories):
-        return {name: name for name in labels.cat.categories if name in values}
-    kinds = {isinstance(label, str) + 2 * isinstance(label, (bool, np.bool_)) for label in labels}
+    if isinstance(labels.dtype, pd.CategoricalDtype):
+        categories = labels.cat.categories
+        if all(isinstance(name, str) for name in categories):
+            return {name: name for name in categories if name in values}
+    kinds = {_kind(label) for label in labels}
     if len(kinds) > 1:
         shown = shown_classes(values)
         raise InputError(f"{where} mixes words, numbers or truth values ({shown}); write all in one way")
     classes: dict[Any, Any]
-    if kinds == {2}:
+    if kinds == {"truth value"}:
         classes = {value: bool(value) for value in values}
-    elif kinds == {1}:
+    elif kinds == {"word"}:
         classes = _word_classes(values, where)
     else:
         _check_whole(values, values, where)
         classes = {value: int(value) for value in values}
     return dict(sorted(classes.items(), key=lambda item: item[1]))
+
+
+def _kind(label: Any) -> str:
+    if isinstance(label, str):
+        return "word"
+    return "truth value" if isinstance(label, (bool, np.bool_)) else "number"
 
 
 def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:

@@ -100,7 +100,8 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
         pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
         logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
     with torch.no_grad():
-        for parameter in last_linear(model)[1].parameters():
+        _, linear = last_linear(model)
+        for parameter in linear.parameters():
             parameter.copy_(parameter[order])
     model.config.update(class_labels(names))
     return model
@@ -114,7 +115,10 @@ def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
     """Return the name of the head's last Linear, which has a row for each class, and the module."""
     encoder = set(model.base_model.modules())
-    linears = [(name, each) for name, each in model.named_modules() if isinstance(each, Linear) and each not in encoder]
+    linears = []
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module not in encoder:
+            linears.append((name, module))
     return linears[-1]
 
 
@@ -155,7 +159,8 @@ def load_weights(
         problem = f"{len(unused)} tensors that the model of config.json does not use ({_shortened(unused)})"
         raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
     for_reading(model)
-    return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    mismatched = {name for name, _, _ in info["mismatched_keys"]}
+    return model, sorted(mismatched.union(info["missing_keys"]))
 
 
 def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -36,10 +36,7 @@ def reduce(umap: UmapParameters, run: Run) -> None:
     vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
     layouts = _layouts(umap, vectors, _residual_stream(vectors))
     shutil.rmtree(run.maps, ignore_errors=True)
-    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
-    nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
-    lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
-    write_by_site("nearest", tokens, lists, run.maps)
+    _write_nearest(umap, vectors, rows, tokens, run)
     qualities = []
     for layout, mapped in layouts.items():
         maps = fit_layout(layout, mapped, umap)
@@ -48,6 +45,19 @@ def reduce(umap: UmapParameters, run: Run) -> None:
         write_by_site(layout, tokens, places, run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
+
+
+def _write_nearest(
+    umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
+) -> None:
+    """Write the rows of the nearest vectors of each token on the maps, at each site."""
+    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
+    results = in_parallel(neighbours, searches, "nearest vectors")
+    columns = {}
+    for site, (near, _) in zip(vectors, results, strict=True):
+        rows_of_near = rows[near].astype(np.int32)
+        columns[site] = {"nearest": list(rows_of_near)}
+    write_by_site("nearest", tokens, columns, run.maps)
 
 
 def _layouts(

@@ -7,6 +7,7 @@ arrays are there, and `<root>/manifest.json` names it and holds a digest of each
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,14 +68,18 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
     with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         place, digests = place_of(manifest["store"]), manifest["digests"]
-    return root.parents[1] / place if isinstance(place, Path) else place, digests
+    if isinstance(place, Path):
+        place = root.parents[1] / place
+    return place, digests
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
     """Write into `root` the place of the arrays, and into both which they are: a hash of their units' `digests`."""
     by_site = {}
     for name in digests[0]:
-        digest = by_site[name] = hashlib.sha256("".join(unit[name] for unit in digests).encode()).hexdigest()
+        of_units = "".join(unit[name] for unit in digests)
+        digest = hashlib.sha256(of_units.encode()).hexdigest()
+        by_site[name] = digest
         path = _path(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
@@ -129,18 +134,23 @@ class ShardWriter:
         """Write vectors at some rows each; raise `InputError` where the disk refuses them."""
         with writing(self.path), self.part.open("r+b") as file:
             for rows, vectors in pieces:
-                chunk_starts = range(self.chunk_rows * (rows.start // self.chunk_rows + 1), rows.stop, self.chunk_rows)
+                next_chunk = self.chunk_rows * (rows.start // self.chunk_rows + 1)
+                chunk_starts = range(next_chunk, rows.stop, self.chunk_rows)
                 for start, stop in itertools.pairwise((rows.start, *chunk_starts, rows.stop)):
-                    file.seek(start * self.row_bytes + start // self.chunk_rows * CHECKSUM_BYTES)
-                    file.write(np.ascontiguousarray(vectors[start - rows.start : stop - rows.start], self.dtype).data)
+                    checksums_before = start // self.chunk_rows
+                    file.seek(start * self.row_bytes + checksums_before * CHECKSUM_BYTES)
+                    in_chunk = vectors[start - rows.start : stop - rows.start]
+                    file.write(np.ascontiguousarray(in_chunk, self.dtype).data)
 
     def finish(self, with_digest: bool) -> str:
         """Write the checksums, give the file its name, and return a hash of the rows if it is asked for."""
         digest, chunk_bytes = hashlib.sha256(), self.chunk_rows * self.row_bytes
         with writing(self.path), self.part.open("r+b") as file:
-            for number in range(-(-self.rows // self.chunk_rows)):
-                self.index[number] = number * (chunk_bytes + CHECKSUM_BYTES), chunk_bytes + CHECKSUM_BYTES
-                file.seek(int(self.index[number, 0]))
+            size = chunk_bytes + CHECKSUM_BYTES
+            for number in range(math.ceil(self.rows / self.chunk_rows)):
+                offset = number * size
+                self.index[number] = offset, size
+                file.seek(offset)
                 rows = file.read(chunk_bytes)
                 if with_digest:
                     digest.update(rows)
@@ -203,7 +213,8 @@ def write_unit(store: OpenStore, rows: slice, destination: Destination, with_dig
 
 def open_store(root: Path, site: Site) -> Any:
     """Return the Zarr array `[tokens, hidden]` of one site; raise `InputError` where it is damaged or another run's."""
-    return _open(root, site)[0]
+    array, _ = _open(root, site)
+    return array
 
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
@@ -220,7 +231,8 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
     """Return rows of one store, in the store's dtype; raise `InputError` where they are damaged."""
-    return read_array(*_open(root, site), "capture", rows)
+    array, path = _open(root, site)
+    return read_array(array, path, "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
@@ -242,7 +254,8 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the layers and points that have a store under `root`, in forward order; `InputError` without any."""
-    names = _arrays(root)[1] or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
+    _, digests = _arrays(root)
+    names = list(digests) or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]
     if not sites:
         raise InputError(f"{root} holds no feature store; the stage capture writes them")
