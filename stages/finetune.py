@@ -130,11 +130,16 @@ def main(parameters: Parameters) -> None:
     if not trainer.is_world_process_zero():
         return
     probabilities = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
-    columns: dict[str, Any] = {"label": prediction.label_ids, "predicted": probabilities.argmax(-1)}
-    columns |= {"probability": probabilities.max(-1), "tokens": [len(test[row]["input_ids"]) for row in order]}
+    columns = {
+        "label": prediction.label_ids,
+        "predicted": probabilities.argmax(-1),
+        "probability": probabilities.max(-1),
+        "tokens": [len(test[row]["input_ids"]) for row in order],
+    }
     predictions = pd.DataFrame(columns, index=order).sort_index()
     write_table(run.test_predictions_file, predictions)
-    (model.merge_and_unload() if finetune.lora else model).save_pretrained(folder / "best")
+    merged = model.merge_and_unload() if finetune.lora else model
+    merged.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
@@ -250,8 +255,15 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
     truth, chosen, labels = predictions["label"], predictions["predicted"], list(names)
     precision, recall, f1, reviews = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=np.nan)
-    columns = {"label": labels, "label_name": list(names.values()), "reviews": reviews}
-    columns |= {"chosen": np.bincount(chosen, minlength=len(names)), "precision": precision, "recall": recall, "f1": f1}
+    columns = {
+        "label": labels,
+        "label_name": list(names.values()),
+        "reviews": reviews,
+        "chosen": np.bincount(chosen, minlength=len(names)),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+    }
     return pd.DataFrame(columns)
 
 
