@@ -5,7 +5,7 @@ Every mean is declared once, as a `Mean`: the rows that it gives to a table, and
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -230,13 +230,13 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     _add_geometry(tables, measured)
     finished = tables.tables()
     attention = _of_attention(measured)
-    gains = [
-        _rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains_L})
-        for name, gains_L in measured.gains.items()
-    ]
-    cosines = cosine_rows(measured.rows, measured.sites)
-    shares = share_rows(measured.rows, attention, measured.seed)
-    finished["geometry"] = pd.concat([finished["geometry"], *gains, *cosines, *shares])
+    geometry = [finished["geometry"]]
+    for checkpoint, gains_L in measured.gains.items():
+        labels = attention | {"measure": ["attention_gain"]}
+        geometry.append(_rows("geometry", checkpoint, labels, {"mean": gains_L}))
+    geometry.extend(cosine_rows(measured.rows, measured.sites))
+    geometry.extend(share_rows(measured.rows, attention, measured.seed))
+    finished["geometry"] = pd.concat(geometry)
     finished["identities"] = _identity_table(measured.identities)
     return finished
 
@@ -283,7 +283,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
         add("source", [source], ratios, stored(source))
     add("length", LENGTHS, ratios, ratios_by_length)
     heads = range(1, measured.first["by_head"].shape[1] + 1)
-    # NaN where a stack has fewer heads
+    # A ratio is NaN where a stack has fewer heads.
     add("head", heads, {"layer": measured.layers, "method": ["attn_n"]}, stored("by_head"))
 
 
@@ -506,13 +506,7 @@ def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int)
     documents = next(iter(parts.values()))
     if not documents:
         return pd.DataFrame(columns=TABLE_COLUMNS["parts"])
-    rows: dict[str, DocumentRows] = {}
-    for checkpoint, measured in parts.items():
-        rows[checkpoint] = {}
-        for rule in RULES:
-            sums, tokens = _token_totals([document[rule] for document in measured])
-            rows[checkpoint][rule] = sums
-            rows[checkpoint][f"{rule}_counts"] = tokens
+    rows = {checkpoint: _total_rows(measured, RULES) for checkpoint, measured in parts.items()}
     levels = range(documents[0][next(iter(RULES))].shape[1])
     tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for rule in RULES:
@@ -535,36 +529,47 @@ def derivative_tables(
     documents = next(iter(derivatives.values()))
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    names = with_rollouts(matrices)
     layers = range(1, len(next(iter(documents.values()))["ratio"]) + 1)
-    rollouts = [name for name in names if name in ROLLOUTS]
-    from_input = rollouts + [f"derivative_{form}" for form in FORMS]
+    axes = _derivative_axes(layers, methods, with_rollouts(matrices))
+    rows: dict[str, DocumentRows] = {}
+    for checkpoint, by_name in derivatives.items():
+        rows[checkpoint] = _total_rows(list(by_name.values()), axes)
+    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
+    for quantity, labels in axes.items():
+        mean = Mean("derivatives", {"quantity": [quantity]} | labels, stored(quantity))
+        if quantity == "agreement":
+            mean = mean._replace(checkpoints=tuple(derivatives), more=_correlations)
+        tables.add(mean)
+    by_document = []
+    for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
+        sums, tokens = stored(quantity)(rows[checkpoint])
+        means = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
+        labels = {"document": list(documents), "quantity": [quantity]} | axes[quantity]
+        by_document.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": means, "tokens": tokens}))
+    return tables.tables() | {"derivatives_by_review": pd.concat(by_document)}
+
+
+def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
+    """Return the labels along the axes of each quantity of `derivatives`."""
+    rollouts = [name for name in matrices if name in ROLLOUTS]
+    from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
     swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
-    quantities: dict[str, Labels] = {
+    return {
         "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
         "swap": {"reference": ["layer_input"], "layer": layers, "method": swaps},
         "coherence": {"reference": [None], "layer": layers, "method": ["attn_n"]},
         "ratio": {"reference": [None], "layer": layers, "method": methods},
         "from_input": {"reference": [None], "layer": layers, "method": from_input},
-        "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *names]},
+        "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *matrices]},
     }
-    rows: dict[str, DocumentRows] = {checkpoint: {} for checkpoint in derivatives}
-    by_document = []
-    for (checkpoint, by_name), (name, axes) in product(derivatives.items(), quantities.items()):
-        sums, tokens = _token_totals([document[name] for document in by_name.values()])
-        rows[checkpoint][name] = sums
-        rows[checkpoint][f"{name}_counts"] = tokens
-        if name in ("level", "swap", "agreement"):
-            mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
-            labels = {"document": list(documents), "quantity": [name]} | axes
-            by_document.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
-    for name, axes in quantities.items():
-        mean_of_quantity = Mean("derivatives", {"quantity": [name]} | axes, stored(name))
-        if name == "agreement":
-            mean_of_quantity = mean_of_quantity._replace(checkpoints=tuple(derivatives), more=_correlations)
-        tables.add(mean_of_quantity)
-    return tables.tables() | {"derivatives_by_review": pd.concat(by_document)}
+
+
+def _total_rows(documents: Sequence[Mapping[str, Doubles]], names: Iterable[str]) -> DocumentRows:
+    """Return sums over the tokens and counts, as `stored` reads them, of the named arrays `[..., T]` of documents."""
+    rows: DocumentRows = {}
+    for name in names:
+        rows[name], rows[f"{name}_counts"] = _token_totals([document[name] for document in documents])
+    return rows
 
 
 def _token_totals(documents: Sequence[Doubles]) -> Totals:
