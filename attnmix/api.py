@@ -162,9 +162,9 @@ def measure(
     with model.observed(given.pairs) as base:
         measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
-        for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
+        for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
-            ratios.update((number, each.ratios) for number, each in zip(batch, measures, strict=True))
+            ratios.update((number, measured.ratios) for number, measured in zip(batch, measures, strict=True))
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
         totals = control_totals(controls, measurer, _given(model, documents, given))
@@ -306,7 +306,7 @@ class Measures:
 
     def ratio_totals(self) -> dict[str, TextTotals]:
         """Return each text's sums of every ratio over its tokens, and their number, by method."""
-        tokens_N1 = np.array([[len(each)] for each in self.documents], np.float64)
+        tokens_N1 = np.array([[len(document)] for document in self.documents], np.float64)
         sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
         return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
@@ -678,7 +678,7 @@ def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Me
 def _results(side: Any) -> list[Measures]:
     """Return the results of one side of a comparison; raise `InputError` for anything else."""
     results = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
-    wrong = [each for each in results if not isinstance(each, Measures)]
+    wrong = [result for result in results if not isinstance(result, Measures)]
     if wrong or not results:
         given = type(wrong[0]).__name__ if wrong else "nothing"
         raise InputError(f"compare: {given}; allowed: two results of measure(model, texts), or a list of them a side")

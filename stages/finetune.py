@@ -77,7 +77,7 @@ def main(parameters: Parameters) -> None:
         model = with_lora(model, **finetune.lora.model_dump())
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
-    train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
+    train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
     trainer = Trainer(
         model=model,
         args=OneDeviceArguments(

@@ -78,10 +78,14 @@ def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, com
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
-    values, defaults = (
-        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
-    )
-    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+    values, defaults = _by_key(parameters), _by_key(Parameters())
+    return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+
+
+def _by_key(parameters: Parameters) -> dict[str, Any]:
+    """Return the values of all parameters by key, such as `umap.metric`."""
+    (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
+    return {str(key): value for key, value in row.items()}
 
 
 def _yaml(value: Any) -> str:

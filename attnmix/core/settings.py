@@ -66,10 +66,10 @@ def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
     """Return the validator of one value that passes `check`, or of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
-        values = value if isinstance(value, list) and len(value) == 2 else [value]
-        if not all(isinstance(each, str) for each in values):
+        given = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(isinstance(text, str) for text in given):
             raise ValueError(f"give {what}")
-        checked = [check(each) for each in values]
+        checked = [check(text) for text in given]
         return checked if isinstance(value, list) else checked[0]
 
     return PlainValidator(validate)
@@ -83,7 +83,7 @@ def _check_name(name: str) -> str:
 
 def _targets(value: Any) -> str | list[str]:
     """Return the names of Linears that adapters change, or the word for all."""
-    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
+    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
         return value  # type: ignore[no-any-return]  # its type is checked above
     raise ValueError("give all-linear, or a list of names")
 
@@ -123,7 +123,7 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     try:
         return section(**numbers)
     except ValidationError as error:
-        problems = [f"{_place(each)}: {problem_text(each)}" for each in error.errors()]
+        problems = [f"{_place(problem)}: {problem_text(problem)}" for problem in error.errors()]
         raise InputError("; ".join(dict.fromkeys(problems))) from None
 
 

@@ -182,7 +182,7 @@ def errors_in_words(name: str, folder: Path) -> Iterator[None]:
 
 def declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes by column, of those columns that `datasets` knows as classes."""
-    return {name: list(each.names) for name, each in features.items() if hasattr(each, "names")}
+    return {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
 
 
 def _cause(error: BaseException) -> str:

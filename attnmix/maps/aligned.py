@@ -90,7 +90,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     The Jaccard similarity of the token's neighbours at both points, falling off with their distance.
     """
     near = [(graph > 0).astype(np.float64) for graph in graphs]
-    degrees = [np.asarray(each.sum(axis=1)).ravel() for each in near]
+    degrees = [np.asarray(near_point.sum(axis=1)).ravel() for near_point in near]
     strength = np.zeros((2 * WINDOW + 1, len(graphs), len(degrees[0])))
     for offset in range(1, WINDOW + 1):
         for point, other in enumerate(range(offset, len(graphs))):

@@ -39,8 +39,8 @@ def read_vectors(given: Any) -> Vectors:
 
 def _plain(given: Any) -> npt.NDArray[Any]:
     """Return an array; raise TypeError where it is not of real numbers."""
-    if isinstance(given, Sequence) and any(hasattr(each, "detach") for each in given):
-        return np.stack([_plain(each) for each in given])
+    if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
+        return np.stack([_plain(vector) for vector in given])
     if hasattr(given, "detach"):
         tensor = given.detach().cpu()
         given = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()

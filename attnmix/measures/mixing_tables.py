@@ -229,7 +229,7 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     _add_groups(tables, measured)
     _add_geometry(tables, measured)
     finished = tables.tables()
-    attention = _of_attention(measured)
+    attention = _attention_labels(measured)
     geometry = [finished["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
         labels = attention | {"measure": ["attention_gain"]}
@@ -290,7 +290,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
 def _add_geometry(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add the means in `geometry`: of vectors at each site, of steps, of sinks, and of the lengths of what is mixed."""
     checkpoints = tuple(measured.rows)
-    attention = _of_attention(measured)
+    attention = _attention_labels(measured)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     steps = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
@@ -302,7 +302,7 @@ def _add_geometry(tables: MeanTables, measured: CorpusMeasures) -> None:
     tables.add(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, part_lengths))
 
 
-def _of_attention(measured: CorpusMeasures) -> Labels:
+def _attention_labels(measured: CorpusMeasures) -> Labels:
     """Return the labels of `geometry` that say that a measure is of attention itself, in each layer."""
     return {"layer": measured.layers, "point": ["attention"]}
 

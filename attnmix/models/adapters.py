@@ -100,7 +100,8 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
         with _few_warnings():
             return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, exclude_modules=head, **options))
     except ValueError as error:
-        linears = {path.rpartition(".")[2] for path, each in base.named_modules() if isinstance(each, torch.nn.Linear)}
+        modules = base.named_modules()
+        linears = {path.rpartition(".")[2] for path, module in modules if isinstance(module, torch.nn.Linear)}
         allowed = f"allowed: all-linear, or some of {', '.join(sorted(linears))}"
         raise InputError(f"finetune.lora.targets: {targets}: {first_line(error)}; {allowed}") from error
 

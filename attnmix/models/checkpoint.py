@@ -108,7 +108,7 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
         backend = tokenizer.backend_tokenizer
         names = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces)
         split = pre_tokenizers.Split(Regex(names), "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([each for each in (backend.pre_tokenizer, split) if each])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in (backend.pre_tokenizer, split) if step])
 
 
 def longest_text(config: Any) -> int | None:

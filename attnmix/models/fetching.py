@@ -63,7 +63,7 @@ class Source(NamedTuple):
     @property
     def has_tokenizer(self) -> bool:
         """True for one of the sets of files of `TOKENIZERS`."""
-        return any(set(each) <= set(self.files) for each in TOKENIZERS)
+        return any(set(names) <= set(self.files) for names in TOKENIZERS)
 
 
 def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
@@ -112,12 +112,12 @@ def _find_source(name: str, revision: str | None) -> Source:
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
         if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
             _check_links(name, folder, files)
-        return Source(files, lambda names: {each: folder / each for each in names}, None)
+        return Source(files, lambda names: {file_name: folder / file_name for file_name in names}, None)
     from attnmix.data.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]
-    files = {path for path in paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)}
+    files = {path for path in paths if any(fnmatchcase(path, pattern) for pattern in CHECKPOINT_FILES)}
     return Source(files, repository.fetch, repository.commit)
 
 
@@ -189,8 +189,8 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
         reason = str(error).removeprefix("model.name: ")
         raise InputError(f"model.name: {name} is an adapter of {base}: {reason}") from error
     adapter.mkdir()
-    for each in ADAPTER:
-        shutil.copyfile(files[each], adapter / each)
+    for file_name in ADAPTER:
+        shutil.copyfile(files[file_name], adapter / file_name)
     with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
     tokenizer = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
@@ -224,7 +224,7 @@ def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
         problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
         raise InputError(f"model.name: {problem}: choose a model, or a revision of it, that has it")
     if with_tokenizer and not source.has_tokenizer:
-        allowed = ", or ".join(" with ".join(each) for each in TOKENIZERS)
+        allowed = ", or ".join(" with ".join(names) for names in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
 
 

@@ -217,7 +217,7 @@ def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUni
 
 def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Destination]:
     """Return where the vectors of a unit of rows go, by site."""
-    return {site: store.begin_unit(each, rows) for site, each in stores.items()}
+    return {site: store.begin_unit(open_store, rows) for site, open_store in stores.items()}
 
 
 def _finish(

@@ -150,9 +150,9 @@ class TextMeasurer:
         names = np.array([document.name for document in documents])
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         corpus = CorpusMeasures(
-            rows={name: each.sums | {"document": names} for name, each in measured.items()},
+            rows={name: measures.sums | {"document": names} for name, measures in measured.items()},
             random=_control_sums(self.random.result(), "random_weights", documents),
-            identities={name: each.identities for name, each in measured.items()},
+            identities={name: measures.identities for name, measures in measured.items()},
             methods=self.methods,
             sites=self.checkpoints[self.captured].batches.sites,
             draws=Draws(len(documents), samples, SEED),
@@ -166,11 +166,11 @@ class TextMeasurer:
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         ratios = []
-        for name, each in measured.items():
+        for name, measures in measured.items():
             for number, document in enumerate(documents):
-                ratios.append(ratio_rows(name, document.name, self.methods, each.ratios[number]))
-                results.matrices_by_text[name, document.name] = each.matrices[number]
-                results.heads_by_text[name, document.name] = each.heads[number]
+                ratios.append(ratio_rows(name, document.name, self.methods, measures.ratios[number]))
+                results.matrices_by_text[name, document.name] = measures.matrices[number]
+                results.heads_by_text[name, document.name] = measures.heads[number]
         results.ratios = pd.concat(ratios, ignore_index=True)
 
     def _measured(self, name: str, documents: Sequence[Document]) -> _Measured:
@@ -186,17 +186,20 @@ class TextMeasurer:
             batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
         measures: list[Any] = [None] * len(documents)
         for batch in numbered_batches:
-            for number, each in zip(batch, batches.measures([documents[number] for number in batch]), strict=True):
-                measures[number] = each
+            in_batch = batches.measures([documents[number] for number in batch])
+            for number, measured in zip(batch, in_batch, strict=True):
+                measures[number] = measured
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
             by_method = texts.all_matrices(document.ids, batches.base)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
+        sums = stack_rows([measured.sums() for measured in measures])
+        sums.update(_control_sums(batches, "shuffled_words", shuffled))
         return _Measured(
-            stack_rows([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
-            largest_errors([each.identities for each in measures]),
-            [each.ratios for each in measures],
+            sums,
+            largest_errors([measured.identities for measured in measures]),
+            [measured.ratios for measured in measures],
             matrices,
             [record_heads(texts.base, document.ids, texts.layers) for document in documents],
         )
@@ -221,7 +224,7 @@ class TextMeasurer:
             "document": [document.name for document in documents],
             "predicted": [self.classifier.classes[number] for number in classes],
             "probability": probabilities.max(-1),
-            "read_position": [each.read_position for each in gradients],
+            "read_position": [gradient.read_position for gradient in gradients],
         }
         return pd.DataFrame(columns)
 
@@ -256,8 +259,8 @@ def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Docume
     sums: list[Any] = [None] * len(documents)
     for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
         in_batch = measurer.control_sums(name, [documents[number] for number in batch])
-        for number, each in zip(batch, in_batch, strict=True):
-            sums[number] = each
+        for number, document_sums in zip(batch, in_batch, strict=True):
+            sums[number] = document_sums
     return stack_rows(sums)
 
 
@@ -294,7 +297,7 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
             results.maps[layout] = columns_by_site(results.tokens, columns)
             if layout == "pca":
                 known = {site: components_of(vectors[site], xy) for site, xy in places.items()}
-                results.components = {site: each for site, each in known.items() if each}
+                results.components = {site: shown for site, shown in known.items() if shown}
             for site, xy in places.items():
                 value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
                 scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))

@@ -87,8 +87,8 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        each = tuple(text) if isinstance(text, list) else text
-        yield {"document": f"text/{number}", "text": each, **labels, **flags}
+        item = tuple(text) if isinstance(text, list) else text
+        yield {"document": f"text/{number}", "text": item, **labels, **flags}
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
@@ -159,8 +159,8 @@ def _tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    counts = pd.DataFrame([each.counts for each in tokenized])
-    table = pd.concat([each.table for each in tokenized], ignore_index=True)
+    counts = pd.DataFrame([text.counts for text in tokenized])
+    table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
         start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
         table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)

@@ -77,8 +77,8 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
     """Write into `root` the place of the arrays, and into both which they are: a hash of their units' `digests`."""
     by_site = {}
     for name in digests[0]:
-        of_units = "".join(unit[name] for unit in digests)
-        digest = hashlib.sha256(of_units.encode()).hexdigest()
+        unit_digests = "".join(unit[name] for unit in digests)
+        digest = hashlib.sha256(unit_digests.encode()).hexdigest()
         by_site[name] = digest
         path = _path(place_of(store), Site.named(name))
         with writing(path):

@@ -85,5 +85,5 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
     """Return `document, position, layer, point`, and the `columns` of each site in their order."""
     keys = tokens[["document", "position"]]
-    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
+    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **values) for site, values in columns.items())
     return pd.concat(parts, ignore_index=True)

@@ -90,14 +90,14 @@ class Repository:
 
     def _reason(self, error: BaseException) -> str:
         causes = error_chain(error)
-        for each in causes:
-            if isinstance(each, errors.HfHubHTTPError):
-                return self._refusal(each)
-            if isinstance(each, UnavailableError) and not client.is_offline_mode():
-                return str(each)
+        for cause in causes:
+            if isinstance(cause, errors.HfHubHTTPError):
+                return self._refusal(cause)
+            if isinstance(cause, UnavailableError) and not client.is_offline_mode():
+                return str(cause)
         if client.is_offline_mode():
             return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
-        if any(isinstance(each, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
+        if any(isinstance(cause, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for cause in causes):
             remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
             return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
         return first_line(causes[-1])
