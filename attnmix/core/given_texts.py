@@ -168,7 +168,7 @@ def _rows(value: Any, key: str) -> list[list[int]]:
         items = [items]  # one text
     rows = []
     for number, item in enumerate(items):
-        row = _items(item) if isinstance(item, Sequence) else [None]
+        row: list[Any] = _items(item) if isinstance(item, Sequence) else [None]
         if not all(map(_is_number, row)):
             raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
         rows.append([int(entry) for entry in row])

@@ -138,7 +138,7 @@ def _read_folder(
         layout = folders.find_layout(folder, configuration, cache)
     splits = folders.chosen_splits(layout, dataset)
     read_here = layout.read_here([*splits.values()])
-    names = {}
+    names: dict[Path, str] = {}
     for split_files in layout.files.values():
         names.update((file, folders.name_in(folder, file)) for file in split_files)
     if repository is not None:
