@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
 LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
-UMAP = UmapParameters()
+UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
@@ -688,10 +688,10 @@ def _results(side: Any) -> list[Measures]:
 def layout(
     vectors: Any,
     *,
-    metric: str = UMAP.metric,
-    n_neighbors: int = UMAP.n_neighbors,
-    min_dist: float = UMAP.min_dist,
-    seed: int = UMAP.seed,
+    metric: str = UMAP_DEFAULTS.metric,
+    n_neighbors: int = UMAP_DEFAULTS.n_neighbors,
+    min_dist: float = UMAP_DEFAULTS.min_dist,
+    seed: int = UMAP_DEFAULTS.seed,
 ) -> npt.NDArray[np.float32]:
     """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
 

@@ -287,20 +287,21 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
     results.nearest = columns_by_site(results.tokens, nearest)
-    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
-    layouts["pca"] = vectors
+    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), "pca": vectors}
     scores = []
     for layout, mapped in layouts.items():
-        if mapped:
-            places = _fit(layout, mapped, umap)[umap.seed]
-            columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
-            results.maps[layout] = columns_by_site(results.tokens, columns)
-            if layout == "pca":
-                known = {site: components_of(vectors[site], xy) for site, xy in places.items()}
-                results.components = {site: shown for site, shown in known.items() if shown}
-            for site, xy in places.items():
-                value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
-                scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+        if not mapped:  # too few vectors for UMAP
+            continue
+        places = _fit(layout, mapped, umap)[umap.seed]
+        columns = {}
+        for site, xy in places.items():
+            columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
+            value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
+            scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+            components = components_of(vectors[site], xy) if layout == "pca" else None
+            if components is not None:
+                results.components[site] = components
+        results.maps[layout] = columns_by_site(results.tokens, columns)
     results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
 
 
