@@ -94,7 +94,14 @@ def measure(
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     samples = _draw_samples(corpus, parameters, seed)
-    share = (corpus, batch_tokens, state.process_index, state.num_processes)
+    new_work = partial(
+        CheckpointWork,
+        folder=folder,
+        corpus=corpus,
+        batch_tokens=batch_tokens,
+        process=state.process_index,
+        processes=state.num_processes,
+    )
     methods, matrices = parameters.methods, parameters.matrices
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
@@ -107,7 +114,7 @@ def measure(
         batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, batch_tokens, seed))
         documents = DocumentMeasurer(base, methods, matrices)
-        work = CheckpointWork(folder, name, *share)
+        work = new_work(checkpoint=name)
         work.measure(batches, samples.identities)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         work.gradients(documents, samples.gradients, parameters.gradient_max_length, seed)
@@ -117,7 +124,7 @@ def measure(
     random_model: Any = random_base(first, seed)
     random_model.to(device)
     read_segments(random_model, tokenizer, pairs)
-    random = CheckpointWork(folder, RANDOM, *share)
+    random = new_work(checkpoint=RANDOM)
     random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
     if not state.is_main_process:
@@ -179,9 +186,10 @@ def _token_ratios(
 def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
     """Yield batches of at most `MAX_TEXTS` reviews, from which the control `corpus_value` takes its values."""
     drawn = _corpus_sample(corpus, seed)
-    if len(drawn) > 1:
-        for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
-            yield [corpus.document(number) for number in drawn[batch].tolist()]
+    if len(drawn) < 2:
+        return
+    for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
+        yield [corpus.document(number) for number in drawn[batch].tolist()]
 
 
 def _corpus_sample(corpus: Corpus, seed: int) -> npt.NDArray[np.int64]:
@@ -221,16 +229,19 @@ class CheckpointWork:
         for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             all_measures = measurer.measures(documents, [number in sampled for number in batch])
-            ratios = {str(number): measures.ratios for number, measures in zip(batch, all_measures, strict=True)}
             errors = largest_errors([measures.identities for measures in all_measures])
-            _write_arrays(_token_file(file), ratios | {IDENTITY_ERRORS: errors})
+            token_arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
+            for number, measures in zip(batch, all_measures, strict=True):
+                token_arrays[str(number)] = measures.ratios
+            _write_arrays(_token_file(file), token_arrays)
             _write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
         """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
         for batch, file in self._remaining(name, self.batches(name)):
             documents = [self.corpus.document(number) for number in batch]
-            documents = [change(document) for document in documents] if change else documents
+            if change is not None:
+                documents = [change(document) for document in documents]
             _write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
@@ -238,7 +249,8 @@ class CheckpointWork:
 
         Inputs are exchanged with those of the next measured review of the same and of another predicted class.
         """
-        for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
+        tasks = [(number, self._gradient(number)) for number in numbers]
+        for number, file in self._remaining("gradients", tasks):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
             name_hash = crc32(document.name.encode())
@@ -265,11 +277,15 @@ class CheckpointWork:
             logging.info("parts: absent in the model family %s: %s", family.model_type, obstacle)
             return
         readers = {rule: PartsReader(base, rule) for rule in RULES}
-        for number, file in self._remaining("parts", [(number, self._parts_file(number)) for number in numbers]):
+        tasks = [(number, self._parts_file(number)) for number in numbers]
+        for number, file in self._remaining("parts", tasks):
             ids = self.corpus.document(number).cut(max_length).ids.tolist()
             batch = padded([ids], 0, base.device)
-            quantities = {rule: by_token(reader.read(batch)) for rule, reader in readers.items()}
-            _write_arrays(file, {rule: array_QKT.double().cpu().numpy() for rule, array_QKT in quantities.items()})
+            quantities = {}
+            for rule, reader in readers.items():
+                quantities_QKT = by_token(reader.read(batch))
+                quantities[rule] = quantities_QKT.double().cpu().numpy()
+            _write_arrays(file, quantities)
 
     def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what `parts` wrote, review by review; nothing of a family without parts."""
@@ -299,7 +315,9 @@ class CheckpointWork:
         """Yield the ratios of the documents in their order, with what each token is."""
         for block in self.corpus.blocks:
             batches = self.batches(MEASURES, [block])
-            files = {number: _token_file(file) for batch, file in batches for number in batch}
+            files: dict[int, Path] = {}
+            for batch, file in batches:
+                files.update(dict.fromkeys(batch, _token_file(file)))
             for number in sorted(files):
                 document = self.corpus.document(number)
                 ratios_MLT = np.load(files[number])[str(number)]
@@ -310,7 +328,9 @@ class CheckpointWork:
 
     def batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
         """Yield the batches of documents, and the file that exists once each is done."""
-        for block in self.corpus.blocks if blocks is None else blocks:
+        if blocks is None:
+            blocks = self.corpus.blocks
+        for block in blocks:
             for place, batch in enumerate(self.corpus.batches(block, self.batch_tokens)):
                 yield batch, self.folder / self.checkpoint / f"{kind}-{block}-{place}.npz"
 
