@@ -41,6 +41,7 @@ from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.settings import (
+    BATCH_TOKENS,
     MIN_UMAP_VECTORS,
     CaptureParameters,
     MeasureParameters,
@@ -82,7 +83,6 @@ from attnmix.text_controls import (
 if TYPE_CHECKING:
     import xarray
 
-BATCH_TOKENS = 4096  # padded tokens in one forward pass
 LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""

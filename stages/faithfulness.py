@@ -23,7 +23,7 @@ from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.store import texts as store
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
-from attnmix.faithfulness.attributions import RANDOM, REFERENCE, Review, present_attributions
+from attnmix.faithfulness.attributions import RANDOM_REMOVAL, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
@@ -52,7 +52,7 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
-    best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
+    best = removed.loc[removed["method"] != RANDOM_REMOVAL, "above_random"].max()
     overall = correlations.query("group == 'all' and quantity == 'margin_given_length'")
     margin = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
     metrics = {"above_random": float(best), "margin": float(margin)}

@@ -28,7 +28,7 @@ SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
 """Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
-CHUNK_BYTES = 2**20
+READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
 
 
@@ -112,7 +112,7 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
         for name, file in files.items():
             digest = hashlib.sha256()
             with file.open("rb") as opened:
-                for chunk in iter(partial(opened.read, CHUNK_BYTES), b""):
+                for chunk in iter(partial(opened.read, READ_BYTES), b""):
                     digest.update(chunk)
                     progress.update(len(chunk))
             hashes[name] = digest.hexdigest()

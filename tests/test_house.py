@@ -198,6 +198,27 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
 
 
+# Declared twice with two meanings still: sizes and tolerances of one module alone, and its figure's layout.
+TWO_MEANINGS = {
+    *("BLOCK_NUMBERS", "MAX_TOKENS", "ROUNDING", "VECTOR_BYTES"),
+    *("FOOT", "GAP", "HEAD", "MAX_TICKS", "UNKNOWN", "WORDS"),
+    *("POINTS", "Parts", "STEP_MEASURES"),
+}
+
+
+def test_a_name_at_the_top_of_a_module_means_one_thing() -> None:
+    meanings: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in parsed(module).body:
+            if isinstance(node, ast.ClassDef):
+                meanings.setdefault(node.name, set()).add(module.as_posix())
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}:
+                    meanings.setdefault(name, set()).add(ast.unparse(node.value))
+    assert {name for name, declared in meanings.items() if len(declared) > 1} == TWO_MEANINGS
+
+
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
     code = "".join((REPOSITORY / module).read_text(encoding="utf-8") for module in MODULES)
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS

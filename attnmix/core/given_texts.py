@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError, text_problem
 CALLS = (
     'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or what tokenizer(...) returns'
 )
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
 """Keys of a mapping by which a model would read something else than the token ids alone."""
 SHOWN_CHARACTERS = 40
@@ -145,9 +145,9 @@ def _encodings(given: Any, key: str) -> list[TokenIds]:
     names = [name for name in _column_names(given) if given[name] is not None]
     others = [name for name in names if name in OTHER_INPUTS]
     if others:
-        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPES}")
-    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPES) if name in names}
-    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPES)
+        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPE_IDS}")
+    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPE_IDS) if name in names}
+    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPE_IDS)
     if not rows:
         raise InputError(f"{key}: {IDS} is empty; {CALLS}")
     for name, entry in entries.items():

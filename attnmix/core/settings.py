@@ -34,7 +34,7 @@ from attnmix.core.names import (
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
@@ -50,7 +50,7 @@ def _empty_as_none(value: Any) -> Any:
     return None if value == "" else value
 
 
-Name = Annotated[Text, BeforeValidator(_digits_as_name)]
+Name = Annotated[NonEmptyText, BeforeValidator(_digits_as_name)]
 NameOrNone = Annotated[Name | None, BeforeValidator(_empty_as_none)]
 CountOrNone = Annotated[Count | None, BeforeValidator(_empty_as_none)]
 
@@ -211,6 +211,9 @@ class FinetuneParameters(Section):
         return self
 
 
+BATCH_TOKENS = 4096  # padded tokens in one forward pass
+
+
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
@@ -226,9 +229,9 @@ class CaptureParameters(Section):
     ]
     max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
-    batch_tokens: Count = 4096
+    batch_tokens: Count = BATCH_TOKENS
     precision: Literal["fp32", "bf16"] = "fp32"
-    store: Text = str(ACTIVATIONS)
+    store: NonEmptyText = str(ACTIVATIONS)
 
     @property
     def elsewhere(self) -> bool:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.store.texts import TEXT_COLUMNS
+from attnmix.core.terminal import DIRECTIONS
 
 MAX_SHOWN_CLASSES = 5  # in one message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -23,7 +24,6 @@ DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
 """The start of what a spreadsheet computes when it opens a csv file: `=1+1`, `@sum`, `-x`; but not `-1` and not `+`."""
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # categories of Unicode: control characters, half characters, line breaks
-DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # change the order of what follows
 
 
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:

@@ -40,7 +40,7 @@ PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # letters
 # How `datasets` lists configurations where none, or an unknown one, is chosen.
-CONFIGURATIONS = re.compile(r"(?:available configs|Available): \[(.*)\]")
+CONFIGURATIONS_LISTED = re.compile(r"(?:available configs|Available): \[(.*)\]")
 FILE_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features"}
 """Options of a description that choose files, or that are understood here."""
 
@@ -174,7 +174,7 @@ def errors_in_words(name: str, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the library raises dozens of types for an unusable source
         problem = f"cannot be loaded: {_cause(error).replace(str(folder.resolve()), name)}"
-        configurations = CONFIGURATIONS.search(str(error))
+        configurations = CONFIGURATIONS_LISTED.search(str(error))
         if configurations:
             problem = f"needs one of the configurations {configurations[1]} behind a colon"
         raise InputError(f"dataset.name: {name} {problem}") from error

@@ -39,7 +39,7 @@ from attnmix.models.segments import read_segments
 
 Result = TypeVar("Result")
 
-TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
+SUM_TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
 BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 
 
@@ -219,10 +219,11 @@ class Decomposition:
             parts_JD[-1] += between(parts_JD.new_zeros(1))
             parts_JD = mapped(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
-        if not error <= TOLERANCE:
+        if not error <= SUM_TOLERANCE:
+            family = self.classifier.family.model_type
             raise InputError(
                 f"{self.classifier.folder}: the parts of the class scores of {name} do not sum to them: relative error "
-                f"{error:.3g}, at most {TOLERANCE:g} is rounding; the entry of {self.classifier.family.model_type} in "
+                f"{error:.3g}, at most {SUM_TOLERANCE:g} is rounding; the entry of {family} in "
                 "attnmix/models/families.yaml does not hold for this model"
             )
         return parts_JD

@@ -8,7 +8,8 @@ from sklearn.decomposition import PCA
 
 from attnmix.core.names import Site
 from attnmix.core.settings import UmapParameters
-from attnmix.maps.neighbours import METRICS, Doubles
+from attnmix.core.statistics import Doubles
+from attnmix.maps.neighbours import METRICS
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 

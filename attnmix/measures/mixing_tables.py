@@ -53,7 +53,7 @@ MEAN_COSINES_BY_CLASS = (
     "mean_cosine_other_class",
 )  # the same of texts by their predicted class
 LENGTH_MEASURES = ("others_length", "own_length")
-SHARES = tuple(f"share_{part}" for part in PARTS)
+SHARE_MEASURES = tuple(f"share_{part}" for part in PARTS)
 PERMUTED = "share_class_permuted"
 TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
@@ -361,7 +361,7 @@ def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -
     for checkpoint, share in with_difference(shares).items():
         columns = dict(zip(_INTERVAL, share.interval(), strict=True))
         columns["documents"] = np.full(share.whole.shape, share.documents)
-        yield _rows("geometry", checkpoint, attention | {"measure": SHARES}, columns)
+        yield _rows("geometry", checkpoint, attention | {"measure": SHARE_MEASURES}, columns)
 
 
 def _first_texts(rows: DocumentRows, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:

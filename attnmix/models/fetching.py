@@ -35,7 +35,7 @@ TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files of a tokenizer; a checkpoint must have one of these sets."""
 CODE_KEY = "auto_map"
 """The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
-CONFIGURATIONS = ("config.json", "tokenizer_config.json")
+CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """The files of an adapter of peft, which names its base model."""
 BASE_KEY = "base_model_name_or_path"
@@ -146,7 +146,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
     files = source.fetch(file for file in names if not file.endswith(WEIGHTS))
     _check_code(name, files["config.json"])
     for file, path in files.items():
-        values = _read_json(path) if file in CONFIGURATIONS else {}
+        values = _read_json(path) if file in CONFIGURATION_FILES else {}
         if CODE_KEY in values:
             del values[CODE_KEY]
             (output / file).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -29,7 +29,7 @@ SINGLE_LABEL = "single_label_classification"
 REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
-SAMPLE_TEXTS = 1000  # in which words are looked up
+CHECKED_TEXTS = 1000  # in which words are looked up
 CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
@@ -209,7 +209,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
-    sample = texts[:SAMPLE_TEXTS]
+    sample = texts[:CHECKED_TEXTS]
     check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
     check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
     read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
@@ -262,7 +262,7 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
         if first != second:
             raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
     tokenizers = [load_tokenizer(folder) for folder in (base, named)]
-    for text in texts[:SAMPLE_TEXTS]:
+    for text in texts[:CHECKED_TEXTS]:
         sides = (text,) if isinstance(text, str) else text
         if tokenizers[0](*sides)["input_ids"] != tokenizers[1](*sides)["input_ids"]:
             problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"

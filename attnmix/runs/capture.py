@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from attnmix.core.device import check_precision, exact_products, process_state
 from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.names import POINTS, Site
-from attnmix.core.settings import CaptureParameters
+from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
 from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.core.store.runs import Run
@@ -126,7 +126,7 @@ def captured_vectors(
     points: Sequence[str],
     dtype: str,
     padding: int,
-    batch_tokens: int = CaptureParameters().batch_tokens,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> dict[Site, npt.NDArray[Any]]:
     """Return the vectors of all tokens of `texts`, given as token ids, `[tokens, width]` by site, in forward order.
 
@@ -190,7 +190,7 @@ def _write_tokens(folder: Path, run: Run) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
-        writing(folder / "stores" / store.TOKENS) as path,
+        writing(folder / "stores" / store.TOKENS_FILE) as path,
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):

@@ -25,7 +25,13 @@ from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
-from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
+from attnmix.core.settings import (
+    BATCH_TOKENS,
+    MIN_UMAP_VECTORS,
+    CaptureParameters,
+    MeasureParameters,
+    UmapParameters,
+)
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
@@ -61,7 +67,6 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
-BATCH_TOKENS = 4096  # padded tokens in one forward pass
 ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
 SEED = 111
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens

@@ -19,8 +19,8 @@ from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 
-MAX_NAMES = 5  # texts in one warning
-Text = dict[str, Any]
+MAX_SHOWN_TEXTS = 5  # texts in one warning
+TextRow = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
@@ -82,7 +82,7 @@ def tokenize_given(
     return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
 
 
-def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[Text]:
+def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
@@ -91,7 +91,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
         yield {"document": f"text/{number}", "text": item, **labels, **flags}
 
 
-def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
+def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
     """Yield the sorted `rows` of a split's table of reviews with their texts, of which one block is in memory."""
     start = 0
     for block in store.read_texts(split, folder):
@@ -103,7 +103,7 @@ def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path
 
 
 def write_tokens(
-    texts: Iterable[Text], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
+    texts: Iterable[TextRow], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
 ) -> None:
     """Write the tables of `texts` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
@@ -127,7 +127,7 @@ def write_tokens(
 
 
 def tokenized_block(
-    texts: Sequence[Text], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
+    texts: Sequence[TextRow], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of some texts and of their tokens; `attnmix.core.store.texts` names the columns."""
     documents = pd.DataFrame(texts)
@@ -176,5 +176,5 @@ def _warn(texts: pd.DataFrame) -> None:
         ("mostly tokens that the model does not know", 2 * texts["unknown_tokens"] >= texts["tokens"]),
     ):
         if affected.any():
-            more = ", ..." if affected.sum() > MAX_NAMES else ""
-            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_NAMES]), more)
+            more = ", ..." if affected.sum() > MAX_SHOWN_TEXTS else ""
+            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_SHOWN_TEXTS]), more)

@@ -31,7 +31,7 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
-BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
+CACHED_WEIGHTS = 2**21  # attention weights that are computed together
 BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
@@ -237,8 +237,8 @@ def _weights(
     if key.shape[1] < heads:  # grouped heads
         sharing = heads // key.shape[1]
         key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
-    rows = min(length, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
-    together = max(1, BLOCK_ELEMENTS // (rows * keys))
+    rows = min(length, max(1, CACHED_WEIGHTS // (BLOCK_HEADS * keys)))
+    together = max(1, CACHED_WEIGHTS // (rows * keys))
     group, texts = min(heads, together), max(1, together // heads)
     for text, head, row in product(range(0, batch, texts), range(0, heads, group), range(0, length, rows)):
         place = (slice(text, text + texts), slice(head, head + group), slice(row, row + rows))

@@ -22,13 +22,13 @@ from attnmix.core.names import POINTS, Site, in_forward_order
 from attnmix.core.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
 
 MANIFEST = "manifest.json"
-TOKENS = "tokens.parquet"
+TOKENS_FILE = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
 CHECKSUM_BYTES = 4
 
-Features = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
@@ -101,7 +101,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
         )
 
 
-def check_fits(block: Features, site: Site, dtype: str) -> None:
+def check_fits(block: Array, site: Site, dtype: str) -> None:
     """Raise `InputError` naming layer and point for a value of `block` that `dtype` cannot hold."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features hold NaN or infinite values")
@@ -130,7 +130,7 @@ class ShardWriter:
         with writing(self.part):
             self.part.write_bytes(b"")
 
-    def put(self, pieces: Iterable[tuple[slice, Features]]) -> None:
+    def put(self, pieces: Iterable[tuple[slice, Array]]) -> None:
         """Write vectors at some rows each; raise `InputError` where the disk refuses them."""
         with writing(self.path), self.part.open("r+b") as file:
             for rows, vectors in pieces:
@@ -166,7 +166,7 @@ def _checksum(content: bytes) -> bytes:
     return int(google_crc32c.value(content)).to_bytes(CHECKSUM_BYTES, "little")
 
 
-Destination = ShardWriter | Features
+Destination = ShardWriter | Array
 """The destination of a unit of rows: the file of a shard on a disk, else an array."""
 
 
@@ -190,7 +190,7 @@ def begin_unit(store: OpenStore, rows: slice) -> Destination:
     return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
 
 
-def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Features]]) -> None:
+def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Array]]) -> None:
     """Put vectors at some rows of a unit each, counted from its first."""
     if isinstance(destination, ShardWriter):
         destination.put(pieces)
@@ -229,17 +229,17 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
     return array, path
 
 
-def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
+def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
     """Return rows of one store, in the store's dtype; raise `InputError` where they are damaged."""
     array, path = _open(root, site)
     return read_array(array, path, "capture", rows)
 
 
-def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
+def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
     """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
     with reading(path, "capture"):
-        tokens = pq.read_metadata(root / TOKENS).num_rows
+        tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)
