@@ -14,7 +14,7 @@ from families import write_family
 
 import attnmix
 from attnmix.core.errors import InputError
-from attnmix.saved_results import FACTS, SavedModel
+from attnmix.saved_results import FACTS_FILE, SavedModel
 
 TEXTS = ["time flies like an arrow", "the film was good .", "not good", "a film", "good good film", "it was bad ."]
 PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
@@ -117,7 +117,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
             archive.writestr("other.txt", "text")
     elif kind == "later format":
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(FACTS, json.dumps({"format": 2}))
+            archive.writestr(FACTS_FILE, json.dumps({"format": 2}))
     else:
         whole = result.save_data(path).read_bytes()
         path.write_bytes(
