@@ -204,7 +204,7 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
     write_tokenized(run.captured.folder, [(table, tokens)])
-    write_table(run.activations / store.TOKENS, tokens[["document", "position", "token_id", "token"]])
+    write_table(run.activations / store.TOKENS_FILE, tokens[["document", "position", "token_id", "token"]])
 
 
 STAGES = ["download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness", "reduce", "render"]
