@@ -40,7 +40,14 @@ from attnmix.core.device import measuring_device
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
-from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
+from attnmix.core.settings import (
+    BATCH_TOKENS,
+    MIN_UMAP_VECTORS,
+    CaptureParameters,
+    MeasureParameters,
+    UmapParameters,
+    checked_section,
+)
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
@@ -76,8 +83,9 @@ from attnmix.text_controls import (
 if TYPE_CHECKING:
     import xarray
 
-BATCH_TOKENS = 4096  # padded tokens in one forward pass
 LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
+UMAP_DEFAULTS = UmapParameters()
+"""The defaults of `layout`."""
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
@@ -133,9 +141,10 @@ def measure(
     family = family_of(model.network.base_model.config)
     present = family.present(RATIOS)
     if methods is not None:
-        names = checked(MeasureParameters, methods=_names(methods)).methods
+        names = checked_section(MeasureParameters, methods=_names(methods)).methods
         present = family.present(names)
-        if absent := sorted(set(names) - set(present)):
+        absent = sorted(set(names) - set(present))
+        if absent:
             raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
     given = _tokenized(model, texts, max_length)
     classes = _classes(labels, len(given.texts))
@@ -153,14 +162,23 @@ def measure(
     with model.observed(given.pairs) as base:
         measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
-        for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
+        for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
-            ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
+            ratios.update((number, measured.ratios) for number, measured in zip(batch, measures, strict=True))
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
         totals = control_totals(controls, measurer, _given(model, documents, given))
-    arrays = [ratios[number] for number in range(len(ratios))]
-    return Measures(model, documents, given, present, arrays, encoder_layers, totals, _digest(model))
+    by_text = [ratios[number] for number in range(len(ratios))]
+    return Measures(model, documents, given, present, by_text, encoder_layers, totals, _digest(model))
+
+
+@dataclass
+class Computed:
+    """What a result holds once it was asked for."""
+
+    own_share: TextTotals | None = None
+    matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
+    """Contribution matrices `[layers, tokens, sources]` by text and name."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,7 +190,7 @@ class Measures:
     documents: Sequence[Document]
     tokenized: TokenizedTexts
     methods: Sequence[str]
-    arrays: Sequence[npt.NDArray[np.float32]]
+    ratios_by_text: Sequence[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
     """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
@@ -180,11 +198,10 @@ class Measures:
     """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
     weights: bytes = b""
     """A digest of the weights that were measured."""
-    _own_shares: list[TextTotals] = field(default_factory=list)
-    _matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
+    _computed: Computed = field(default_factory=Computed)
 
     def __repr__(self) -> str:
-        layers, tokens = self.arrays[0].shape[1], len(self.tokens)
+        layers, tokens = self.ratios_by_text[0].shape[1], len(self.tokens)
         texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
         return f"Measures({texts}, {tokens} tokens, {layers} layers of {self.model.name}; {', '.join(self.methods)})"
 
@@ -206,7 +223,7 @@ class Measures:
         A ratio is that of two lengths: what other tokens give, to that and what the token keeps of itself; in [0, 1].
         """
         frames = []
-        for number, ratios_MLT in enumerate(self.arrays):
+        for number, ratios_MLT in enumerate(self.ratios_by_text):
             _, layers, tokens = ratios_MLT.shape
             numbers = range(1, layers + 1)
             names = ["text", "method", "layer", "position"]
@@ -289,21 +306,22 @@ class Measures:
 
     def ratio_totals(self) -> dict[str, TextTotals]:
         """Return each text's sums of every ratio over its tokens, and their number, by method."""
-        tokens_N1 = np.array([[len(each)] for each in self.documents], np.float64)
-        sums_NLM = np.stack([array.sum(-1, dtype=np.float64).T for array in self.arrays])
+        tokens_N1 = np.array([[len(document)] for document in self.documents], np.float64)
+        sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
         return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
     def own_share_totals(self) -> TextTotals:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
-        if not self._own_shares:
+        if self._computed.own_share is None:
             model = self._measured_weights()
             with model.observed(self.tokenized.pairs) as base:
-                self._own_shares.append(own_share_totals(base, _given(model, self.documents, self.tokenized)))
-        return self._own_shares[0]
+                given = _given(model, self.documents, self.tokenized)
+                self._computed.own_share = own_share_totals(base, given)
+        return self._computed.own_share
 
     def own_share_obstacle(self) -> str | None:
         """Return why the own share cannot be computed, if so."""
-        if self._own_shares:
+        if self._computed.own_share is not None:
             return None
         if isinstance(self.model, SavedModel):
             return "a loaded result has no model, and its own share was not computed before it was saved"
@@ -367,11 +385,13 @@ class Measures:
         if not isinstance(name, str) or name not in MATRICES:
             raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
         self._check_text(text)
-        known, layer_matrix = self._matrices.setdefault(text, {}), name.removesuffix("_rollout")
+        known = self._computed.matrices.setdefault(text, {})
         if name not in known:
-            matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
+            layer_matrix = name.removesuffix("_rollout")
+            wanted = [layer_matrix]
+            if layer_matrix not in COSTLY_MATRIX_NAMES:  # all others at once
+                wanted = [matrix for matrix in LAYER_MATRICES if matrix not in COSTLY_MATRIX_NAMES]
             with self._measured_weights().observed(self.tokenized.pairs) as base:
-                wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
@@ -459,13 +479,13 @@ class Measures:
         """
         path = _path(path, "save_data(path)")
         check_new_file("path", path)
-        arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.arrays, axis=-1)}
+        arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
         for name, totals in self.control_totals.items():
             arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
-        if self._own_shares:
-            arrays["own_share/sums"], arrays["own_share/counts"] = self._own_shares[0]
-        for text, matrices in self._matrices.items():
+        if self._computed.own_share is not None:
+            arrays["own_share/sums"], arrays["own_share/counts"] = self._computed.own_share
+        for text, matrices in self._computed.matrices.items():
             for name, matrix_LTT in matrices.items():
                 arrays[f"matrices/{text}/{name}"] = matrix_LTT
         facts = {
@@ -535,13 +555,11 @@ def load_result(path: Path | str) -> Measures:
     controls = {}
     for name in facts["controls"]:
         controls[name] = TextTotals(arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"])
-    own_shares = []
+    computed = Computed()
     if "own_share/sums" in arrays:
-        own_shares.append(TextTotals(arrays["own_share/sums"], arrays["own_share/counts"]))
-    matrices = {}
+        computed.own_share = TextTotals(arrays["own_share/sums"], arrays["own_share/counts"])
     for text in range(len(documents)):
-        if named := saved.named(f"matrices/{text}/"):
-            matrices[text] = named
+        computed.matrices[text] = saved.named(f"matrices/{text}/")
     return Measures(
         SavedModel(facts["model"]),
         documents,
@@ -551,8 +569,7 @@ def load_result(path: Path | str) -> Measures:
         facts["encoder_layers"],
         controls,
         bytes.fromhex(facts["weights"]),
-        own_shares,
-        matrices,
+        computed,
     )
 
 
@@ -612,8 +629,8 @@ def capture(
     if run is not None:
         check_folder("path", run.root, ["features", "unfinished"])
     _check_model(model, call)
-    chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
-    settings = checked(CaptureParameters, dtype=dtype, **chosen)
+    given_points = {} if points is None else {"points": _names(points)}
+    settings = checked_section(CaptureParameters, dtype=dtype, **given_points)
     given = _tokenized(model, texts, max_length)
     with model.observed(given.pairs) as base, quiet():
         if run is None:
@@ -661,7 +678,7 @@ def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Me
 def _results(side: Any) -> list[Measures]:
     """Return the results of one side of a comparison; raise `InputError` for anything else."""
     results = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
-    wrong = [each for each in results if not isinstance(each, Measures)]
+    wrong = [result for result in results if not isinstance(result, Measures)]
     if wrong or not results:
         given = type(wrong[0]).__name__ if wrong else "nothing"
         raise InputError(f"compare: {given}; allowed: two results of measure(model, texts), or a list of them a side")
@@ -669,22 +686,25 @@ def _results(side: Any) -> list[Measures]:
 
 
 def layout(
-    vectors: Any, *, metric: str = "euclidean", n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 2
+    vectors: Any,
+    *,
+    metric: str = UMAP_DEFAULTS.metric,
+    n_neighbors: int = UMAP_DEFAULTS.n_neighbors,
+    min_dist: float = UMAP_DEFAULTS.min_dist,
+    seed: int = UMAP_DEFAULTS.seed,
 ) -> npt.NDArray[np.float32]:
     """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
 
     An array, a tensor on any device, a table or list of numbers, or what `Run.features` returns. Equal vectors have one
-    place. The first call in a process takes seconds to load umap-learn. The arguments are those of `umap` in
-    params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of which UMAP
-    shows no neighbourhoods.
+    place. The first call in a process takes seconds to load umap-learn. The arguments and their defaults are those of
+    `umap` in params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of
+    which UMAP shows no neighbourhoods.
 
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)
     """
-    from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters, checked
-
     given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
-    settings = checked(UmapParameters, **given, stability_seeds=[])
+    settings = checked_section(UmapParameters, **given, stability_seeds=[])
     from attnmix.maps.layouts import fit_map
     from attnmix.maps.vectors import distinct_rows, read_vectors
 
@@ -696,7 +716,7 @@ def layout(
         advice = "sklearn.decomposition.PCA(2) shows the principal components of fewer"
         raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more that differ; {advice}")
     settings.check_neighbours(distinct, "n_neighbors")
-    xy = fit_map(rows, settings.metric, settings.n_neighbors, settings.min_dist, settings.seed)
+    xy = fit_map(rows, settings)
     return xy.reshape(*array.shape[:-1], 2)
 
 
@@ -711,7 +731,7 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
     longest = longest_text(base.config)
     if max_length is not None:
         number = int(max_length) if _is_number(max_length) else max_length
-        longest = checked(CaptureParameters, max_length=number).max_length
+        longest = checked_section(CaptureParameters, max_length=number).max_length
         check_length("max_length", longest, base.config)
     rows = base.get_input_embeddings().num_embeddings
     tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest, model.name)

@@ -145,9 +145,13 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
     Of the ratios, that named `ratio` and its controls.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
-    first = {cell.measure for cell in cells if cell.measure in (ratio, CLASS_SHARE)}
-    first |= {cell.measure for cell in cells if cell.measure.startswith((f"{ratio} {LESS} ", SWAP))}
-    return own_share[-1:] + [cell for cell in cells if cell.measure in first and cell.layer == ALL_LAYERS]
+    means = [cell for cell in cells if cell.layer == ALL_LAYERS]
+    preferred = own_share[-1:]
+    for cell in means:
+        named = cell.measure in (ratio, CLASS_SHARE)
+        if named or cell.measure.startswith((f"{ratio} {LESS} ", SWAP)):
+            preferred.append(cell)
+    return preferred
 
 
 class Trainings(NamedTuple):
@@ -321,12 +325,14 @@ def compared(
     methods, notes = _comparable(results)
     ratio, documents = preferred_ratio(methods), results[0].documents
     quantities = [result.quantities(methods) for result in results]
-    obstacles = [obstacle for result in results if (obstacle := result.own_share_obstacle())]
-    if obstacles:
-        notes.append(f"own_share is left out: {obstacles[0]}.")
+    obstacles = [result.own_share_obstacle() for result in results]
+    obstacle = next(filter(None, obstacles), None)
+    if obstacle is not None:
+        notes.append(f"own_share is left out: {obstacle}.")
     else:
-        own_shares = [{OWN_SHARE: result.own_share_totals()} for result in results]
-        quantities = [own | others for own, others in zip(own_shares, quantities, strict=True)]
+        quantities = [
+            {OWN_SHARE: result.own_share_totals()} | totals for result, totals in zip(results, quantities, strict=True)
+        ]
         notes.append(_own_share_note(len(documents)))
     if "corpus_value" in results[0].control_totals:
         left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
@@ -352,7 +358,7 @@ def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
         same_ids = [one.ids.tolist() for one in first.documents] == [one.ids.tolist() for one in each.documents]
         if not same_ids or first.tokenized.pairs != each.tokenized.pairs:
             raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
-        layers = [result.arrays[0].shape[1] for result in (first, each)]
+        layers = [result.ratios_by_text[0].shape[1] for result in (first, each)]
         if layers[0] != layers[1]:
             numbers = f"{layers[0]} and {layers[1]}"
             raise InputError(f"compare: the two have other layers, {numbers}; allowed: the same number")

@@ -54,7 +54,7 @@ class LayerEdit:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainedEdit:
     """Edits that are applied one after the other."""
 
     edits: tuple[Edit, ...]
@@ -67,7 +67,7 @@ class Chain:
     def check_layers(self, allowed: range, note: str) -> None:
         """Raise `InputError` for a layer of one of the edits that the model does not have."""
         for edit in self.edits:
-            if isinstance(edit, LayerEdit | Chain):
+            if isinstance(edit, LayerEdit | ChainedEdit):
                 edit.check_layers(allowed, note)
 
 
@@ -245,7 +245,7 @@ def chained(*edits: Edit) -> Edit:
         raise InputError("chained: no edits; allowed: one or more")
     for edit in edits:
         _check_edit(edit)
-    return Chain(edits)
+    return ChainedEdit(edits)
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
@@ -395,7 +395,7 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
     the model does not have, and in a forward pass for heads, tokens and shapes that a layer does not have.
     """
     _check_edit(edit)
-    if isinstance(edit, LayerEdit | Chain):
+    if isinstance(edit, LayerEdit | ChainedEdit):
         counts = layer_counts(base)
         note = f", the decoder's from {counts[0] + 1} on" if len(counts) > 1 else ""
         edit.check_layers(range(1, sum(counts) + 1), note)

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from attnmix.core.device import chosen, device_named, exact_products, measuring_device
+from attnmix.core.device import chosen_device, device_named, exact_products, measuring_device
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
 from attnmix.interventions import Edit, edited_attention
@@ -137,7 +137,7 @@ def load(
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
-    place = chosen() if device is None else device_named(device, "device")
+    place = chosen_device() if device is None else device_named(device, "device")
     name = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)

@@ -26,7 +26,10 @@ from attnmix.core.errors import InputError, first_line
 from attnmix.core.store.files import DAMAGE, PARQUET_OPTIONS, atomic_path
 
 FORMAT = 1
-FACTS, TEXTS, TOKENS, ARRAYS = "facts.json", "texts.parquet", "tokens.parquet", "arrays.npz"
+FACTS_FILE = "facts.json"
+TEXTS_FILE = "texts.parquet"
+TOKENS_FILE = "tokens.parquet"
+ARRAYS_FILE = "arrays.npz"
 FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # zip's earliest, so that equal results are equal bytes
 
 
@@ -55,10 +58,10 @@ def write_result(path: Path, result: SavedResult) -> None:
     arrays = io.BytesIO()
     np.savez(arrays, allow_pickle=False, **result.arrays)
     members = {
-        FACTS: json.dumps({"format": FORMAT} | dict(result.facts), indent=2).encode(),
-        TEXTS: _parquet(result.texts),
-        TOKENS: _parquet(result.tokens),
-        ARRAYS: arrays.getvalue(),
+        FACTS_FILE: json.dumps({"format": FORMAT} | dict(result.facts), indent=2).encode(),
+        TEXTS_FILE: _parquet(result.texts),
+        TOKENS_FILE: _parquet(result.tokens),
+        ARRAYS_FILE: arrays.getvalue(),
     }
     with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -71,12 +74,12 @@ def read_result(path: Path) -> SavedResult:
         raise InputError(f"path: there is no file {path}; allowed: one that result.save_data(path) wrote")
     try:
         with zipfile.ZipFile(path) as archive:
-            facts = json.loads(archive.read(FACTS))
+            facts = json.loads(archive.read(FACTS_FILE))
             if facts["format"] != FORMAT:
                 raise ValueError(f"its format is {facts['format']}, and this version of attnmix reads {FORMAT}")
-            texts = pd.read_parquet(io.BytesIO(archive.read(TEXTS)))
-            tokens = pd.read_parquet(io.BytesIO(archive.read(TOKENS)))
-            with np.load(io.BytesIO(archive.read(ARRAYS)), allow_pickle=False) as stored:
+            texts = pd.read_parquet(io.BytesIO(archive.read(TEXTS_FILE)))
+            tokens = pd.read_parquet(io.BytesIO(archive.read(TOKENS_FILE)))
+            with np.load(io.BytesIO(archive.read(ARRAYS_FILE)), allow_pickle=False) as stored:
                 arrays = dict(stored)
     except (*DAMAGE, zipfile.BadZipFile, EOFError) as error:
         problem = f"{path} is damaged, or no result: {first_line(error)}"

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
+from attnmix.core.draw import stratified_draw
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Doubles
-from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import CONTROLS, SAME_PASS, classes_without_others, random_model, shuffled_words
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
+from attnmix.measures.mixing_tables import stack_rows
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
 from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
@@ -109,9 +110,10 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
         if "corpus_value" in names:
             measurer.read_corpus(_corpus_batches(given))
         arrays = _same_pass(measurer, given, [*names, "others", "lengths"])
-        totals |= {name: TextTotals(arrays[name], arrays[f"{name}_counts"]) for name in names}
+        for name in names:
+            totals[name] = TextTotals(arrays[name], arrays[f"{name}_counts"])
         if CLASS_SHARE in controls:
-            totals |= _class_shares(arrays, given)
+            totals.update(_class_shares(arrays, given))
     if "shuffled_words" in controls:
         shuffled = [shuffled_words(document, given.seed) for document in given.documents]
         totals["shuffled_words"] = _own_pass("shuffled_words", measurer, given._replace(documents=shuffled))
@@ -122,7 +124,7 @@ def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Give
         random_measurer = BatchMeasurer(random, measurer.methods, measurer.pad_token_id)
         totals["random_weights"] = _own_pass("random_weights", random_measurer, given)
     if SWAP in controls:
-        totals |= _swaps(measurer.base, given)
+        totals.update(_swaps(measurer.base, given))
     return {name: totals[name] for name in _in_order(totals)}
 
 
@@ -182,9 +184,9 @@ def _same_pass(measurer: BatchMeasurer, given: Given, names: Sequence[str]) -> d
         in_statistics = [replace(document, measured=True) for document in batch]
         for measures in measurer.measures(in_statistics):
             sums = measures.sums()
-            by_text[measures.document.name] = {key: sums[key] for name in names for key in (name, f"{name}_counts")}
-    texts = [by_text[document.name] for document in given.documents]
-    return {key: np.stack([text[key] for text in texts]) for key in texts[0]}
+            keys = [*names, *(f"{name}_counts" for name in names)]
+            by_text[measures.document.name] = {key: sums[key] for key in keys}
+    return stack_rows([by_text[document.name] for document in given.documents])
 
 
 def _own_pass(name: str, measurer: BatchMeasurer, given: Given) -> TextTotals:
@@ -193,8 +195,8 @@ def _own_pass(name: str, measurer: BatchMeasurer, given: Given) -> TextTotals:
     for batch in given.batches():
         for document, arrays in zip(batch, measurer.control_sums(name, batch), strict=True):
             by_text[document.name] = arrays
-    texts = [by_text[document.name] for document in given.documents]
-    return TextTotals(*(np.stack([text[key] for text in texts]) for key in (name, f"{name}_counts")))
+    rows = stack_rows([by_text[document.name] for document in given.documents])
+    return TextTotals(rows[name], rows[f"{name}_counts"])
 
 
 def _class_shares(arrays: Mapping[str, npt.NDArray[Any]], given: Given) -> dict[str, TextTotals]:

@@ -40,7 +40,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 import attnmix
-from attnmix.core.device import chosen, device_name, prepare
+from attnmix.core.device import chosen_device, device_name, prepare_device
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import split_file
 from attnmix.measures.documents import read_documents, read_reviews
@@ -163,7 +163,7 @@ def compared(folder: Path, device: torch.device) -> str:
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     differences = []
     results = [attnmix.measure(attnmix.load(folder, device=place), texts) for place in (device, "cpu")]
-    for found, expected in zip(results[0].arrays, results[1].arrays, strict=True):
+    for found, expected in zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True):
         differences.append(np.abs(found - expected).max())
     for name in ("norm", "value_zeroing"):
         found, expected = (result.matrix(name).to_numpy() for result in results)
@@ -187,7 +187,7 @@ def tensor_float(card: Card) -> str:
         kept = torch.get_float32_matmul_precision()
     finally:
         torch.set_float32_matmul_precision(before)
-    same = all(np.array_equal(*pair) for pair in zip(found.arrays, expected.arrays, strict=True))
+    same = all(np.array_equal(*pair) for pair in zip(found.ratios_by_text, expected.ratios_by_text, strict=True))
     if not same or kept != "high":
         raise AssertionError(f"the same bytes: {same}; the setting afterwards: {kept}")
     return "the same bytes, and the user's setting is put back"
@@ -490,8 +490,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, arguments.to.open("w", encoding="utf-8", newline="") as file:
         size = SMALL if arguments.small else Size()
         checkpoint = arguments.checkpoint and arguments.checkpoint.absolute()
-        card = Card(Run(Path(name)), size, chosen(), checkpoint)
-        prepare(card.device)
+        card = Card(Run(Path(name)), size, chosen_device(), checkpoint)
+        prepare_device(card.device)
         lay_out(card.run.root, size)
         table = csv.writer(file)
         table.writerow(["row", "result", "seconds"])

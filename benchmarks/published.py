@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.core.device import chosen
+from attnmix.core.device import chosen_device
 from attnmix.core.errors import InputError
 from attnmix.data.files import read_file
 from attnmix.data.formats import SUFFIXES
@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.checkpoint
     check_max_length("--max-length", arguments.max_length, folder)
-    tokenizer, base = load_tokenizer(folder), load_base(folder).to(chosen())
+    tokenizer, base = load_tokenizer(folder), load_base(folder).to(chosen_device())
     read = read_pairs if arguments.protocol == "published" else read_plain
     texts = read(arguments.texts, tokenizer, arguments.documents, arguments.max_length)
     if arguments.protocol == "published":

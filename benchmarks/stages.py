@@ -96,9 +96,9 @@ def synchronize() -> None:
     """Wait for what the device has still to compute."""
     import torch
 
-    from attnmix.core.device import chosen
+    from attnmix.core.device import chosen_device
 
-    if chosen().type != "cpu":
+    if chosen_device().type != "cpu":
         torch.accelerator.synchronize()
 
 
@@ -130,9 +130,9 @@ def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing
 def in_this_process(case: str, way: str) -> None:
     """Run one way, or `check`, in the current folder; write its seconds and the peak of memory."""
     if read_parameters().arithmetic == PORTABLE:
-        from attnmix.core.arithmetic.kernels import use
+        from attnmix.core.arithmetic.kernels import set_arithmetic
 
-        use(PORTABLE)
+        set_arithmetic(PORTABLE)
     if way == "check":
         print(CASES[case].check())
         return
@@ -166,7 +166,8 @@ def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) ->
 def machine(threads: int) -> str:
     """Return processor, cores, threads, GPU, load and versions, as lines for the head of a table."""
     program = (
-        "import torch, joblib, numba; from attnmix.core.device import chosen, device_name; device = chosen(); "
+        "import torch, joblib, numba; from attnmix.core.device import chosen_device, device_name; "
+        "device = chosen_device(); "
         "gpu = 'no GPU' if device.type == 'cpu' else device_name(device); "
         "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, joblib.cpu_count(), gpu, sep='; ')"
     )
@@ -330,7 +331,7 @@ class Inputs(NamedTuple):
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
     """Return the seconds of loading, tokenising and `way`, once everything is imported."""
-    from attnmix.core.device import chosen
+    from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
     from attnmix.models.loading import load_classifier
@@ -339,7 +340,7 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
     start = time.perf_counter()
     capture = read_parameters().capture
     tokenizer = load_tokenizer(FINETUNED)
-    base = load_classifier(FINETUNED).base_model.to(chosen())
+    base = load_classifier(FINETUNED).base_model.to(chosen_device())
     encoded = encode(tokenizer, capture.texts, capture.max_length)
     way(Inputs(base, encoded, tokenizer.pad_token_id, capture.batch_tokens, PLAIN / name))
     return {name: time.perf_counter() - start}
@@ -584,7 +585,7 @@ class Measuring(NamedTuple):
 
 
 def prepare_measuring() -> Measuring:
-    from attnmix.core.device import chosen
+    from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
     from attnmix.models.checkpoint import load_tokenizer
@@ -592,7 +593,7 @@ def prepare_measuring() -> Measuring:
     from attnmix.models.loading import load_base
 
     parameters = read_parameters()
-    tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen())
+    tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen_device())
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
     tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])

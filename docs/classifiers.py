@@ -18,7 +18,7 @@ from typing import Any
 
 from attnmix.core.arithmetic import environment
 
-environment.choose(environment.PORTABLE)  # before NumPy is loaded, as the tests' modules do
+environment.set_variables(environment.PORTABLE)  # before NumPy is loaded, as the tests' modules do
 
 # ruff: noqa: E402  # the imports below must come after the lines above
 import pandas as pd

@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image
 
 from attnmix.core.errors import InputError
-from attnmix.core.store.files import require
+from attnmix.core.store.files import require_output
 from attnmix.core.store.runs import Run
 from attnmix.models.families import FAMILIES
 
@@ -66,7 +66,7 @@ WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more
 
 def main() -> None:
     """Write all pictures."""
-    require(RUN.figures, "render")
+    require_output(RUN.figures, "render")
     _stack([RUN.figures / "mixing_by_layer.png"], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
     _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
@@ -100,7 +100,7 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
     """Return the page of the last run, ready, in a window of this size."""
     looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
     page = browser.new_page(viewport=screen, **looks)
-    page.goto(require(RUN.page, "render").resolve().as_uri())
+    page.goto(require_output(RUN.page, "render").resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     return page
 

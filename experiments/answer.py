@@ -28,10 +28,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.core.arithmetic.environment import PORTABLE
-from attnmix.core.arithmetic.kernels import use
+from attnmix.core.arithmetic.kernels import set_arithmetic
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
-from attnmix.lens import head_scores, probe_accuracy
+from attnmix.faithfulness.lens import head_scores, probe_accuracy
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, documents_of
@@ -74,7 +74,7 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_in
     names = names or [name for name in SETTINGS if not only_interventions or _has_interventions(SETTINGS[name])]
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
-    use(PORTABLE)
+    set_arithmetic(PORTABLE)
     runs = RUNS / ("interventions" if only_interventions else "answer")
     checkpoint = RUNS / "base"
     if not checkpoint.exists():

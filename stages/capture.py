@@ -8,8 +8,8 @@ Writes `features/capture/`; where `capture.store` names another place the arrays
 
 from pathlib import Path
 
-from attnmix.core.arithmetic.kernels import use
-from attnmix.core.device import chosen
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
@@ -23,9 +23,9 @@ from stages.common.resume import unfinished_folder
 def main(parameters: Parameters) -> None:
     run, capture = Run(Path()), parameters.capture
     check_store(capture)
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     folder = unfinished_folder("capture", parameters, run.root)
-    capture_checkpoint(capture, run.finetuned, run, folder, device=chosen())
+    capture_checkpoint(capture, run.finetuned, run, folder, device=chosen_device())
 
 
 def check_store(capture: CaptureParameters) -> None:

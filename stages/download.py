@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attnmix.core.disk import clear, publish
+from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.settings import ModelParameters
 from attnmix.core.store.files import write_table
@@ -38,7 +38,8 @@ def main(parameters: Parameters) -> None:
     names = source_names(parameters)
     _check_path("dataset.name", names["dataset.name"], [run.reviews])
     for key, name in names.items():
-        if original := original_of(name):
+        original = original_of(name)
+        if original:
             raise missing_in_copy(key, name, original)
     sources = hash_sources(parameters)
     work = UNFINISHED / "download" / "work"
@@ -47,12 +48,12 @@ def main(parameters: Parameters) -> None:
     try:
         unpublished = Run(work)
         metrics = _download(parameters, unpublished)
-        publish(unpublished.pretrained, run.pretrained)
-        publish(unpublished.reviews, run.reviews)
+        publish_output(unpublished.pretrained, run.pretrained)
+        publish_output(unpublished.reviews, run.reviews)
         write_metrics("download", metrics, run.metrics_folder)
         write_sources(sources)
     finally:
-        clear(work)
+        remove_unfinished(work)
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:

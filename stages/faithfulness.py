@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from attnmix.core.arithmetic.kernels import use
-from attnmix.core.device import chosen, measuring_device
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device, measuring_device
+from attnmix.core.draw import stratified_draw
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.store import texts as store
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
-from attnmix.data.draw import stratified_draw
-from attnmix.faithfulness.attributions import RANDOM, REFERENCE, Review, present_attributions
+from attnmix.faithfulness.attributions import RANDOM_REMOVAL, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
@@ -38,9 +38,9 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     run = Run(Path())
-    device = measuring_device(chosen())
+    device = measuring_device(chosen_device())
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
@@ -52,9 +52,10 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
-    best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
-    overall = correlations.query("group == 'all' and quantity == 'margin_given_length'").set_index("checkpoint")["mean"]
-    metrics = {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))}
+    best = removed.loc[removed["method"] != RANDOM_REMOVAL, "above_random"].max()
+    overall = correlations.query("group == 'all' and quantity == 'margin_given_length'")
+    margin = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
+    metrics = {"above_random": float(best), "margin": float(margin)}
     write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
@@ -65,9 +66,10 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, generator)
-        scores = {name: each.scores(review) for name, each in methods.items()}
+        scores = {name: method.scores(review) for name, method in methods.items()}
         drops.append(list(probability_drops(review, scores).values()))
-        agreements.append([agreement(review, each, scores[REFERENCE][0]) for each in scores.values()])
+        reference_T = scores[REFERENCE][0]
+        agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
     agreement_NM = np.array(agreements)
     agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # with itself
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
@@ -77,11 +79,13 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
     """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
-    highest, names = logits_NC.topk(2).values, [document.name for document in documents]
+    highest = logits_NC.topk(2).values
+    names = [document.name for document in documents]
+    label_names = run.drawn_reviews.documents.set_index("document")["label_name"]
     table = pd.DataFrame(
         {
             "document": names,
-            "label": run.drawn_reviews.documents.set_index("document")["label_name"].loc[names].to_numpy(),
+            "label": label_names.loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
@@ -101,8 +105,10 @@ def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: R
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
     reviews = reviews.assign(document="train/" + reviews.index.astype(str), measured=False, predicted_label=-1)
     texts = list(with_texts(drawn, "train", reviews, run.reviews))
-    block = (texts, max_length, classifier.tokenizer, classifier.base.config)
-    return documents_of(*tokenized_block(*block)) if texts else []
+    if not texts:
+        return []
+    documents, tokens = tokenized_block(texts, max_length, classifier.tokenizer, classifier.base.config)
+    return documents_of(documents, tokens)
 
 
 def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:

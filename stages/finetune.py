@@ -32,9 +32,9 @@ from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 
-from attnmix.core.arithmetic.kernels import computed_on, use
-from attnmix.core.device import check_precision, chosen, process_count
-from attnmix.core.disk import clear, publish
+from attnmix.core.arithmetic.kernels import computed_on, set_arithmetic
+from attnmix.core.device import check_precision, chosen_device, process_count
+from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
@@ -57,7 +57,7 @@ step, which is left out and halves it. More in a row are no search for a scale."
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     finetune, run = parameters.finetune, Run(Path())
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
@@ -77,7 +77,7 @@ def main(parameters: Parameters) -> None:
         model = with_lora(model, **finetune.lora.model_dump())
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
-    train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
+    train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
     trainer = Trainer(
         model=model,
         args=OneDeviceArguments(
@@ -91,7 +91,7 @@ def main(parameters: Parameters) -> None:
             weight_decay=WEIGHT_DECAY,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARMUP_FRACTION,
-            use_cpu=chosen().type == "cpu",
+            use_cpu=chosen_device().type == "cpu",
             # Else each of several processes looks for them at every step.
             ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
             bf16=finetune.precision == "bf16",
@@ -130,11 +130,16 @@ def main(parameters: Parameters) -> None:
     if not trainer.is_world_process_zero():
         return
     probabilities = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
-    columns: dict[str, Any] = {"label": prediction.label_ids, "predicted": probabilities.argmax(-1)}
-    columns |= {"probability": probabilities.max(-1), "tokens": [len(test[row]["input_ids"]) for row in order]}
+    columns = {
+        "label": prediction.label_ids,
+        "predicted": probabilities.argmax(-1),
+        "probability": probabilities.max(-1),
+        "tokens": [len(test[row]["input_ids"]) for row in order],
+    }
     predictions = pd.DataFrame(columns, index=order).sort_index()
     write_table(run.test_predictions_file, predictions)
-    (model.merge_and_unload() if finetune.lora else model).save_pretrained(folder / "best")
+    merged = model.merge_and_unload() if finetune.lora else model
+    merged.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
@@ -144,11 +149,11 @@ def main(parameters: Parameters) -> None:
     metrics = {
         "test": _test_metrics(prediction.metrics or {}, predictions["label"], splits["train"]["label"].mode()[0]),
         "best_epoch": round(kept["epoch"]),
-        "computed_on": computed_on(parameters.arithmetic, chosen()),
+        "computed_on": computed_on(parameters.arithmetic, chosen_device()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
-    publish(folder / "best", run.finetuned)
-    clear(folder)
+    publish_output(folder / "best", run.finetuned)
+    remove_unfinished(folder)
 
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
@@ -159,7 +164,7 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
     if finetune.batch_size % processes:
         problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
-    check_precision("finetune.precision", finetune.precision, chosen())
+    check_precision("finetune.precision", finetune.precision, chosen_device())
     family_of(load_config(checkpoint)).check_precision("finetune.precision", finetune.precision)
 
 
@@ -181,7 +186,7 @@ class OneDeviceArguments(TrainingArguments):
     def _setup_devices(self) -> torch.device:
         device: torch.device = super()._setup_devices
         if self.world_size == 1:
-            device = chosen()
+            device = chosen_device()
             if device.index:
                 torch.accelerator.set_device_index(device)  # accelerate takes the current one
             self._n_gpu = min(self._n_gpu, 1)
@@ -250,8 +255,15 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
     truth, chosen, labels = predictions["label"], predictions["predicted"], list(names)
     precision, recall, f1, reviews = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=np.nan)
-    columns = {"label": labels, "label_name": list(names.values()), "reviews": reviews}
-    columns |= {"chosen": np.bincount(chosen, minlength=len(names)), "precision": precision, "recall": recall, "f1": f1}
+    columns = {
+        "label": labels,
+        "label_name": list(names.values()),
+        "reviews": reviews,
+        "chosen": np.bincount(chosen, minlength=len(names)),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+    }
     return pd.DataFrame(columns)
 
 

@@ -8,8 +8,8 @@ Writes `features/inspect/`; `docs/measures.md` says what each number is.
 
 from pathlib import Path
 
-from attnmix.core.arithmetic.kernels import use
-from attnmix.core.device import chosen
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device
 from attnmix.core.store.runs import Run
 from attnmix.runs.inspection import inspect
 from stages.common.parameters import Parameters
@@ -17,7 +17,7 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     inspect(
         parameters.measure,
@@ -26,5 +26,5 @@ def main(parameters: Parameters) -> None:
         unfinished_folder("inspect", parameters, run.root),
         seed=parameters.seed,
         batch_tokens=parameters.capture.batch_tokens,
-        device=chosen(),
+        device=chosen_device(),
     )

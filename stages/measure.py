@@ -9,8 +9,8 @@ each number is.
 
 from pathlib import Path
 
-from attnmix.core.arithmetic.kernels import use
-from attnmix.core.device import chosen
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device
 from attnmix.core.store.runs import Run
 from attnmix.runs.measure import measure
 from stages.common.parameters import Parameters
@@ -18,7 +18,7 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
+    set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     folder = unfinished_folder("measure", parameters, run.root)
     measure(
@@ -29,5 +29,5 @@ def main(parameters: Parameters) -> None:
         seed=parameters.seed,
         batch_tokens=parameters.capture.batch_tokens,
         arithmetic=parameters.arithmetic,
-        device=chosen(),
+        device=chosen_device(),
     )

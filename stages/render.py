@@ -15,10 +15,10 @@ from typing import Any
 import joblib
 import pandas as pd
 
+from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import (
     draw_by_layer,
@@ -78,10 +78,14 @@ def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, com
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
-    values, defaults = (
-        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
-    )
-    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+    values, defaults = _by_key(parameters), _by_key(Parameters())
+    return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+
+
+def _by_key(parameters: Parameters) -> dict[str, Any]:
+    """Return the values of all parameters by key, such as `umap.metric`."""
+    (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
+    return {str(key): value for key, value in row.items()}
 
 
 def _yaml(value: Any) -> str:
@@ -142,5 +146,6 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
                 stored = run.matrices(checkpoint, document)
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
-                    if methods := [method for method in declared if method in stored]:
+                    methods = [method for method in declared if method in stored]
+                    if methods:
                         yield path, draw_matrices, run, checkpoint, document, text, methods

@@ -24,11 +24,11 @@ from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
 """By parameter, its value and the sha256 of each file under it."""
-SOURCES = Path("reports/sources.json")
+SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
 """Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
-CHUNK_BYTES = 2**20
+READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
 
 
@@ -41,7 +41,7 @@ def hash_sources(parameters: Parameters) -> Sources:
 
     Raises `InputError` for a folder that cannot be read, and in a copy of a repository for a file that it lacks.
     """
-    before: Sources = json.loads(SOURCES.read_text(encoding="utf-8"))["files"] if SOURCES.exists() else {}
+    before: Sources = json.loads(SOURCES_FILE.read_text(encoding="utf-8"))["files"] if SOURCES_FILE.exists() else {}
     hashes: Sources = {}
     for key, name in source_names(parameters).items():
         if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
@@ -53,7 +53,8 @@ def hash_sources(parameters: Parameters) -> Sources:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
             logging.warning("%s: %s is missing here; it counts as unchanged since its last run", key, name)
-        if hashed := _hash_files(key, _files(key, name, parameters)) or known:
+        hashed = _hash_files(key, _files(key, name, parameters)) or known
+        if hashed:
             hashes[key] = {name: hashed}
     return hashes
 
@@ -86,11 +87,11 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
 
 def write_sources(files: Sources) -> None:
     """Write the hashes, and `watched`, which dvc.yaml reads: empty where there is nothing to watch."""
-    part = SOURCES.with_name(f"{SOURCES.name}.part")  # DVC reads the file first, and half of it would stop it
+    part = SOURCES_FILE.with_name(f"{SOURCES_FILE.name}.part")  # DVC reads the file first, and half of it would stop it
     part.parent.mkdir(parents=True, exist_ok=True)
     content = {"files": files, "watched": ["own"] if files else []}
     part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(SOURCES)
+    part.replace(SOURCES_FILE)
 
 
 def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
@@ -111,7 +112,7 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
         for name, file in files.items():
             digest = hashlib.sha256()
             with file.open("rb") as opened:
-                for chunk in iter(partial(opened.read, CHUNK_BYTES), b""):
+                for chunk in iter(partial(opened.read, READ_BYTES), b""):
                     digest.update(chunk)
                     progress.update(len(chunk))
             hashes[name] = digest.hexdigest()

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from attnmix.core.draw import stratified_draw, typical_reviews
 from attnmix.core.store import texts as store
 from attnmix.core.store.files import read_table
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.models.checkpoint import check_max_length
-from attnmix.runs.tokens import Text, free_texts, with_texts, write_tokens
+from attnmix.runs.tokens import TextRow, free_texts, with_texts, write_tokens
 from stages.common.parameters import Parameters
 
 
@@ -27,7 +27,7 @@ def main(parameters: Parameters) -> None:
     write_tokens(drawn_reviews(parameters, run), length, run.finetuned, run.drawn_reviews, warn=False)
 
 
-def captured_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
+def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     """Yield the texts that are captured: reviews (named, then drawn), then free texts.
 
     Without any choice `typical_reviews` are captured.
@@ -48,7 +48,7 @@ def captured_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     yield from free_texts(capture.texts)
 
 
-def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[Text]:
+def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     """Yield the reviews in the statistics, then those in which only tokens are removed."""
     reviews = _test_reviews(run)
     labels = reviews["label"].to_numpy()

@@ -17,7 +17,7 @@ from typing import Any
 
 from attnmix.core.arithmetic import environment
 
-environment.choose(environment.PORTABLE)  # before the libraries are loaded, as every stage does
+environment.set_variables(environment.PORTABLE)  # before the libraries are loaded, as every stage does
 # To start processes takes longer than the small figures of the tests.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
@@ -47,7 +47,7 @@ from attnmix.models.encoding import tokenize_texts
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
-kernels.use(environment.PORTABLE)
+kernels.set_arithmetic(environment.PORTABLE)
 torch.set_num_threads(1)  # products of tiny models, which more threads slow down
 
 REPOSITORY = Path(__file__).parents[1]
@@ -204,7 +204,7 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
     write_tokenized(run.captured.folder, [(table, tokens)])
-    write_table(run.activations / store.TOKENS, tokens[["document", "position", "token_id", "token"]])
+    write_table(run.activations / store.TOKENS_FILE, tokens[["document", "position", "token_id", "token"]])
 
 
 STAGES = ["download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness", "reduce", "render"]

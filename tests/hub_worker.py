@@ -44,7 +44,7 @@ def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
 def _set_up(variables: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
-    environment.choose(environment.PORTABLE)
+    environment.set_variables(environment.PORTABLE)
 
 
 def run_download(folder: Path, token: str | None) -> None:
@@ -73,7 +73,7 @@ def _begin() -> None:
     """Behave as a new process, which has met no hub, with a clock that does not wait."""
     from huggingface_hub import close_session
 
-    from attnmix.hub import retries
+    from attnmix.data.hub import retries
 
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # for the module

@@ -26,7 +26,7 @@ from attnmix.core.settings import UmapParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
-from attnmix.faithfulness.class_use import COLUMNS
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.probes import TARGETS
 from attnmix.figures import labels
 from attnmix.page.assembly import write_page
@@ -86,7 +86,7 @@ def make_run(folder: Path) -> Path:
             for group, target in TARGETS
             for layer in (1, 2, 3)
         ]
-        write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=COLUMNS), run.tables)
+        write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=CLASS_USE_COLUMNS), run.tables)
         texts = pd.read_parquet(run.captured.texts_file).assign(label=0, label_name="negative")
         texts[["tokens", "whole_tokens", "unknown_tokens"]] = 9, 12, 2
         write_table(run.captured.texts_file, texts)

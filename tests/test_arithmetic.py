@@ -27,9 +27,9 @@ TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 @pytest.fixture
 def by_torch() -> Iterator[None]:
     """Arithmetic as torch has it, and ours again afterwards."""
-    kernels.use(environment.FASTEST)
+    kernels.set_arithmetic(environment.FASTEST)
     yield
-    kernels.use(environment.PORTABLE)
+    kernels.set_arithmetic(environment.PORTABLE)
     torch.set_num_threads(1)
 
 
@@ -108,13 +108,13 @@ CASES += [(derivatives, torch.float32), (derivatives, torch.float64), (decomposi
 @pytest.mark.parametrize(("make", "dtype"), CASES)
 def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: None) -> None:
     expected = make(dtype)
-    kernels.use(environment.PORTABLE)
+    kernels.set_arithmetic(environment.PORTABLE)
     results = make(dtype)
     for name, values in expected.items():
         assert results[name].dtype == values.dtype, name
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(results[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
-    kernels.use(environment.FASTEST)
+    kernels.set_arithmetic(environment.FASTEST)
     for name, values in make(dtype).items():
         assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
 
@@ -125,7 +125,7 @@ def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
 
 
 def test_libraries_take_the_instructions_that_all_have(by_torch: None) -> None:
-    kernels.use(environment.PORTABLE)
+    kernels.set_arithmetic(environment.PORTABLE)
     blas = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     assert {library["architecture"] for library in blas} == {"Haswell"}
     assert {library["num_threads"] for library in blas} == {1}
@@ -137,10 +137,10 @@ def test_libraries_take_the_instructions_that_all_have(by_torch: None) -> None:
 TRAINING = """
 import hashlib
 from attnmix.core.arithmetic import environment
-environment.choose(environment.PORTABLE)
+environment.set_variables(environment.PORTABLE)
 import torch
 from attnmix.core.arithmetic import kernels
-kernels.use(environment.PORTABLE)
+kernels.set_arithmetic(environment.PORTABLE)
 for order in (slice(None), torch.arange(7, -1, -1)):
     generator = torch.Generator().manual_seed(0)
     layers = torch.nn.LayerNorm(768), torch.nn.Linear(768, 64), torch.nn.GELU(), torch.nn.Linear(64, 2)
@@ -228,7 +228,7 @@ def test_parts_are_in_threads_where_the_model_is_on_a_cpu_whatever_the_default_d
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr(kernels, "_registered", [True])
-    monkeypatch.setattr(kernels, "chosen", lambda: torch.device(default))
+    monkeypatch.setattr(kernels, "chosen_device", lambda: torch.device(default))
     monkeypatch.setattr(kernels, "_pool", lambda _purpose: ThreadPoolExecutor(2))
     both_have_begun = Barrier(threads, timeout=LIMIT_SECONDS)
 

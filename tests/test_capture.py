@@ -68,7 +68,7 @@ def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidd
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
-    tokens, reviews = pd.read_parquet(ACTIVATIONS / store.TOKENS), toy_reviews(12, 3)["text"]
+    tokens, reviews = pd.read_parquet(ACTIVATIONS / store.TOKENS_FILE), toy_reviews(12, 3)["text"]
     assert list(tokens.columns) == ["document", "position", "token_id", "token"]
     assert "[PAD]" not in tokens["token"].tolist()
     free = tokens[tokens["document"] == "text/0"]

@@ -159,7 +159,7 @@ def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
     assert set(table.loc["corpus_value", "texts"]) == {24}
     assert set(table.loc["text_mean_value", "texts"]) == {25}
     row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
-    ratios = [result.arrays[text][1, 0] for text in expected]
+    ratios = [result.ratios_by_text[text][1, 0] for text in expected]
     assert row["mean"] == pytest.approx(mean, abs=1e-5)
     assert row["below"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
     compared = attnmix.compare(result, other)
@@ -274,9 +274,9 @@ def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
 
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
     """Measures of a planted model: every ratio of a text `shift` larger, and a little that differs between texts."""
-    noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.arrays))
-    arrays = [np.float32(array + shift + each) for array, each in zip(result.arrays, noise, strict=True)]
-    return replace(result, arrays=arrays, control_totals={})
+    noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
+    arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
+    return replace(result, ratios_by_text=arrays, control_totals={})
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,8 @@ def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> N
     texts = [*TEXTS[:10], *(" ".join([text, text, text, text])[:150] for text in TEXTS[:10])]
     results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
     lengths = np.array([len(document) for document in results[0].documents])
-    change = np.array([b.mean() - a.mean() for a, b in zip(results[0].arrays, results[1].arrays, strict=True)])
+    pairs = zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True)
+    change = np.array([b.mean() - a.mean() for a, b in pairs])
     (note,) = (text for text in attnmix.compare(*results).notes if "by length" in text)
     shown = re.findall(r"([+-][\d.]+) at (\d+)-(\d+) tokens \((\d+) texts?\)", note)
     assert len(shown) > 1

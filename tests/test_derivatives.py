@@ -20,7 +20,7 @@ from attnmix.measures import derivatives as module
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
-from attnmix.measures.mixing_tables import COLUMNS, derivative_tables
+from attnmix.measures.mixing_tables import TABLE_COLUMNS, derivative_tables
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.swaps import layer_swap_ratios
 from attnmix.models.loading import load_base
@@ -257,7 +257,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
     tables = derivative_tables(documents, ["attn_w"], ["attention"], seed=0)
     table = tables["derivatives"]
-    assert tuple(table) == COLUMNS["derivatives"]
+    assert tuple(table) == TABLE_COLUMNS["derivatives"]
     assert table[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # two documents
     expected: dict[str, Any] = {}
     for name, by_review in documents.items():
@@ -287,4 +287,4 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
 def test_without_documents_the_tables_have_their_columns_only() -> None:
     tables = derivative_tables({"pretrained": {}, "finetuned": {}}, ["attn_w"], [], seed=0)
     for name in ("derivatives", "derivatives_by_review"):
-        assert (tuple(tables[name]), len(tables[name])) == (COLUMNS[name], 0)
+        assert (tuple(tables[name]), len(tables[name])) == (TABLE_COLUMNS[name], 0)

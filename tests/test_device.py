@@ -57,7 +57,7 @@ def test_one_device_is_chosen(
     monkeypatch: pytest.MonkeyPatch, kind: str | None, number: int, environment: dict[str, str], expected: str
 ) -> None:
     pretend(monkeypatch, kind, number, **environment)
-    assert device.chosen() == torch.device(expected)
+    assert device.chosen_device() == torch.device(expected)
 
 
 REFUSED: list[tuple[str | None, int, dict[str, str], str]] = [
@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there_is_one_error(
 ) -> None:
     pretend(monkeypatch, kind, number, **environment)
     with pytest.raises(InputError, match=expected):
-        device.chosen()
+        device.chosen_device()
 
 
 def test_a_device_named_from_python_is_checked_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_there_and_not_used_is_said_with_the_reason(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "init", init)
     caplog.set_level(logging.INFO)
-    device.prepare(device.chosen())
+    device.prepare_device(device.chosen_device())
     warning = f"a GPU of this machine is not used: its driver {reason}"
     assert caplog.messages == ["device: CPU", warning]
     with pytest.raises(InputError) as error:
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_there_and_not_used_is_said_with_the_reason(
     assert str(error.value) == f"{problem}, as its driver {reason}; allowed: cpu"
     monkeypatch.setenv(device.VARIABLE, "cpu")  # who asks for the CPU needs no reason
     caplog.clear()
-    device.prepare(device.chosen())
+    device.prepare_device(device.chosen_device())
     assert caplog.messages == ["device: CPU"]
 
 
@@ -168,7 +168,7 @@ def determinism() -> Iterator[None]:
 def test_a_gpu_is_named_and_others_that_stay_idle(four_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with determinism():
-        device.prepare(device.chosen())
+        device.prepare_device(device.chosen_device())
         # torch's attention has derivatives that are not deterministic where it is only to warn of them.
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert caplog.messages == [

@@ -23,10 +23,10 @@ from conftest import REPOSITORY, WORDS, Workspace, toy_reviews, write_parameters
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from attnmix.core.draw import stratified_draw, typical_reviews
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.texts import read_split
-from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
 from attnmix.models.checkpoint import load_tokenizer

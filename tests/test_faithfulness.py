@@ -29,12 +29,12 @@ from transformers import AutoModelForSequenceClassification
 from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 from attnmix.faithfulness import classifier as classifiers
-from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM_REMOVAL, SCORING_MATRICES, Review
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import TARGETS, chosen_tokens, probes
 from attnmix.faithfulness.removal_tables import (
-    SHARES,
+    REMOVED_SHARES,
     agreement,
     faithfulness_table,
     first_places,
@@ -142,7 +142,7 @@ def test_rows_are_those_of_the_token_that_the_classifier_reads(review: Review, t
     folder = review.classifier.folder
     measurer = DocumentMeasurer(load_base(folder), ["attn_n"], list(LAYER_MATRICES))
     matrices = measurer.contributions(review.document.ids)
-    for name in MATRIX_NAMES:
+    for name in SCORING_MATRICES:
         np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)
     last = reviewed(write_family("gpt2", tmp_path))
     assert last.gradients.read_T.nonzero().flatten().tolist() == [len(last.ids) - 1]
@@ -165,7 +165,7 @@ def test_removal_masks_tokens_for_the_librarys_model(review: Review, model: Any)
     first = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
     whole, without = (float(logits.softmax(-1)[label]) for logits in (class_logits(), class_logits(*first)))
     drops = probability_drops(review, {"drawn": scores})["drawn"]
-    assert drops[SHARES.index(0.5)] == pytest.approx(whole - without, abs=1e-5)
+    assert drops[REMOVED_SHARES.index(0.5)] == pytest.approx(whole - without, abs=1e-5)
 
 
 class OneToken:
@@ -190,31 +190,31 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
 
 
 def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() -> None:
-    planted_drops, methods = [], [RANDOM, "right", "wrong"]
+    planted_drops, methods = [], [RANDOM_REMOVAL, "right", "wrong"]
     whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
     for seed in range(6):
         review = planted(OneToken(), 22, 3 + seed, seed)
         right = np.zeros((1, 22))
         right[0, 3 + seed] = 1
-        drops = probability_drops(review, {RANDOM: review.random, "right": right, "wrong": -right})
+        drops = probability_drops(review, {RANDOM_REMOVAL: review.random, "right": right, "wrong": -right})
         assert drops["right"] == pytest.approx(whole - left)
         assert drops["wrong"] == pytest.approx(0)
         planted_drops.append([drops[name] for name in methods])
     ranks = np.array([[0.1, np.nan, 0.5]] * 6)
     drops_NMS = np.array(planted_drops)
     table = faithfulness_table(drops_NMS, ranks, methods, 0)
-    assert table["share"].tolist() == [*SHARES, "all"] * 3
+    assert table["share"].tolist() == [*REMOVED_SHARES, "all"] * 3
     curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
     assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
     assert overall.loc["right", "drop"] == pytest.approx(whole - left)
     assert overall.loc["right", "above_random"] == pytest.approx(whole - left - drops_NMS[:, 0].mean())
     assert overall.loc["right", "above_random_low"] > 0 > overall.loc["wrong", "above_random_high"]
-    assert overall.loc[RANDOM, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
+    assert overall.loc[RANDOM_REMOVAL, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
     assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
     assert overall["documents"].tolist() == [6, 6, 6]
     # A review where a score is not defined does not count for it.
-    drops = np.repeat([[[0.1], [0.5]], [[0.3], [np.nan]]], len(SHARES), axis=-1)
-    table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM, "other"], 0).query("share == 'all'")
+    drops = np.repeat([[[0.1], [0.5]], [[0.3], [np.nan]]], len(REMOVED_SHARES), axis=-1)
+    table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM_REMOVAL, "other"], 0).query("share == 'all'")
     assert table["documents"].tolist() == [2, 1]
     assert table.iloc[1][["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 

@@ -102,7 +102,7 @@ def test_every_form_of_the_same_texts_is_measured_alike(
     result = attnmix.measure(model, given, methods="attn_w")
     own = [dict(tokenizer(text)) for text in TEXTS]
     assert measured_ids(result) == [each["input_ids"] for each in own]
-    for ratios, inputs in zip(result.arrays, own, strict=True):
+    for ratios, inputs in zip(result.ratios_by_text, own, strict=True):
         np.testing.assert_allclose(ratios.ravel(), attention_ratios(tiny_bert, inputs), atol=1e-5)
     columns = ["text", "position", "token_id", "token", "word", "token_class"]
     pd.testing.assert_frame_equal(result.tokens, attnmix.measure(model, TEXTS).tokens[columns])
@@ -129,7 +129,7 @@ def test_pairs_have_the_segments_that_the_model_reads(
         "in tensors": tokenizer(*sides, padding=True, return_tensors="pt"),
     }[form]
     result = attnmix.measure(model, given, methods=["attn_w"])
-    for ratios, pair in zip(result.arrays, PAIRS, strict=True):
+    for ratios, pair in zip(result.ratios_by_text, PAIRS, strict=True):
         np.testing.assert_allclose(ratios.ravel(), attention_ratios(tiny_bert, dict(tokenizer(*pair))), atol=1e-5)
     segments = tokenizer(*PAIRS[0])["token_type_ids"]
     assert [max(each, 0) for each in result.documents[0].segments[1:-1].tolist()] == [0, 0, 0, 1, 1, 1]
@@ -147,7 +147,7 @@ def test_ids_of_a_pair_alone_are_one_segment(model: attnmix.Model, tokenizer: An
     one_segment = attention_ratios(tiny_bert, {"input_ids": ids})
     two_segments = attention_ratios(tiny_bert, dict(tokenizer(*PAIRS[0])))
     np.testing.assert_allclose(
-        attnmix.measure(model, ids, methods=["attn_w"]).arrays[0].ravel(), one_segment, atol=1e-5
+        attnmix.measure(model, ids, methods=["attn_w"]).ratios_by_text[0].ravel(), one_segment, atol=1e-5
     )
     assert not np.allclose(one_segment, two_segments, atol=1e-3)
 
@@ -475,7 +475,7 @@ def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, tmp_path: 
     sides = tuple(map(list, zip(*PAIRS, strict=True)))
     padded = attnmix.measure(family, tokenizer(*sides, padding=True, return_tensors="pt"))
     assert measured_ids(padded) == ids
-    for one, other in zip(result.arrays, padded.arrays, strict=True):
+    for one, other in zip(result.ratios_by_text, padded.ratios_by_text, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     # The first layer's vectors are those of all that the tokenizer gives.
     vectors = attnmix.open_run(tmp_path / "run").features("layer_output", layers=[1]).numpy()[0]
@@ -496,7 +496,7 @@ def test_every_family_measures_no_padding(family: attnmix.Model) -> None:
         encoding = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
         result = attnmix.measure(family, encoding)
         assert measured_ids(result) == ids
-        for one, other in zip(result.arrays, expected.arrays, strict=True):
+        for one, other in zip(result.ratios_by_text, expected.ratios_by_text, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
         roles = ("eos", "bos", "sep", "cls", "unk")
         if tokenizer.pad_token_id in {getattr(tokenizer, f"{role}_token_id") for role in roles}:

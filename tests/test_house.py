@@ -27,7 +27,7 @@ from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures import labels
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.measures.ratios import RATIOS
+from attnmix.measures.ratios import PREFERRED_RATIOS, RATIOS
 from attnmix.models.families import PROJECTED, Stack
 from stages import tokenize
 from stages.common.parameters import Parameters, read_parameters
@@ -195,6 +195,9 @@ def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str
 
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    most_first = list(RATIOS)[::-1]
+    attention_first = [name for name in most_first if RATIOS[name].covers == "attention"]
+    assert list(PREFERRED_RATIOS) == attention_first + [name for name in most_first if name not in attention_first]
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
     assert set(labels.STEP_MEASURES) == set(names.STEP_MEASURES)
@@ -211,6 +214,27 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     paths = {field.name: field.name for field in fields(Stack) if field.name not in others}
     everything = Stack(**paths, feed_forward=("feed_forward",))
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
+
+
+# Declared twice with two meanings still: sizes and tolerances of one module alone, and its figure's layout.
+TWO_MEANINGS = {
+    *("BLOCK_NUMBERS", "MAX_TOKENS", "ROUNDING", "VECTOR_BYTES"),
+    *("FOOT", "GAP", "HEAD", "MAX_TICKS", "UNKNOWN", "WORDS"),
+    *("POINTS", "Parts", "STEP_MEASURES"),
+}
+
+
+def test_a_name_at_the_top_of_a_module_means_one_thing() -> None:
+    meanings: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in parsed(module).body:
+            if isinstance(node, ast.ClassDef):
+                meanings.setdefault(node.name, set()).add(module.as_posix())
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}:
+                    meanings.setdefault(name, set()).add(ast.unparse(node.value))
+    assert {name for name, declared in meanings.items() if len(declared) > 1} == TWO_MEANINGS
 
 
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:

@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification
 import attnmix
 from attnmix import interventions
 from attnmix.core.errors import InputError
+from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.interventions import Edit, Eraser, chained, class_eraser, remaining_eraser, without_edges, without_heads
-from attnmix.lens import head_scores, probe_predictions
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import layer_counts

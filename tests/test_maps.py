@@ -23,6 +23,7 @@ from umap.umap_ import pynn_named_distances
 from attnmix.core.arithmetic.environment import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
+from attnmix.core.settings import UmapParameters
 from attnmix.core.store import features as store
 from attnmix.core.store.results import components_of
 from attnmix.core.store.runs import Run
@@ -101,7 +102,7 @@ def test_allowed_metrics_are_those_with_a_distance_and_all_known_to_umap() -> No
 
 
 def test_an_unconnected_graph_gives_a_map() -> None:
-    assert np.isfinite(fit_map(clusters(100, seed=0), "cosine", n_neighbors=5)).all()
+    assert np.isfinite(fit_map(clusters(100, seed=0), UmapParameters(metric="cosine", n_neighbors=5))).all()
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +210,9 @@ def test_the_stage_writes_maps_and_their_scores(workspace: Workspace) -> None:
     for table in maps.values():
         assert list(table.columns) == ["document", "position", "layer", "point", "x", "y"]
         assert table["point"].tolist() == [site.point for site in SITES for _ in range(60)]
-    assert np.array_equal(maps["joint"][["x", "y"]], fit_map(np.concatenate(list(features.values()))))
+    assert np.array_equal(maps["joint"][["x", "y"]], fit_map(np.concatenate(list(features.values())), UmapParameters()))
     alone = maps["separate"].loc[120:, ["x", "y"]].to_numpy()
-    assert np.array_equal(alone, fit_map(features[SITES[2]]))
+    assert np.array_equal(alone, fit_map(features[SITES[2]], UmapParameters()))
 
     quality, whole = run.map_quality, run.table("reduce/map_quality")
     assert set(quality["measure"]) == set(MAP_MEASURES)

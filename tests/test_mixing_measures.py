@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
-from attnmix.measures.mixing_tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
+from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, below
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
@@ -239,11 +238,12 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
     def mean(name: str, **options: Any) -> Mean:
         return Mean("mixing_controls", labels, lambda part: (part[name], cells), **options)
 
-    draws = Draws(5, 300, 7)
-    below_true = partial(below, resample_checkpoints(mean("true"), rows, draws))
-    means = [mean("control", more=below_true), mean("control", more=below_true, checkpoints=("random",))]
-    table = mean_tables(means, rows, draws)["mixing_controls"]
-    assert tuple(table) == COLUMNS["mixing_controls"]
+    tables = MeanTables(rows, Draws(5, 300, 7))
+    below_true = below(tables.resample(mean("true")))
+    tables.add(mean("control", more=below_true))
+    tables.add(mean("control", more=below_true, checkpoints=("random",)))
+    table = tables.tables()["mixing_controls"]
+    assert tuple(table) == TABLE_COLUMNS["mixing_controls"]
     assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
     expected = {name: each.sum(0).ravel() / 33 - 0.25 for name, each in sums.items()}
     expected["difference"] = expected["finetuned"] - expected["pretrained"]

@@ -25,7 +25,7 @@ from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document, read_documents
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
-from attnmix.measures.mixing_tables import COLUMNS
+from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.variance_shares import PARTS
 from attnmix.models.checkpoint import load_tokenizer
@@ -112,7 +112,7 @@ def with_difference(means: pd.DataFrame) -> pd.DataFrame:
 
 def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
     run, table = Run(Path()), Run(Path()).ratios()
-    assert {name: tuple(run.table(f"measure/{name}")) for name in COLUMNS} == COLUMNS
+    assert {name: tuple(run.table(f"measure/{name}")) for name in TABLE_COLUMNS} == TABLE_COLUMNS
     mixing, groups = run.table("measure/mixing"), run.table("measure/mixing_by_group")
     by_layer = ["checkpoint", "layer"]
     assert len(mixing) == 3 * 3 * len(RATIOS)

@@ -23,7 +23,7 @@ from attnmix.data.source import read_splits
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.text_pairs import SOURCES
+from attnmix.measures.text_pairs import PAIR_SOURCES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import encode, padded, tokenize_texts
 from attnmix.models.loading import check_model, load_base
@@ -131,10 +131,10 @@ def test_segments_that_do_not_follow_from_the_tokens_are_one_error(tmp_path: Pat
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
     """By explicit sums over the sources of one group at a time, the token's own part beside them."""
-    values: dict[str, dict[str, np.ndarray]] = {name: {} for name in SOURCES}
+    values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PAIR_SOURCES}
     places = np.flatnonzero(segments >= 0)
     steps = {"attn_n": layer.F, "attnres_n": layer.R} | ({"attnresln_n": layer.T} if layer.post_norm else {})
-    for name in SOURCES:
+    for name in PAIR_SOURCES:
         rows, weights = {step: [] for step in steps}, []
         for i in places:
             member = {"own text": segments[i], "other text": 1 - segments[i], "special tokens": -1}[name]
@@ -161,7 +161,7 @@ def test_ratios_of_sources_follow_their_definition(name: str, tmp_path: Path) ->
             shifted = layer.memory is not None
             segments = np.r_[-1, document.segments[:-1]] if shifted else document.segments
             expected = reference_sources(layer, segments)
-            for source in SOURCES:
+            for source in PAIR_SOURCES:
                 for place, method in enumerate(measurer.methods):
                     true = expected[source][method].sum()
                     assert sums[source][number, place] == pytest.approx(true, abs=1e-4), (source, number, method)
@@ -211,7 +211,7 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     assert by_class["label_name"].tolist() == list(LABELS)
     assert set(run.tokens["segment"]) == {-1, 0, 1}
     groups = run.table("measure/mixing_by_group").query("grouping == 'source'")
-    assert set(groups["group"]) == set(SOURCES)
+    assert set(groups["group"]) == set(PAIR_SOURCES)
     assert set(groups["method"]) == {"attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n"}
     assert groups["mean"].between(0, 1).all()
     sums = groups.query("method == 'attn_w'").groupby(["checkpoint", "layer"])["mean"].sum()
@@ -228,7 +228,7 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     rows = opened.values("sources-chart")
     assert len(rows) == means.index.get_level_values("layer").nunique()
     for row in rows:
-        for source in SOURCES:
+        for source in PAIR_SOURCES:
             assert float(row[source]) == pytest.approx(means[int(row["layer"]), source], abs=1e-4)
     opened.close()
 

@@ -14,7 +14,7 @@ from families import write_family
 
 import attnmix
 from attnmix.core.errors import InputError
-from attnmix.saved_results import FACTS, SavedModel
+from attnmix.saved_results import FACTS_FILE, SavedModel
 
 TEXTS = ["time flies like an arrow", "the film was good .", "not good", "a film", "good good film", "it was bad ."]
 PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
@@ -45,7 +45,7 @@ def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
     for name in ("ratios", "tokens"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(result, name), check_exact=True)
     pd.testing.assert_frame_equal(loaded.by_layer(), result.by_layer(), check_exact=True)
-    for one, other in zip(result.arrays, loaded.arrays, strict=True):
+    for one, other in zip(result.ratios_by_text, loaded.ratios_by_text, strict=True):
         assert other.dtype == one.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -72,7 +72,7 @@ def test_pairs_and_token_ids_come_back(model: attnmix.Model, tmp_path: Path) -> 
 def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
     write_family("t5", tmp_path / "t5")
     result = attnmix.measure(attnmix.load(tmp_path / "t5"), TEXTS[:2])
-    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.arrays[0].shape[1])}
+    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.ratios_by_text[0].shape[1])}
     loaded = saved_and_loaded(result, tmp_path)
     assert_same(result, loaded)
     for layer, matrix in matrices.items():
@@ -117,7 +117,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
             archive.writestr("other.txt", "text")
     elif kind == "later format":
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(FACTS, json.dumps({"format": 2}))
+            archive.writestr(FACTS_FILE, json.dumps({"format": 2}))
     else:
         whole = result.save_data(path).read_bytes()
         path.write_bytes(

@@ -175,7 +175,7 @@ def user_model(folder: Path, device: torch.device) -> attnmix.model.Model:
 def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     """Return what the functions of the package and edits of attention give."""
     result = attnmix.measure(model, list(TEXTS.values())[:2])
-    arrays: Arrays = {"ratios": list(result.arrays), "by_layer": result.by_layer()}
+    arrays: Arrays = {"ratios": list(result.ratios_by_text), "by_layer": result.by_layer()}
     arrays["norm"] = result.matrix("norm", layer=1).to_numpy()
     run = attnmix.capture(model, list(TEXTS.values())[:2], folder, points=["layer_output"], dtype="float32")
     arrays["captured"] = run.features("layer_output").numpy()

@@ -348,7 +348,7 @@ def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
     measurer = load_measurer({"pretrained": tiny_bert})
     run = measurer.results(tokenized([text], measurer))
     result = attnmix.measure(attnmix.load(tiny_bert), text)
-    (ratios_MLT,) = result.arrays
+    (ratios_MLT,) = result.ratios_by_text
     for number, method in enumerate(result.methods):
         computed = run.captured_ratios(["text/0"])[method].to_numpy().reshape(ratios_MLT[number].shape)
         np.testing.assert_allclose(computed, ratios_MLT[number], rtol=1e-5, atol=1e-6)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from attnmix.core.errors import InputError
-from attnmix.core.statistics import jackknife
+from attnmix.core.statistics import Jackknifed
+from attnmix.faithfulness.lens import probe_accuracy
 from attnmix.interventions import class_eraser, remaining_eraser
-from attnmix.lens import probe_accuracy
 from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, products, usable
 
 
@@ -101,7 +101,8 @@ def test_the_jackknife_interval_covers() -> None:
     generator, covered = np.random.default_rng(0), 0
     for _ in range(200):
         texts, classes = planted(generator, {"corpus": 1.0, "class": 1.0, "text": 1.0, "token": 1.0}, texts=24)
-        _, low, high = jackknife(*(each.shares()[..., 0, PARTS.index("class")] for each in products(texts, classes)))
+        shares = (each.shares()[..., 0, PARTS.index("class")] for each in products(texts, classes))
+        _, low, high = Jackknifed(*shares).interval()
         covered += bool(low <= 0.25 <= high)
     assert 0.9 < covered / 200 < 0.99
 
@@ -113,7 +114,7 @@ def test_texts_without_a_partner_or_a_class_are_left_out() -> None:
     assert np.isfinite(whole.same).all()
     assert np.isnan(without.same).all()
     assert np.isnan(products(moments(texts_of([4])), [0])[0].same).all()
-    assert np.isnan(jackknife(whole.same, without.same).low).all()
+    assert np.isnan(Jackknifed(whole.same, without.same).interval().low).all()
 
 
 def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> None:

@@ -46,21 +46,21 @@ def test_ratios_without_special_sources_leave_out_what_those_give(result: attnmi
     texts = references(result, family)
     for method in result.methods:
         table = result.controls(method)
-        for layer in range(1, result.arrays[0].shape[1] + 1):
+        for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
             ratios = [
                 reference.layers[layer - 1].without_sources(special_places(result, number, layer))[method]
                 for number, reference in enumerate(texts)
             ]
             row = table[table["layer"] == layer].iloc[0]
             assert row["mean"] == pytest.approx(np.concatenate(ratios).mean(), abs=1e-5), (method, layer)
-            whole = np.concatenate([array[result.methods.index(method), layer - 1] for array in result.arrays])
+            whole = np.concatenate([array[result.methods.index(method), layer - 1] for array in result.ratios_by_text])
             assert row["below"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
 
 
 def test_sink_measures_are_those_of_attention_values_and_outputs(result: attnmix.Measures, family: str) -> None:
     texts = references(result, family)
     sinks = result.sinks().set_index(["layer", "measure"])["mean"]
-    for layer in range(1, result.arrays[0].shape[1] + 1):
+    for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
         expected = dict[str, list[float]]({name: [] for name in SINK_MEASURES})
         to_first = []
         for reference in texts:

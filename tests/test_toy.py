@@ -19,7 +19,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.measures.mixing_tables import COLUMNS
+from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
 from stages import measure
@@ -223,8 +223,8 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     run_tokenized(measure)
     run = Run(Path())
     assert (run.ratios()["position"].max(), run.ratios()["token"].nunique()) == (tokens - 1, 1)
-    assert {path.stem for path in run.tables.rglob("*.csv")} == set(COLUMNS)
-    for name in COLUMNS.keys() - {"geometry"}:  # each of its measures says where it is unknown
+    assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
+    for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures says where it is unknown
         table = run.table(f"measure/{name}")
         values = table[[column for column in ("mean", "ci_low", "ci_high", "below") if column in table]]
         unknown = pd.Series(False, index=table.index)

@@ -37,7 +37,7 @@ WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """The setting that cuBLAS reads when CUDA starts; without it torch refuses products, whose sums would vary by run."""
 
 
-def chosen() -> torch.device:
+def chosen_device() -> torch.device:
     """Return the device of this process; raise `InputError` where `ATTNMIX_DEVICE` names one that is not here."""
     name = os.environ.get(VARIABLE, "").strip()
     if name:
@@ -73,7 +73,7 @@ def device_name(device: torch.device) -> str:
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
-def prepare(device: torch.device) -> None:
+def prepare_device(device: torch.device) -> None:
     """Set the process up for correct and repeatable numbers on `device`, and log which one it is.
 
     Products are in full float32 precision, algorithms deterministic. To be called before CUDA starts.

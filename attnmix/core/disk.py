@@ -25,7 +25,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
 
 def check_writable(folder: Path) -> Path:
     """Return `folder` or its nearest parent that exists; raise `InputError` where that cannot be written."""
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
     return existing
@@ -51,7 +51,7 @@ def check_new_folder(key: str, folder: Path) -> None:
 
 def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
     """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
-    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if foreign or folder.is_file():
         cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
@@ -76,14 +76,14 @@ def _size(folder: Path) -> int:
     return size
 
 
-def publish(unfinished: Path, output: Path) -> None:
+def publish_output(unfinished: Path, output: Path) -> None:
     """Move finished work to the place of the stage's output, in one step."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
 
 
-def clear(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
     remove_empty(folder.parent)

@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError, text_problem
 CALLS = (
     'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or what tokenizer(...) returns'
 )
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
 """Keys of a mapping by which a model would read something else than the token ids alone."""
 SHOWN_CHARACTERS = 40
@@ -108,7 +108,8 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _text(value: str, key: str) -> str:
-    if problem := text_problem(value):
+    problem = text_problem(value)
+    if problem:
         raise InputError(f"{key}: {problem}")
     return str(value)
 
@@ -142,10 +143,11 @@ def _as_list(value: Any) -> Any:
 def _encodings(given: Any, key: str) -> list[TokenIds]:
     """Return the texts of a tokenizer's output, one or a batch, without what its attention mask leaves out."""
     names = [name for name in _column_names(given) if given[name] is not None]
-    if others := [name for name in names if name in OTHER_INPUTS]:
-        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPES}")
-    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPES) if name in names}
-    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPES)
+    others = [name for name in names if name in OTHER_INPUTS]
+    if others:
+        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPE_IDS}")
+    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPE_IDS) if name in names}
+    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPE_IDS)
     if not rows:
         raise InputError(f"{key}: {IDS} is empty; {CALLS}")
     for name, entry in entries.items():
@@ -161,25 +163,33 @@ def _encodings(given: Any, key: str) -> list[TokenIds]:
 
 def _rows(value: Any, key: str) -> list[list[int]]:
     """Return the rows of whole numbers that an entry of a tokenizer's output holds, of one text or of a batch."""
-    rows = _as_list(value)
-    rows = [_as_list(row) for row in rows] if isinstance(rows, Iterable) and not isinstance(rows, str) else [None]
-    if rows and all(map(_is_number, rows)):
-        rows = [rows]
-    for number, row in enumerate(rows):
-        row = list(map(_as_list, row)) if isinstance(row, Sequence) and not isinstance(row, str) else [None]
+    items = _items(_as_list(value))
+    if items and all(map(_is_number, items)):
+        items = [items]  # one text
+    rows = []
+    for number, item in enumerate(items):
+        row: list[Any] = _items(item) if isinstance(item, Sequence) else [None]
         if not all(map(_is_number, row)):
             raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
-        rows[number] = list(map(int, row))
+        rows.append([int(entry) for entry in row])
     return rows
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what a list holds, as Python's own; of anything else one item that is no number."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return [None]
+    return [_as_list(item) for item in value]
 
 
 def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
     """Return the ids where the mask is 1; they must stand in a row."""
     if mask is None:
         return encoding
+    others = set(mask) - {0, 1}
+    if others:
+        raise InputError(f"{key}: {MASK} holds {min(others)}; allowed: 0 and 1")
     kept = [place for place, value in enumerate(mask) if value]
-    if not set(mask) <= {0, 1}:
-        raise InputError(f"{key}: {MASK} holds {min(set(mask) - {0, 1})}; allowed: 0 and 1")
     if not kept:
         raise InputError(f"{key}: {MASK} leaves no token")
     if kept != list(range(kept[0], kept[-1] + 1)):
@@ -202,7 +212,9 @@ def _column_names(given: Any) -> list[str]:
 def _table_problem(given: Any, names: Sequence[str]) -> str:
     if names == [""]:
         return f"an empty {type(given).__name__}; {CALLS}"
-    shown = ", ".join(names[:SHOWN_NAMES]) + ", ..." * (len(names) > SHOWN_NAMES)
+    shown = ", ".join(names[:SHOWN_NAMES])
+    if len(names) > SHOWN_NAMES:
+        shown += ", ..."
     column = "text" if "text" in names else names[0]
     variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type(given).__name__} with the columns"
@@ -220,14 +232,14 @@ def _is_number(value: Any) -> bool:
 
 def _is_missing(value: Any) -> bool:
     """Return True for None, NaN, and the missing values of pandas."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _may_be_ids(given: Any) -> bool:
     """Return True for a list, a tuple, an array or a tensor; whole numbers in a column are labels."""
-    return isinstance(given, list | tuple) or (hasattr(given, "shape") and not hasattr(given, "iloc"))
+    is_array = hasattr(given, "shape") and not hasattr(given, "iloc")
+    return is_array or isinstance(given, list | tuple)
 
 
 def _kind(item: Item) -> str:
@@ -247,4 +259,6 @@ def _described(value: Any) -> str:
     if isinstance(value, io.IOBase):
         return "an open file, which may be file.read()"
     shown = " ".join(repr(value).split())
-    return f"{type(value).__name__} {shown[:SHOWN_CHARACTERS]}{'...' * (len(shown) > SHOWN_CHARACTERS)}"
+    if len(shown) > SHOWN_CHARACTERS:
+        shown = f"{shown[:SHOWN_CHARACTERS]}..."
+    return f"{type(value).__name__} {shown}"

@@ -27,8 +27,21 @@ LAYOUTS = ("joint", "aligned", "pca", "separate")
 ONE_PLANE = ("joint", "aligned")
 """Layouts in which a vector's positions at two capture points can be compared."""
 METRIC_NAMES = (
-    *("braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity"),
-    *("linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab"),
+    "braycurtis",
+    "canberra",
+    "chebyshev",
+    "correlation",
+    "cosine",
+    "euclidean",
+    "l1",
+    "l2",
+    "linf",
+    "linfinity",
+    "linfty",
+    "manhattan",
+    "minkowski",
+    "softmax_hellinger",
+    "taxicab",
 )
 """The metrics of umap-learn for dense real vectors that need no parameters of their own."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
@@ -43,8 +56,14 @@ WORDPIECE_PREFIX = "##"
 # Capture points
 EMBEDDING_POINTS = ("word_embedding", "embedding_sum", "embedding_output")
 LAYER_POINTS = (
-    *("attention_heads", "attention_output", "attention_residual", "attention_norm"),
-    *("cross_attention_output", "cross_attention_norm", "ffn_output", "layer_output"),
+    "attention_heads",
+    "attention_output",
+    "attention_residual",
+    "attention_norm",
+    "cross_attention_output",
+    "cross_attention_norm",
+    "ffn_output",
+    "layer_output",
 )
 # The input of the first layer of an encoder-decoder's decoder, at the level of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"

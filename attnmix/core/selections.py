@@ -20,7 +20,7 @@ def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
     values = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(f"{argument}: {given!r}; allowed: a list of whole numbers")
-    numbers = tuple(whole_number(argument, each) for each in values)
+    numbers = tuple(whole_number(argument, value) for value in values)
     if not numbers:
         raise InputError(f"{argument}: none; allowed: one whole number or more")
     return numbers

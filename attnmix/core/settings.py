@@ -34,7 +34,7 @@ from attnmix.core.names import (
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
@@ -50,13 +50,14 @@ def _empty_as_none(value: Any) -> Any:
     return None if value == "" else value
 
 
-Name = Annotated[Text, BeforeValidator(_digits_as_name)]
+Name = Annotated[NonEmptyText, BeforeValidator(_digits_as_name)]
 NameOrNone = Annotated[Name | None, BeforeValidator(_empty_as_none)]
 CountOrNone = Annotated[Count | None, BeforeValidator(_empty_as_none)]
 
 
 def _check_text(text: str) -> str:
-    if problem := text_problem(text):
+    problem = text_problem(text)
+    if problem:
         raise ValueError(problem)
     return text
 
@@ -65,10 +66,10 @@ def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
     """Return the validator of one value that passes `check`, or of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
-        values = value if isinstance(value, list) and len(value) == 2 else [value]
-        if not all(isinstance(each, str) for each in values):
+        given = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(isinstance(text, str) for text in given):
             raise ValueError(f"give {what}")
-        checked = [check(each) for each in values]
+        checked = [check(text) for text in given]
         return checked if isinstance(value, list) else checked[0]
 
     return PlainValidator(validate)
@@ -82,7 +83,7 @@ def _check_name(name: str) -> str:
 
 def _targets(value: Any) -> str | list[str]:
     """Return the names of Linears that adapters change, or the word for all."""
-    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
+    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
         return value  # type: ignore[no-any-return]  # its type is checked above
     raise ValueError("give all-linear, or a list of names")
 
@@ -112,7 +113,7 @@ class Section(BaseModel):
 Checked = TypeVar("Checked", bound=Section)
 
 
-def checked(section: type[Checked], **arguments: Any) -> Checked:
+def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     """Return the settings of a `section` with these values, the others as by default.
 
     Numbers of NumPy and torch count as Python's. Raise `InputError`, which names the arguments, for values that are not
@@ -122,7 +123,7 @@ def checked(section: type[Checked], **arguments: Any) -> Checked:
     try:
         return section(**numbers)
     except ValidationError as error:
-        problems = [f"{_place(each)}: {problem_text(each)}" for each in error.errors()]
+        problems = [f"{_place(problem)}: {problem_text(problem)}" for problem in error.errors()]
         raise InputError("; ".join(dict.fromkeys(problems))) from None
 
 
@@ -210,19 +211,27 @@ class FinetuneParameters(Section):
         return self
 
 
+BATCH_TOKENS = 4096  # padded tokens in one forward pass
+
+
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
     texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two")]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
-        *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
-        *("ffn_output", "layer_output"),
+        "word_embedding",
+        "embedding_output",
+        "attention_heads",
+        "attention_output",
+        "attention_norm",
+        "ffn_output",
+        "layer_output",
     ]
     max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
-    batch_tokens: Count = 4096
+    batch_tokens: Count = BATCH_TOKENS
     precision: Literal["fp32", "bf16"] = "fp32"
-    store: Text = str(ACTIVATIONS)
+    store: NonEmptyText = str(ACTIVATIONS)
 
     @property
     def elsewhere(self) -> bool:
@@ -246,7 +255,8 @@ class CaptureParameters(Section):
 
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""
-        if numbers := ", ".join(str(number) for number in self.documents if number >= reviews):
+        numbers = ", ".join(str(number) for number in self.documents if number >= reviews)
+        if numbers:
             allowed = f"rows 0 to {reviews - 1} are allowed"
             raise InputError(f"capture.documents: there is no test review {numbers}; {allowed}")
 

@@ -15,15 +15,15 @@ _received: list[int] = []
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
     """Let the first of `STOP_SIGNALS` raise KeyboardInterrupt; the second ends the process at once, like SIGKILL."""
-    handlers = {each: signal.getsignal(each) for each in STOP_SIGNALS}
-    for each, handler in handlers.items():
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:  # as in the background of a shell, and behind nohup
-            signal.signal(each, _stop)
+            signal.signal(number, _stop)
     try:
         yield
     finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def received_signal() -> int | None:

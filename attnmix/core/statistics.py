@@ -139,17 +139,35 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     ).correlations()
 
 
-def jackknife(whole: Doubles, without: Doubles) -> Interval:
-    """Return the 95 % jackknife interval of a statistic `[...]` of N documents; `without` each it is `[N, ...]`.
+class Jackknifed(NamedTuple):
+    """A statistic `[...]` of N documents, and `without` each of them `[N, ...]`.
 
-    Student's t has one degree of freedom less than there are documents; NaN with fewer than three. For statistics of
-    pairs of documents, of which a bootstrap would draw pairs of a document with itself.
+    For statistics of pairs of documents, of which a bootstrap would draw pairs of a document with itself.
     """
-    documents = len(without)
-    if documents < 3:
-        return Interval(whole, np.full_like(whole, np.nan), np.full_like(whole, np.nan))
-    half = student.ppf((1 + LEVEL) / 2, documents - 1) * np.sqrt((documents - 1) * without.var(0))
-    return Interval(whole, whole - half, whole + half)
+
+    whole: Doubles
+    without: Doubles
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return len(self.without)
+
+    def interval(self) -> Interval:
+        """Return the 95 % jackknife interval; NaN with fewer than three documents.
+
+        Student's t has one degree of freedom less than there are documents.
+        """
+        if self.documents < 3:
+            unknown = np.full_like(self.whole, np.nan)
+            return Interval(self.whole, unknown, unknown)
+        freedom = self.documents - 1
+        half = student.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(freedom * self.without.var(0))
+        return Interval(self.whole, self.whole - half, self.whole + half)
+
+    def minus(self, other: Jackknifed) -> Jackknifed:
+        """Return the paired difference, of the same documents."""
+        return Jackknifed(self.whole - other.whole, self.without - other.without)
 
 
 def _ratio(sums: Doubles, counts: Doubles) -> Doubles:

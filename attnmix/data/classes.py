@@ -15,6 +15,7 @@ import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.store.texts import TEXT_COLUMNS
+from attnmix.core.terminal import DIRECTIONS
 
 MAX_SHOWN_CLASSES = 5  # in one message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -23,7 +24,6 @@ DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
 """The start of what a spreadsheet computes when it opens a csv file: `=1+1`, `@sum`, `-x`; but not `-1` and not `+`."""
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # categories of Unicode: control characters, half characters, line breaks
-DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # change the order of what follows
 
 
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
@@ -36,18 +36,23 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     if len(order) < 2:
         raise InputError(f"{where} holds {len(order)} class ({shown_classes(order)}); two or more are needed")
     for name in order:
-        if problem := name_problem(str(name)):
+        problem = name_problem(str(name))
+        if problem:
             raise InputError(f"{where} holds the class {name!r}, {problem}")
     _warn_of_alike(order, where)
     numbers = {name: number for number, name in enumerate(order)}
-    return {
-        split: table.assign(
-            **{name: table[name].astype("str") for name in TEXT_COLUMNS if name in table},
-            label=np.array([numbers[classes[value]] for value in table["label"]], dtype=np.int64),
-            label_name=[str(classes[value]) for value in table["label"]],
+    named = {}
+    for split, table in tables.items():
+        names = [classes[value] for value in table["label"]]
+        table = table.assign(
+            label=np.array([numbers[name] for name in names], dtype=np.int64),
+            label_name=[str(name) for name in names],
         )
-        for split, table in tables.items()
-    }
+        for column in TEXT_COLUMNS:
+            if column in table:
+                table[column] = table[column].astype("str")
+        named[split] = table
+    return named
 
 
 def named_classes(values: pd.Series, names: Sequence[str]) -> pd.Series:
@@ -85,21 +90,29 @@ def _code(value: Any, names: Sequence[str]) -> int:
 def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     """Return the class of each value that occurs, in the order of the classes: the source's own, else sorted."""
     values = labels.unique().tolist()
-    if isinstance(labels.dtype, pd.CategoricalDtype) and all(isinstance(each, str) for each in labels.cat.categories):
-        return {name: name for name in labels.cat.categories if name in values}
-    kinds = {isinstance(label, str) + 2 * isinstance(label, (bool, np.bool_)) for label in labels}
+    if isinstance(labels.dtype, pd.CategoricalDtype):
+        categories = labels.cat.categories
+        if all(isinstance(name, str) for name in categories):
+            return {name: name for name in categories if name in values}
+    kinds = {_kind(label) for label in labels}
     if len(kinds) > 1:
         shown = shown_classes(values)
         raise InputError(f"{where} mixes words, numbers or truth values ({shown}); write all in one way")
     classes: dict[Any, Any]
-    if kinds == {2}:
+    if kinds == {"truth value"}:
         classes = {value: bool(value) for value in values}
-    elif kinds == {1}:
+    elif kinds == {"word"}:
         classes = _word_classes(values, where)
     else:
         _check_whole(values, values, where)
         classes = {value: int(value) for value in values}
     return dict(sorted(classes.items(), key=lambda item: item[1]))
+
+
+def _kind(label: Any) -> str:
+    if isinstance(label, str):
+        return "word"
+    return "truth value" if isinstance(label, (bool, np.bool_)) else "number"
 
 
 def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
@@ -124,7 +137,8 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
     """Warn of classes that may be meant as one: `Good` and `good`, `01` and `1`."""
     likenesses = {name: _likeness(str(name)) for name in names}
     counts = Counter(likenesses.values())
-    if alike := [name for name in names if counts[likenesses[name]] > 1]:
+    alike = [name for name in names if counts[likenesses[name]] > 1]
+    if alike:
         logging.warning("%s: classes that differ only in how they are written: %s", where, shown_classes(alike))
 
 

@@ -235,7 +235,8 @@ def _check_table_size(size: int, limit: int) -> None:
 def check_names(names: Sequence[str], columns: Columns | None, shown: str, separator: str | None = None) -> None:
     """Raise `InputError` where a column of `columns` is missing, and `ValueError` where it is there twice."""
     wanted = list(names) if columns is None else list(columns.values())
-    if repeated := list(dict.fromkeys(name for name in wanted if names.count(name) > 1)):
+    repeated = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
+    if repeated:
         raise ValueError(f"it has more than one column {shown_names(repeated)}; each name once")
     for key, name in (columns or {}).items():
         if name not in names:

@@ -22,15 +22,25 @@ from attnmix.data.formats import SEPARATORS, SUFFIXES, check_sizes
 DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files of a dataset that say which other files make which configuration and split."""
 OTHER_SUFFIXES = (
-    *(".json", ".ndjson", ".arrow", ".txt", ".xml", ".xls", ".xlsx"),
-    *(".bz2", ".gz", ".xz", ".zip", ".zst"),
+    ".json",
+    ".ndjson",
+    ".arrow",
+    ".txt",
+    ".xml",
+    ".xls",
+    ".xlsx",
+    ".bz2",
+    ".gz",
+    ".xz",
+    ".zip",
+    ".zst",
 )
 """More suffixes of files that may hold tables, besides `SUFFIXES`."""
 PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # letters
 # How `datasets` lists configurations where none, or an unknown one, is chosen.
-CONFIGURATIONS = re.compile(r"(?:available configs|Available): \[(.*)\]")
+CONFIGURATIONS_LISTED = re.compile(r"(?:available configs|Available): \[(.*)\]")
 FILE_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features"}
 """Options of a description that choose files, or that are understood here."""
 
@@ -97,10 +107,14 @@ def find_layout(folder: Path, configuration: str | None, cache: str) -> Layout:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are reported by `errors_in_words`
     builder = datasets.load_dataset_builder(str(folder), name=configuration, cache_dir=cache)
-    files = {str(split): [Path(file) for file in each] for split, each in (builder.config.data_files or {}).items()}
-    suffixes = {file.suffix.lower() for each in files.values() for file in each}
+    files: dict[str, list[Path]] = {}
+    suffixes: set[str] = set()
+    for split, names in (builder.config.data_files or {}).items():
+        files[str(split)] = [Path(name) for name in names]
+        suffixes.update(file.suffix.lower() for file in files[str(split)])
     separator = getattr(builder.config, "sep", None)
-    if len(separator or "") != 1 or separator in [SEPARATORS.get(suffix) for suffix in suffixes]:
+    usual_separators = [SEPARATORS.get(suffix) for suffix in suffixes]
+    if len(separator or "") != 1 or separator in usual_separators:
         separator = None  # that of each file's suffix
     return Layout(files, separator, declared_classes(builder.info.features or {}), builder)
 
@@ -109,14 +123,16 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     """Return the folder's names of `train`, and of `test` where it has one; raise `InputError` where it lacks one."""
     splits = {"train": dataset.train_split}
     alone = list(layout.files) == [dataset.train_split]
-    if dataset.test_split is not None and not alone:
-        splits["test"] = dataset.test_split
     if dataset.test_split is not None and alone:
-        absent = (dataset.name, dataset.test_split, dataset.train_split)
-        logging.info("%s has no split %s: a part of %s becomes it", *absent)
+        message = "%s has no split %s: a part of %s becomes it"
+        logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
+    elif dataset.test_split is not None:
+        splits["test"] = dataset.test_split
     for split, name in splits.items():
         if name not in layout.files:
-            allowed = ", ".join(layout.files) + "; or empty, for a part of train" * (split == "test")
+            allowed = ", ".join(layout.files)
+            if split == "test":
+                allowed += "; or empty, for a part of train"
             raise InputError(f"dataset.{split}_split: {dataset.name} has no split {name}; allowed: {allowed}")
         _check_parts(layout.files[name], dataset.name)
     return splits
@@ -124,11 +140,14 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
 
 def name_unread_files(name: str, paths: Sequence[str], read: Sequence[str]) -> None:
     """Warn of the files with tables among `paths` that no chosen split reads."""
-    unread = [path for path in sorted(paths) if _is_table(path) and path not in {*read}]
+    known = set(read)
+    unread = [path for path in sorted(paths) if _is_table(path) and path not in known]
     if unread:
-        more = len(unread) - MAX_SHOWN_FILES
-        shown = ", ".join([*unread[:MAX_SHOWN_FILES], f"and {more} more"] if more > 0 else unread)
-        logging.warning("%s: %d of %d files are not read: %s", name, len(unread), len(unread) + len(read), shown)
+        shown = unread[:MAX_SHOWN_FILES]
+        if len(unread) > MAX_SHOWN_FILES:
+            shown.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
+        message = "%s: %d of %d files are not read: %s"
+        logging.warning(message, name, len(unread), len(unread) + len(read), ", ".join(shown))
 
 
 def files_in(folder: Path) -> list[str]:
@@ -155,14 +174,15 @@ def errors_in_words(name: str, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the library raises dozens of types for an unusable source
         problem = f"cannot be loaded: {_cause(error).replace(str(folder.resolve()), name)}"
-        if configurations := CONFIGURATIONS.search(str(error)):
+        configurations = CONFIGURATIONS_LISTED.search(str(error))
+        if configurations:
             problem = f"needs one of the configurations {configurations[1]} behind a colon"
         raise InputError(f"dataset.name: {name} {problem}") from error
 
 
 def declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes by column, of those columns that `datasets` knows as classes."""
-    return {name: list(each.names) for name, each in features.items() if hasattr(each, "names")}
+    return {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
 
 
 def _cause(error: BaseException) -> str:
@@ -177,11 +197,13 @@ def _check_parts(files: Sequence[Path], name: str) -> None:
     """Raise `InputError` where one of the parts `...-00000-of-00003` is missing."""
     numbers = defaultdict(set)
     for file in files:
-        if match := PART_NUMBER.match(file.name):
-            numbers[file.parent / match["head"], int(match["total"]), file.suffix].add(int(match["number"]))
+        match = PART_NUMBER.match(file.name)
+        if match:
+            whole = (file.parent / match["head"], int(match["total"]), file.suffix)
+            numbers[whole].add(int(match["number"]))
     for (head, total, suffix), present in numbers.items():
-        first = 1 if total in present else 0
-        missing = sorted({*range(first, first + total)} - present)
+        first = 1 if total in present else 0  # some count from 1
+        missing = sorted(set(range(first, first + total)) - present)
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
             problem = f"of the {total} parts {head.name}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"

@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections.abc import Mapping
 from numbers import Real
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from attnmix.core.draw import stratified_draw, stratified_split
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
 from attnmix.data import folders
 from attnmix.data.classes import named_classes, shown_classes, with_classes
-from attnmix.data.draw import stratified_draw, stratified_split
 from attnmix.data.files import Columns, check_names, read_file, stored_class_names
 from attnmix.data.formats import SUFFIXES, check_sizes
-from attnmix.hub.repository import Repository
+from attnmix.data.hub.repository import Repository
 
 Tables = dict[str, pd.DataFrame]
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -37,8 +36,10 @@ def read_splits(dataset: DatasetParameters, seed: int, work: Path | None = None)
     those of one group, are never on two sides of a split that is made here. `work` is the folder of temporary files,
     else the system's. Raises `InputError` for a source or a row that cannot be used.
     """
-    columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False)) | {"label": dataset.label_column}
-    columns |= {"group": dataset.group_column} if dataset.group_column else {}
+    columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
+    columns["label"] = dataset.label_column
+    if dataset.group_column:
+        columns["group"] = dataset.group_column
     source, commit = read_source(dataset, columns, work)
     tables = with_classes(source, f"dataset.label_column: {dataset.label_column!r} of {dataset.name}")
     classes = pd.concat(tables.values()).groupby("label")["label_name"].first()
@@ -46,19 +47,23 @@ def read_splits(dataset: DatasetParameters, seed: int, work: Path | None = None)
         tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
     for split, limit in (("train", dataset.train_limit), ("test", dataset.test_limit)):
         if limit is not None:
-            tables[split] = tables[split].iloc[stratified_draw(tables[split]["label"].to_numpy(), limit, seed)]
+            labels = tables[split]["label"].to_numpy()
+            drawn = stratified_draw(labels, limit, seed)
+            tables[split] = tables[split].iloc[drawn]
     # A different draw than the limit's, from the same seed.
     tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     _check_splits(tables, classes)
     names = [*TEXT_COLUMNS[: len(dataset.text_columns)], "label", "label_name"]
-    return {split: table[names].reset_index(drop=True) for split, table in tables.items()}, commit
+    splits = {split: table[names].reset_index(drop=True) for split, table in tables.items()}
+    return splits, commit
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
     """Raise `InputError` for a class that cannot be learned, and for a split of one class; warn of what may mislead."""
     for split, table in tables.items():
-        lacking = [name for label, name in classes.items() if label not in set(table["label"])]
+        present = set(table["label"])
+        lacking = [name for label, name in classes.items() if label not in present]
         if lacking and (split == "train" or table["label"].nunique() < 2):
             shown = shown_classes(lacking)
             problem = f"{len(table)} reviews, none of {len(lacking)} of {len(classes)} classes ({shown})"
@@ -67,18 +72,29 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
         if lacking:
             logging.warning("the %s split has no review of %s", split, shown_classes(lacking))
     learned, test = pd.concat([tables["train"], tables["validation"]]), tables["test"]
-    for key, column in (("text", whole_texts), ("group", itemgetter("group"))):
-        if (key == "text" or key in learned) and (shared := int(column(test).isin(column(learned)).sum())):
-            logging.warning("%d of the %d test reviews have a %s of the training split", shared, len(test), key)
+    _warn_of_shared("text", whole_texts(test), whole_texts(learned))
+    if "group" in learned:
+        _warn_of_shared("group", test["group"], learned["group"])
+
+
+def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
+    """Warn of test reviews whose text or group is in the training split too."""
+    shared = int(test.isin(learned).sum())
+    if shared:
+        logging.warning("%d of the %d test reviews have a %s of the training split", shared, len(test), key)
 
 
 def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split off a part; rows that are linked by an equal text or group, and by way of others, stay together."""
-    texts = pd.factorize(whole_texts(table))[0]
-    groups = pd.factorize(table["group"])[0] if "group" in table else texts
+    texts, _ = pd.factorize(whole_texts(table))
+    groups = texts
+    if "group" in table:
+        groups, _ = pd.factorize(table["group"])
+    # A graph whose nodes are the texts and, after them, the groups; each row links its text with its group.
     size = len(table)
     links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
-    linked = np.unique(connected_components(links, directed=False)[1][texts], return_inverse=True)[1]
+    _, components = connected_components(links, directed=False)
+    _, linked = np.unique(components[texts], return_inverse=True)
     rest, part = stratified_split(table["label"].to_numpy(), linked, fraction, seed)
     return table.iloc[rest], table.iloc[part]
 
@@ -104,11 +120,13 @@ def read_source(dataset: DatasetParameters, columns: Columns, work: Path | None 
             raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
         repository = Repository("dataset", source, dataset.revision)
         folder = Path(cache).resolve() / "files" / path.name
-        for each in repository.paths:  # empty files, until it is known which of them are read
-            (folder / each).parent.mkdir(parents=True, exist_ok=True)
-            (folder / each).touch()
-        _fill(folder, repository, {*folders.DESCRIPTIONS} & {*repository.paths})
-        return _read_folder(dataset, columns, folder, cache, repository), repository.commit
+        for name in repository.paths:  # empty files, until it is known which of them are read
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        _fill(folder, repository, set(folders.DESCRIPTIONS) & set(repository.paths))
+        tables = _read_folder(dataset, columns, folder, cache, repository)
+        return tables, repository.commit
 
 
 def _read_folder(
@@ -120,20 +138,22 @@ def _read_folder(
         layout = folders.find_layout(folder, configuration, cache)
     splits = folders.chosen_splits(layout, dataset)
     read_here = layout.read_here([*splits.values()])
-    names = {file: folders.name_in(folder, file) for files in layout.files.values() for file in files}
+    names: dict[Path, str] = {}
+    for split_files in layout.files.values():
+        names.update((file, folders.name_in(folder, file)) for file in split_files)
     if repository is not None:
         fetched = [*splits.values()] if read_here else [*layout.files]  # `datasets` prepares all splits
         paths = {names[file] for split in fetched for file in layout.files[split]}
-        if outside := sorted(paths.difference(repository.paths)):
+        outside = sorted(paths.difference(repository.paths))
+        if outside:
             problem = f"{dataset.name} names {outside[0]}, which is not in it"
             raise InputError(f"dataset.name: {problem}; download it yourself")
         _fill(folder, repository, paths.difference(folders.DESCRIPTIONS))
     files = {name: layout.files[split_name] for name, split_name in splits.items()}
-    read = [file for each in files.values() for file in each]
+    read = [file for split_files in files.values() for file in split_files]
     check_sizes([file for file in read if file.is_file()])
-    folders.name_unread_files(
-        dataset.name, repository.paths if repository else folders.files_in(folder), [names[file] for file in read]
-    )
+    all_names = repository.paths if repository else folders.files_in(folder)
+    folders.name_unread_files(dataset.name, all_names, [names[file] for file in read])
     tables = {}
     for split, split_files in files.items():
         if read_here:
@@ -161,15 +181,18 @@ def _read_files(
     tables = []
     for shown, file in files.items():
         frame = read_file(file, columns, shown, separator)
-        names = (class_names or {}).get(columns["label"]) or stored_class_names(file, columns["label"])
+        declared = class_names.get(columns["label"]) if class_names else None
+        names = declared or stored_class_names(file, columns["label"])
         tables.append(_checked(frame, columns, f"{shown} ({split})", names))
     return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
 
 
 def _fill(folder: Path, repository: Repository, paths: set[str]) -> None:
+    """Replace the empty files at some paths by links to those of the repository."""
     for path, file in repository.fetch(sorted(paths)).items():
-        (folder / path).unlink()
-        (folder / path).symlink_to(file.resolve())
+        link = folder / path
+        link.unlink()
+        link.symlink_to(file.resolve())
 
 
 def _checked(frame: pd.DataFrame, columns: Columns, where: str, class_names: list[str] | None) -> pd.DataFrame:
@@ -179,14 +202,21 @@ def _checked(frame: pd.DataFrame, columns: Columns, where: str, class_names: lis
         frame = frame.assign(**{columns["label"]: named_classes(frame[columns["label"]], class_names)})
     for key, name in columns.items():
         for row, value in frame[name].items():
-            if problem := _problem(key, value):
+            problem = _problem(key, value)
+            if problem:
                 raise InputError(f"{where}: {problem} in column {name!r}, row {row}")
     return pd.DataFrame({key: frame[name] for key, name in columns.items()})
 
 
 def _problem(key: str, value: Any) -> str | None:
-    if (pd.api.types.is_scalar(value) and pd.isna(value)) or (key not in TEXT_COLUMNS and not str(value).strip()):
+    """Return why a value cannot be the text, label or group of a review, if so."""
+    is_text = key in TEXT_COLUMNS
+    unknown = pd.api.types.is_scalar(value) and pd.isna(value)
+    blank = not is_text and not str(value).strip()
+    if unknown or blank:
         return f"the {key.replace('text_pair', 'second text')} is missing"
-    if key in TEXT_COLUMNS:
+    if is_text:
         return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
-    return None if isinstance(value, (str, Real, np.bool_)) else f"the {key} is no word, number or truth value"
+    if isinstance(value, (str, Real, np.bool_)):
+        return None
+    return f"the {key} is no word, number or truth value"

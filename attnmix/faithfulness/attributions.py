@@ -22,7 +22,7 @@ from attnmix.measures.layers import LayerPass
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.families import Family
 
-RANDOM = "random"
+RANDOM_REMOVAL = "random"
 REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with
 RANDOM_DRAWS = 3
 
@@ -85,7 +85,7 @@ class Review:
         decomposition = None
         if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
             decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
-        needed = {name.removesuffix("_rollout") for name in MATRIX_NAMES if not _matrix_obstacle(name, family)}
+        needed = {name.removesuffix("_rollout") for name in SCORING_MATRICES if not _matrix_obstacle(name, family)}
         matrices = [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]
 
         def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -120,13 +120,13 @@ def _matrix_obstacle(name: str, family: Family) -> str | None:
     return family.absent().get(name.removesuffix("_rollout"))
 
 
-MATRIX_NAMES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
+SCORING_MATRICES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
 """The row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
-    RANDOM: Attribution(lambda review: review.random),
+    RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
         name: Attribution(partial(Review.matrix_row, method=name), partial(_matrix_obstacle, name))
-        for name in MATRIX_NAMES
+        for name in SCORING_MATRICES
     },
     "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
     REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
@@ -140,7 +140,8 @@ def present_attributions(family: Family) -> dict[str, Attribution]:
     """Return the scores that a model's family has, and log why it lacks the others."""
     present = {}
     for name, attribution in ATTRIBUTIONS.items():
-        if reason := attribution.obstacle(family):
+        reason = attribution.obstacle(family)
+        if reason:
             logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
         else:
             present[name] = attribution

@@ -26,11 +26,11 @@ from attnmix.interventions import Edit, edited_attention, replaced_values
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens, padded
 
-COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
+CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `COLUMNS` for each edit (`group`) from each layer on.
+    """Return `CLASS_USE_COLUMNS` for each edit (`group`) from each layer on.
 
     `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
     change of the predicted class's probability; intervals resample texts.
@@ -43,15 +43,21 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
         def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
-            means.setdefault(layer, mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:]))[batch] = mean_BHd
+            if layer not in means:
+                means[layer] = mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:])
+            means[layer][batch] = mean_BHd
             return weights, value
 
         return edit
 
     logits_NC = classifier.logits(ids, keep_means)
     predicted_N, second_N = logits_NC.topk(2).indices.T
-    weights = {"text_mean": torch.eye(len(documents)), "corpus_mean": 1 - torch.eye(len(documents))}
-    weights["other_class"] = (second_N[:, None] == predicted_N).float()
+    own_NN = torch.eye(len(documents))
+    weights = {  # of each text's mean values, in the vector that a text gets
+        "text_mean": own_NN,
+        "corpus_mean": 1 - own_NN,
+        "other_class": (second_N[:, None] == predicted_N).float(),
+    }
     labels_N = torch.tensor([document.label for document in documents])
     chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
     rows = [table_row("finetuned", "accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
@@ -60,25 +66,30 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
-        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN.to(each), each) for layer, each in means.items()}
+        values = {}
+        for layer, mean_NHd in means.items():
+            values[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
         for first, logits_by_text in _edited_logits(classifier, documents, values).items():
             edited_NC = logits_by_text[known]
             named_N = edited_NC.argmax(-1)
             probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
-            rows += [
-                table_row("finetuned", "class_kept", name, first, (named_N == predicted_N[known]).double(), seed),
-                table_row("finetuned", "accuracy", name, first, (named_N == labels_N[known]).double(), seed),
-                table_row("finetuned", "probability", name, first, probability_N - chosen_N[known], seed),
-            ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+            quantities = {
+                "class_kept": (named_N == predicted_N[known]).double(),
+                "accuracy": (named_N == labels_N[known]).double(),
+                "probability": probability_N - chosen_N[known],
+            }
+            for quantity, values_N in quantities.items():
+                rows.append(table_row("finetuned", quantity, name, first, values_N, seed))
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `COLUMNS`; the interval of a share ends at 0 and 1."""
+    """Return a row of `CLASS_USE_COLUMNS`; the interval of a share ends at 0 and 1."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
     lowest = -1 if quantity == "probability" else 0
-    return [checkpoint, quantity, group, layer, *(float(np.clip(each, lowest, 1)) for each in interval), len(values)]
+    mean_and_ends = [float(np.clip(number, lowest, 1)) for number in interval]
+    return [checkpoint, quantity, group, layer, *mean_and_ends, len(values)]
 
 
 def padded_batches(
@@ -103,14 +114,20 @@ def _edited_logits(
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _layer_outputs(classifier, layers, inputs)
         for first, rows in logits.items():
-            computed = {layer - first + 1: each[batch][:, :, None] for layer, each in values.items() if layer >= first}
+            # The edited pass begins with the layer `first`, so that is its layer 1.
+            later = [layer for layer in values if layer >= first]
+            computed = {layer - first + 1: values[layer][batch][:, :, None] for layer in later}
             with (
                 torch.inference_mode(),
                 edited_attention(classifier.base, replaced_values(computed)),
                 _given(layers, unedited[: first - 1]),
             ):
-                rows |= zip(batch, classifier.model(**inputs).logits.cpu().double(), strict=True)
-    return {first: torch.stack([rows[number] for number in range(len(documents))]) for first, rows in logits.items()}
+                logits_BK = classifier.model(**inputs).logits.cpu().double()
+                rows.update(zip(batch, logits_BK, strict=True))
+    in_order = {}
+    for first, rows in logits.items():
+        in_order[first] = torch.stack([rows[number] for number in range(len(documents))])
+    return in_order
 
 
 def _layer_outputs(

@@ -39,7 +39,7 @@ from attnmix.models.segments import read_segments
 
 Result = TypeVar("Result")
 
-TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
+SUM_TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
 BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 
 
@@ -85,7 +85,8 @@ class Classifier:
         stack = self.family.stacks[-1]
         self.layers = [module for path, module in self.base.named_modules() if stack.is_layer(path)]
         mask = self.tokenizer.mask_token_id
-        self.mask_id = mask if mask is not None and mask < self.model.get_input_embeddings().num_embeddings else None
+        rows = self.model.get_input_embeddings().num_embeddings
+        self.mask_id = mask if mask is not None and mask < rows else None
 
     def logits(
         self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
@@ -183,10 +184,14 @@ class Decomposition:
         if layer_pass.call.number == 1:
             self.parts_JTD = embedding_parts(x_TD)
         values = self.values[layer_pass.call.number - 1]
-        rows = range(len(x_TD)) if layer_pass.call.number < len(self.values) else range(self.read, self.read + 1)
-        size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
-        blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
-        parts = [through_layer(layer_pass, values, self.parts_JTD, slice(b.start, b.stop)) for b in blocks]
+        is_last = layer_pass.call.number == len(self.values)
+        first, end = (self.read, self.read + 1) if is_last else (0, len(x_TD))
+        width = layer_pass.features[PREACTIVATION].shape[-1]
+        size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * width))
+        parts = []
+        for start in range(first, end, size):
+            rows = slice(start, min(start + size, end))
+            parts.append(through_layer(layer_pass, values, self.parts_JTD, rows))
         self.parts_JTD = torch.cat(parts, 1)
         self.whole_D = layer_pass.features["layer_output"][self.read]
 
@@ -200,21 +205,25 @@ class Decomposition:
         for module in optional_modules(base, filter(None, [stack.final_norm])):
             parts_JD = normed(norm_of(module, whole_D), parts_JD, whole_D)
             whole_D = module(whole_D)
-        ends = [call.rows_at(self.read) for call in calls]
-        linear = 1 <= len(calls) <= 2 and ends[0][0].shape == whole_D.shape and torch.allclose(ends[0][0], whole_D)
-        if not linear or not torch.equal(ends[-1][1], logits_C):
+        if not 1 <= len(calls) <= 2:
+            return None
+        entering_first, leaving_first = calls[0].rows_at(self.read)
+        entering_last, leaving_last = calls[-1].rows_at(self.read)
+        reads_token = entering_first.shape == whole_D.shape and torch.allclose(entering_first, whole_D)
+        if not reads_token or not torch.equal(leaving_last, logits_C):
             return None
         parts_JD = mapped(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
-            parts_JD = parts_JD * slopes(between, ends[0][1], ends[1][0])
+            parts_JD = parts_JD * slopes(between, leaving_first, entering_last)
             parts_JD[-1] += between(parts_JD.new_zeros(1))
             parts_JD = mapped(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
-        if not error <= TOLERANCE:
+        if not error <= SUM_TOLERANCE:
+            family = self.classifier.family.model_type
             raise InputError(
                 f"{self.classifier.folder}: the parts of the class scores of {name} do not sum to them: relative error "
-                f"{error:.3g}, at most {TOLERANCE:g} is rounding; the entry of {self.classifier.family.model_type} in "
+                f"{error:.3g}, at most {SUM_TOLERANCE:g} is rounding; the entry of {family} in "
                 "attnmix/models/families.yaml does not hold for this model"
             )
         return parts_JD

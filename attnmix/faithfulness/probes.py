@@ -12,6 +12,7 @@ Shapes: N tokens, T tokens of a text, D hidden.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,9 +22,9 @@ import pandas as pd
 import torch
 
 from attnmix.core.names import DECODER_INPUT
-from attnmix.faithfulness.class_use import COLUMNS, padded_batches, table_row
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS, padded_batches, table_row
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.lens import head_scores, probe_predictions
+from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 
@@ -47,7 +48,7 @@ def probes(
     documents: Sequence[Document],
     seed: int,
 ) -> pd.DataFrame:
-    """Return `COLUMNS` of the accuracies on the tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
+    """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
 
     `bases` are the checkpoints' names and models; the classifier's own has `lens_agreement` too: on how many tokens the
     head names the class that it names for the text. A target of which the `training` reviews have fewer than two
@@ -60,13 +61,7 @@ def probes(
     frequent = fitted.loc[fitted["word"], "token"].value_counts().index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
         tokens["token"] = tokens["token"].where(tokens["word"] & tokens["token"].isin(frequent), NO_LABEL)
-        labels_D = np.array([text.label for text in texts], np.int64)
-        tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
-        for target in ("token", "position"):
-            labels_N = tokens[target].to_numpy(copy=True)
-            has_label_N = labels_N != NO_LABEL
-            labels_N[has_label_N] = generator.permutation(labels_N[has_label_N])
-            tokens[f"{target}_control"] = labels_N
+        _add_controls(tokens, texts, generator)
     for checkpoint, base in bases:
         fitted_vectors = token_vectors(classifier, base, training, fitted)
         tested_vectors = token_vectors(classifier, base, documents, tested)
@@ -85,7 +80,21 @@ def probes(
                 named = probe_predictions(known_ND, labels.tolist(), asked_ND)
                 shares = _shares(asked.assign(right=named == asked[target]))
                 rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
+
+
+def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np.random.Generator) -> None:
+    """Add to `tokens` the column `<target>_control` of each target: its labels in random order.
+
+    A class is dealt out to a whole text, the other labels to tokens that have one.
+    """
+    labels_D = np.array([text.label for text in texts], np.int64)
+    tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
+    for target in ("token", "position"):
+        labels_N = tokens[target].to_numpy(copy=True)
+        has_label_N = labels_N != NO_LABEL
+        labels_N[has_label_N] = generator.permutation(labels_N[has_label_N])
+        tokens[f"{target}_control"] = labels_N
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
@@ -106,10 +115,12 @@ def _lens_rows(
     with_encoder = len(classifier.family.stacks) > 1
     token_id = int(classifier.model.config.eos_token_id if with_encoder else documents[0].ids[0])
     for layer, vectors_ND in vectors.items():
-        named_N = head_scores(classifier.model, vectors_ND.to(classifier.model.device), token_id).argmax(-1).cpu()
-        scored = tokens.assign(right=named_N.numpy() == predicted_D[tokens["text"]])
-        for group, each in scored.groupby("group"):
-            yield table_row("finetuned", "lens_agreement", str(group), layer, _shares(each), seed)
+        scores_NC = head_scores(classifier.model, vectors_ND.to(classifier.model.device), token_id)
+        named_N = scores_NC.argmax(-1).cpu().numpy()
+        scored = tokens.assign(right=named_N == predicted_D[tokens["text"]])
+        for group, tokens_of_group in scored.groupby("group"):
+            shares = _shares(tokens_of_group)
+            yield table_row("finetuned", "lens_agreement", str(group), layer, shares, seed)
 
 
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
@@ -143,18 +154,20 @@ def token_vectors(
 ) -> dict[int, torch.Tensor]:
     """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the stack that the head reads."""
     rows: list[Any] = []
-    vectors: dict[int, list[torch.Tensor]] = {}
+    vectors: dict[int, list[torch.Tensor]] = defaultdict(list)
     for batch, inputs in padded_batches(classifier, documents):
         with torch.inference_mode(), recording(base, ("layer_output", DECODER_INPUT)) as features:
             base(**inputs)
         start = max((site.layer for site in features if site.point == DECODER_INPUT), default=0)
+        sites = [site for site in features if site.layer > start]
         for number, text in enumerate(batch):
-            rows.append(np.flatnonzero(tokens["text"] == text))
-            places = tokens["place"].to_numpy()[rows[-1]]
-            for site in [site for site in features if site.layer > start]:
-                vectors.setdefault(site.layer, []).append(features[site][number, places].cpu())
+            rows_of_text = np.flatnonzero(tokens["text"] == text)
+            rows.append(rows_of_text)
+            places = tokens["place"].to_numpy()[rows_of_text]
+            for site in sites:
+                vectors[site.layer].append(features[site][number, places].cpu())
     order: Any = np.argsort(np.concatenate(rows)) if rows else []
-    return {layer: torch.cat(each)[order] for layer, each in vectors.items()}
+    return {layer: torch.cat(parts_ND)[order] for layer, parts_ND in vectors.items()}
 
 
 def _shares(tokens: pd.DataFrame) -> torch.Tensor:

@@ -14,12 +14,12 @@ from scipy.stats import norm
 
 from attnmix.core import statistics
 from attnmix.core.statistics import Doubles
-from attnmix.faithfulness.attributions import RANDOM, Review
-from attnmix.faithfulness.class_use import COLUMNS
+from attnmix.faithfulness.attributions import RANDOM_REMOVAL, Review
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
-TokenIds = tuple[int, ...]
-NOTHING_LEFT: TokenIds = ()
+REMOVED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
+RemainingTokens = tuple[int, ...]
+NOTHING_LEFT: RemainingTokens = ()
 ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes
 
 
@@ -36,14 +36,14 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
 
-    texts: dict[str, list[list[TokenIds]]] = {}
+    texts: dict[str, list[list[RemainingTokens]]] = {}
     for name, scores_DT in scores.items():
         texts[name] = []
         for scores_T in scores_DT:
-            by_share = [_without_first(review, scores_T, share) for share in SHARES]
+            by_share = [_without_first(review, scores_T, share) for share in REMOVED_SHARES]
             texts[name].append(by_share)
     # Texts that several scores leave are classified once.
-    distinct: dict[TokenIds, None] = {}
+    distinct: dict[RemainingTokens, None] = {}
     for by_draw in texts.values():
         for by_share in by_draw:
             distinct.update(dict.fromkeys(by_share))
@@ -59,7 +59,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     return drops
 
 
-def _without_first(review: Review, scores_T: Doubles, share: float) -> TokenIds:
+def _without_first(review: Review, scores_T: Doubles, share: float) -> RemainingTokens:
     """Return the review without the tokens that a score ranks first; `NOTHING_LEFT` for a score that is not defined."""
     if not len(review.words) or np.isnan(scores_T[review.words]).any():
         return NOTHING_LEFT
@@ -80,7 +80,7 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     its difference to random removal, which also has an interval that holds for all methods at once.
     """
     aopc_NM = drops_NMS.mean(-1)
-    random_N1 = aopc_NM[:, [methods.index(RANDOM)]]
+    random_N1 = aopc_NM[:, [methods.index(RANDOM_REMOVAL)]]
     above = _means(aopc_NM - random_N1, seed)
     overall: dict[str, Doubles] = {}
     overall.update(_columns("above_random above_random_low above_random_high", above.interval()))
@@ -89,12 +89,12 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     overall.update(_columns("derivative_spearman derivative_low derivative_high", correlations))
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
     drops = _means(drops_and_aopc, seed).interval()
-    table = pd.DataFrame(list(product(methods, [*SHARES, ALL])), columns=["method", "share"])
+    table = pd.DataFrame(list(product(methods, [*REMOVED_SHARES, ALL])), columns=["method", "share"])
     table = table.assign(**_columns("drop ci_low ci_high", drops))
     rows_of_all = table.index[table["share"] == ALL]
     table = table.join(pd.DataFrame(overall, index=rows_of_all))
     documents_M = (~np.isnan(aopc_NM)).sum(0)
-    return table.assign(documents=np.repeat(documents_M, len(SHARES) + 1))
+    return table.assign(documents=np.repeat(documents_M, len(REMOVED_SHARES) + 1))
 
 
 def _means(values: Doubles, seed: int) -> statistics.Resampled:
@@ -130,7 +130,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
             given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
             rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
             rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:

@@ -43,11 +43,7 @@ def fit_aligned(
     `graphs` and `starts` are of the vectors that differ at a point; `numbers` holds which of them each token has.
     `strength` is what `ties` returns, `curve` umap-learn's a and b for `min_dist`.
     """
-    turned = [starts[0]]
-    for before, after in pairwise(range(len(starts))):
-        rotation, _ = orthogonal_procrustes(starts[after][numbers[after]], turned[before][numbers[before]])
-        turned.append((starts[after] @ rotation).astype(np.float32))
-    xy = np.ascontiguousarray(np.concatenate(turned))
+    xy = np.ascontiguousarray(np.concatenate(_turned_to_each_other(starts, numbers)))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
     sampled = epochs_per_sample > 0  # -1 marks edges too weak to be sampled
@@ -56,12 +52,35 @@ def fit_aligned(
     state = np.random.RandomState(seed).randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes
-    pulls = ties_of_places(strength, [first + each for first, each in zip(firsts, numbers, strict=True)])
-    negatives = np.repeat(firsts, sizes), np.repeat(sizes, sizes)
-    ties_by_place = pulls.indptr.astype(np.int64), pulls.indices.astype(np.int64), pulls.data
-    _run_epochs(xy, heads, tails, epochs_per_sample[sampled], *ties_by_place, *negatives, *curve, n_epochs, state)
-    places = np.split(xy, firsts[1:])
-    return [each[number] for each, number in zip(places, numbers, strict=True)]
+    places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
+    pulls = ties_of_places(strength, places)
+    a, b = curve
+    _run_epochs(
+        xy,
+        heads,
+        tails,
+        epochs_per_sample[sampled],
+        pulls.indptr.astype(np.int64),
+        pulls.indices.astype(np.int64),
+        pulls.data,
+        np.repeat(firsts, sizes),
+        np.repeat(sizes, sizes),
+        a,
+        b,
+        n_epochs,
+        state,
+    )
+    return [xy[places_T] for places_T in places]
+
+
+def _turned_to_each_other(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
+    """Return the start of each point, turned so that its tokens are nearest to themselves at the point before."""
+    turned = [starts[0]]
+    for before, after in pairwise(range(len(starts))):
+        tokens_before, tokens_after = turned[before][numbers[before]], starts[after][numbers[after]]
+        rotation, _ = orthogonal_procrustes(tokens_after, tokens_before)
+        turned.append((starts[after] @ rotation).astype(np.float32))
+    return turned
 
 
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
@@ -71,7 +90,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     The Jaccard similarity of the token's neighbours at both points, falling off with their distance.
     """
     near = [(graph > 0).astype(np.float64) for graph in graphs]
-    degrees = [np.asarray(each.sum(axis=1)).ravel() for each in near]
+    degrees = [np.asarray(near_point.sum(axis=1)).ravel() for near_point in near]
     strength = np.zeros((2 * WINDOW + 1, len(graphs), len(degrees[0])))
     for offset in range(1, WINDOW + 1):
         for point, other in enumerate(range(offset, len(graphs))):

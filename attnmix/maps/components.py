@@ -8,7 +8,8 @@ from sklearn.decomposition import PCA
 
 from attnmix.core.names import Site
 from attnmix.core.settings import UmapParameters
-from attnmix.maps.neighbours import METRICS, Doubles
+from attnmix.core.statistics import Doubles
+from attnmix.maps.neighbours import METRICS
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
@@ -51,6 +52,6 @@ def principal_components(vectors: Vectors, metric: str) -> Coordinates:
 
 def fit_components(vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
     """Return the principal components of each point's vectors `[tokens, width]`, which are the same with any seed."""
-    calls: list[tuple[Any, ...]] = [(each, settings.metric) for each in vectors.values()]
+    calls: list[tuple[Any, ...]] = [(vectors_ND, settings.metric) for vectors_ND in vectors.values()]
     components = in_parallel(principal_components, calls, "pca")
     return {settings.seed: {site: xy.astype(np.float32) for site, xy in zip(vectors, components, strict=True)}}

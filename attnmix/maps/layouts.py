@@ -77,11 +77,10 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     return Neighbourhood(graph.tocsr(), principal_components(distinct, metric), numbers)
 
 
-def fit_map(
-    vectors: Vectors, metric: str = "euclidean", n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 2
-) -> Coordinates:
+def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
     """Return coordinates `[vectors, 2]` of one map."""
-    return lay_out(neighbourhood(vectors, metric, n_neighbors, seed), min_dist, seed)
+    near = neighbourhood(vectors, settings.metric, settings.n_neighbors, settings.seed)
+    return lay_out(near, settings.min_dist, settings.seed)
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
@@ -97,9 +96,9 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point."""
     a, b = map(float, umap_.find_ab_params(1.0, min_dist))
-    strength = ties([each.between_vectors() for each in near])
-    starts, numbers = [each.start(seed) for each in near], [each.numbers for each in near]
-    return fit_aligned([each.graph for each in near], starts, numbers, strength, (a, b), N_EPOCHS, seed)
+    strength = ties([point.between_vectors() for point in near])
+    starts, numbers = [point.start(seed) for point in near], [point.numbers for point in near]
+    return fit_aligned([point.graph for point in near], starts, numbers, strength, (a, b), N_EPOCHS, seed)
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
@@ -119,7 +118,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
         )
         blocks = [xy for run in runs for xy in run]
     else:
-        calls = [(each, settings.min_dist, seed) for seed in seeds for each in near]
+        calls = [(block, settings.min_dist, seed) for seed in seeds for block in near]
         blocks = in_parallel(lay_out, calls, f"{layout}: maps")
     places = iter(np.split(np.concatenate(blocks), len(seeds) * len(vectors)))
     return {seed: {site: next(places) for site in vectors} for seed in seeds}

@@ -10,13 +10,13 @@ from sklearn import config_context
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
+from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
 MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half a minute of compilation included
 NEAREST_VECTORS = 5  # neighbours in the full space that are kept for each vector
 MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
 
-Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 
 

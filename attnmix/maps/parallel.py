@@ -57,7 +57,8 @@ def _on_cluster(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) ->
             "tcp://host:port, or unset the variable to work in this process"
         ) from error
     with client, joblib.parallel_config(backend="dask", client=client):
-        yield from joblib.Parallel(n_jobs=-1, return_as="generator")(joblib.delayed(job)(*each) for each in calls)
+        workers = joblib.Parallel(n_jobs=-1, return_as="generator")
+        yield from workers(joblib.delayed(job)(*arguments) for arguments in calls)
 
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:

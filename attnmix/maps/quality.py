@@ -10,16 +10,16 @@ from scipy.spatial import procrustes
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 
+from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.names import OWN_BASIS, Site
 from attnmix.core.statistics import rank_correlation
-from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.neighbours import METRICS, Indices, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
-COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
+QUALITY_COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
 COUNTS = ["tokens", "points", "scored_vectors"]
 """Numbers of a layout, the same in all its rows: tokens at each point, points, and how many vectors were scored."""
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
@@ -46,11 +46,13 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
     on_map = pairwise_distances(xy.astype(np.float64))
+    near, _ = neighbours(vectors, k, metric, 0)
+    near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     pairs = np.triu_indices(len(vectors), 1)
     return {
         "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
         "continuity": trustworthiness(on_map, full, n_neighbors=k, metric="precomputed"),
-        "neighbours_kept": _overlap(neighbours(vectors, k, metric, 0)[0], neighbours(xy, k, "euclidean", 0)[0]),
+        "neighbours_kept": _overlap(near, near_on_map),
         "distance_spearman": float(rank_correlation(distances[pairs], on_map[pairs])),
     }
 
@@ -78,7 +80,7 @@ def _scored_neighbours(vectors: Vectors) -> int:
     return min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
 
 
-def _scored_rows(vectors: Vectors, seed: int) -> Rows:
+def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     """Return the rows of the vectors that are scored: those that differ, of very many a seeded draw."""
     first, _ = distinct_rows(vectors)
     return first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
@@ -102,9 +104,11 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     near = [neighbours(xy, N_NEIGHBOURS, "euclidean", 0)[0] for xy in maps]
     values, chances = [], []
     for one, other in combinations(range(len(maps)), 2):
-        values.append((procrustes(maps[one], maps[other])[2], _overlap(near[one], near[other])))
+        _, _, distance = procrustes(maps[one], maps[other])
+        values.append((distance, _overlap(near[one], near[other])))
         permuted_map, permuted_near = maps[other][order], place[near[other][order]]
-        chances.append((procrustes(maps[one], permuted_map)[2], _overlap(near[one], permuted_near)))
+        _, _, distance = procrustes(maps[one], permuted_map)
+        chances.append((distance, _overlap(near[one], permuted_near)))
     value = np.mean(values, axis=0).tolist()
     chance = np.mean(chances, axis=0).tolist()
     return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
@@ -122,13 +126,15 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     chances = scores(vectors, _permuted(maps[0], seed), metric)
     pairs = {name: (values[name], chances[name]) for name in SCORES}
     if len(maps) > 1:
-        undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))
-        pairs |= undefined if np.isnan(values["neighbours_kept"]) else stability(maps, seed)
-    return pd.DataFrame(pairs, index=COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
+        if np.isnan(values["neighbours_kept"]):
+            pairs.update(dict.fromkeys(STABILITY, (float("nan"), float("nan"))))
+        else:
+            pairs.update(stability(maps, seed))
+    return pd.DataFrame(pairs, index=QUALITY_COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return `COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
+    """Return `QUALITY_COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
 
     A row without layer and point is the whole layout's: the mean over the points that have a value. The joint map is
     scored among the vectors of all points together, but for those in a basis of their own (`OWN_BASIS`), and each point
@@ -154,9 +160,11 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
         (among_all,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
         whole = pd.concat([among_all, whole.loc[list(WITHIN.values())]])
         n_scored = len(rows)
-    table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
+    table = pd.concat([whole.reset_index(), by_site.reset_index()])
+    table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
+    table = table.astype({"layer": "Int32", "point": "string"})
     counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
-    return table.astype({"layer": "Int32", "point": "string"}).assign(**counts)
+    return table.assign(**counts)
 
 
 def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:

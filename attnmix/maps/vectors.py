@@ -39,8 +39,8 @@ def read_vectors(given: Any) -> Vectors:
 
 def _plain(given: Any) -> npt.NDArray[Any]:
     """Return an array; raise TypeError where it is not of real numbers."""
-    if isinstance(given, Sequence) and any(hasattr(each, "detach") for each in given):
-        return np.stack([_plain(each) for each in given])
+    if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
+        return np.stack([_plain(vector) for vector in given])
     if hasattr(given, "detach"):
         tensor = given.detach().cpu()
         given = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
@@ -75,5 +75,12 @@ def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
         return {}
     needed = max(MIN_UMAP_VECTORS, settings.n_neighbors + 1)
     if layout == "joint":
-        return dict(vectors) if len(distinct_rows(np.concatenate(list(vectors.values())))[0]) >= needed else {}
-    return {site: each for site, each in vectors.items() if len(distinct_rows(each)[0]) >= needed}
+        together = np.concatenate(list(vectors.values()))
+        return dict(vectors) if _differing(together) >= needed else {}
+    return {site: vectors_TD for site, vectors_TD in vectors.items() if _differing(vectors_TD) >= needed}
+
+
+def _differing(vectors: Vectors) -> int:
+    """Return how many vectors differ."""
+    first, _ = distinct_rows(vectors)
+    return len(first)

@@ -34,7 +34,7 @@ from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_e
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
 from attnmix.measures.ratios import Parts, all_parts, formulas, mixing_ratios, ratio_points
 from attnmix.measures.sinks import sink_measures
-from attnmix.measures.text_pairs import SOURCES, source_ratios
+from attnmix.measures.text_pairs import PAIR_SOURCES, source_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Stack, family_of, optional_modules
@@ -67,7 +67,7 @@ class DocumentMeasures:
     `by_head`    [heads, layers]: each head's ratio
     `others`     [layers, D]: what other tokens give by attention, sum_{j!=i} F_ij
     `lengths`    [layers, 3]: its squared length, its length, and that of the token's own part with the skip connection
-    and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `SOURCES` too
+    and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `PAIR_SOURCES` too
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:
@@ -83,7 +83,7 @@ class DocumentMeasures:
         sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
         counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
         if self.document.segments is not None:
-            counts |= dict.fromkeys(SOURCES, int((self.document.segments >= 0).sum()))
+            counts |= dict.fromkeys(PAIR_SOURCES, int((self.document.segments >= 0).sum()))
         for name in ("geometry", "sinks"):
             sums[name], counts[name] = np.nan_to_num(sums[name]), ~np.isnan(sums[name])
         if np.isnan(sums["corpus_value"]).any():
@@ -268,7 +268,7 @@ class _BatchPass:
             sources_SMBT = source_ratios(methods, part, parts, segments_BT)
             in_text_BT = (segments_BT == 0) | (segments_BT == 1)
             sums_BSM = block.sums(sources_SMBT.masked_fill(~in_text_BT, 0).permute(2, 3, 0, 1))
-            by_name |= zip(SOURCES, sums_BSM.unbind(1), strict=True)
+            by_name |= zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True)
         return by_name
 
     def _corpus_values(self, block: DocumentBlock, part: LayerPass) -> Tensor:

@@ -17,7 +17,7 @@ CLASSES = TOKEN_CLASSES
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...
 POSITION_STARTS = (0, *(2**power for power in range(16)))
 POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
-COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  # the last is there of pairs alone
+READ_COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  # the last is there of pairs alone
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
     """Yield the documents of all texts in their order; one block of them is in memory."""
-    for number, tokens in enumerate(files.token_blocks(COLUMNS)):
+    for number, tokens in enumerate(files.token_blocks(READ_COLUMNS)):
         block = files.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
         yield from documents_of(block, tokens)
 
@@ -107,7 +107,7 @@ class Corpus:
         """Return a document; the last block read is kept."""
         block, place = divmod(number, store.BLOCK)
         if self._block[0] != block:
-            (tokens,) = self.files.token_blocks(COLUMNS, [block])
+            (tokens,) = self.files.token_blocks(READ_COLUMNS, [block])
             texts = self.texts.iloc[self.rows(block)]
             self._block = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
         return self._block[1][place]

@@ -85,9 +85,11 @@ RATIOS = {
         points=(PREACTIVATION, "cross_attention_output"),
     ),
 }
-"""Every mixing ratio by its name, ordered by how much of a layer it takes into account.
+"""Every mixing ratio by its name, ordered by how much of a layer it takes into account."""
+PREFERRED_RATIOS = ("attnresln_n", "attnres_n", "attn_n", "attnres_w", "attn_w", "layer_n", "enc_n")
+"""The first of these that a model has is the one that sentences and first views are about (`preferred_ratio`).
 
-The order has a meaning: `preferred_ratio` takes the last one that a model has and that covers `attention`.
+Those of attention's block come first, the one that covers most of it at the head; then those of the whole layer.
 """
 
 
@@ -229,10 +231,9 @@ def ratio_points(methods: Iterable[str]) -> list[str]:
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the one of `methods` that sentences and first views are about: the most of what attention's block does."""
-    methods = list(methods)
-    covering = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
-    return (covering or [name for name in RATIOS if name in methods])[-1]
+    """Return the one of `methods` that sentences and first views are about: the first of `PREFERRED_RATIOS`."""
+    present = set(methods)
+    return next(name for name in PREFERRED_RATIOS if name in present)
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:

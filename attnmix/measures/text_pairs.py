@@ -18,7 +18,7 @@ from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
 
-SOURCES = ("own text", "other text", "special tokens")
+PAIR_SOURCES = ("own text", "other text", "special tokens")
 SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
 
 

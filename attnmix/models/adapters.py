@@ -54,9 +54,11 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
         shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
     model, new = load_weights(kind, base)
-    if values["task_type"] == "SEQ_CLS" and (classes := _classes(shapes, model)):
-        labels = {number: f"LABEL_{number}" for number in range(classes)}
-        model, new = load_weights(kind, base, names=labels)
+    if values["task_type"] == "SEQ_CLS":
+        classes = _classes(shapes, model)
+        if classes:
+            labels = {number: f"LABEL_{number}" for number in range(classes)}
+            model, new = load_weights(kind, base, names=labels)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
         with _few_warnings():
@@ -65,7 +67,8 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             merged = adapted.merge_and_unload()
     except Exception as error:  # the library raises errors of many types for weights that do not fit
         raise InputError(f"{problem}: {in_one_line(error)}") from error
-    if unused := sorted(shapes.keys() - read):
+    unused = sorted(shapes.keys() - read)
+    if unused:
         raise InputError(f"{problem}: it has no place for {len(unused)} of the adapter's tensors, such as {unused[0]}")
     supplied = {weight.removeprefix("base_model.model.") for weight in shapes}
     random = set(new) - supplied
@@ -97,7 +100,8 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
         with _few_warnings():
             return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, exclude_modules=head, **options))
     except ValueError as error:
-        linears = {path.rpartition(".")[2] for path, each in base.named_modules() if isinstance(each, torch.nn.Linear)}
+        modules = base.named_modules()
+        linears = {path.rpartition(".")[2] for path, module in modules if isinstance(module, torch.nn.Linear)}
         allowed = f"allowed: all-linear, or some of {', '.join(sorted(linears))}"
         raise InputError(f"finetune.lora.targets: {targets}: {first_line(error)}; {allowed}") from error
 

@@ -206,7 +206,8 @@ def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Attent
         )
     else:
         context, log_sums = _by_rows(call)
-    if (sinks := options.get("s_aux")) is None:
+    sinks = options.get("s_aux")
+    if sinks is None:
         return context, replace(call, log_sums=log_sums)
     whole = _with_sink(log_sums, sinks)
     return context * (log_sums - whole).exp().unsqueeze(-1), replace(call, log_sums=whole)

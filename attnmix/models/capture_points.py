@@ -122,7 +122,8 @@ class _Recorder:
 
         self.hooks.enter_context(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
-            if path := getattr(stack, name):
+            path = getattr(stack, name)
+            if path:
                 register = layer.get_submodule(path).register_forward_pre_hook
                 self.hooks.enter_context(register(partial(attends, name), with_kwargs=True))
         for point, (path, side) in stack.places().items():

@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
-from attnmix.core.store.files import require
+from attnmix.core.store.files import require_output
 from attnmix.core.terminal import without_library_messages
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -35,7 +35,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
     Without a file the library would ask the hub for it.
     """
-    require(folder / "config.json", _stage_of(folder))
+    require_output(folder / "config.json", _stage_of(folder))
     try:
         with without_library_messages():
             config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
@@ -64,7 +64,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
     """
-    require(folder, _stage_of(folder))
+    require_output(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         with without_library_messages():
@@ -108,7 +108,7 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
         backend = tokenizer.backend_tokenizer
         names = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces)
         split = pre_tokenizers.Split(Regex(names), "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([each for each in (backend.pre_tokenizer, split) if each])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in (backend.pre_tokenizer, split) if step])
 
 
 def longest_text(config: Any) -> int | None:

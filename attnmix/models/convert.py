@@ -41,21 +41,30 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
     except Exception as error:  # the library raises errors of many types for what it cannot read
         raise InputError(f"--like: {like}: {in_one_line(error)}") from error
-    body = f"{model.base_model_prefix}."
-    first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
-    encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
-    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # the prefix that DataParallel adds goes
-    head = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
-    if len(head) == 1:
-        prefixes[f"{head.pop()}."] = f"{last_linear(model)[0]}."
-    longest = {name: max(filter(name.startswith, prefixes), key=len) for name in state}
     try:
-        model.load_state_dict({prefixes[old] + name.removeprefix(old): state[name] for name, old in longest.items()})
+        model.load_state_dict(_renamed(state, model))
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
+
+
+def _renamed(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state dict under the names that they have in `model`."""
+    body = f"{model.base_model_prefix}."
+    first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
+    encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
+    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # the prefix that DataParallel adds goes
+    heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
+    if len(heads) == 1:
+        linear, _ = last_linear(model)
+        prefixes[f"{heads.pop()}."] = f"{linear}."
+    renamed = {}
+    for name, tensor in state.items():
+        longest = max(filter(name.startswith, prefixes), key=len)
+        renamed[prefixes[longest] + name.removeprefix(longest)] = tensor
+    return renamed
 
 
 def _state_dict(loaded: Any) -> dict[str, torch.Tensor]:

@@ -59,14 +59,14 @@ def tokenize_texts(
     Places in a pair are those in both texts as one, `whole_text`; words of the second are numbered on.
     """
     texts, tokenized = list(texts), []
-    sides = _sides(texts)
-    encodings = tokenizer(*sides, truncation=max_length is not None, max_length=max_length).encodings or []
-    for name, each, encoding in zip(names, texts, encodings, strict=True):
-        table = token_table(tokenizer, name, each, encoding, pairs=isinstance(each, tuple))
-        if isinstance(each, str):
+    first, second = _sides(texts)
+    encodings = tokenizer(first, second, truncation=max_length is not None, max_length=max_length).encodings or []
+    for name, text, encoding in zip(names, texts, encodings, strict=True):
+        table = token_table(tokenizer, name, text, encoding, pairs=isinstance(text, tuple))
+        if isinstance(text, str):
             truncated = sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
         else:
-            truncated = len(tokenizer(*each)["input_ids"]) - len(table)
+            truncated = len(tokenizer(*text)["input_ids"]) - len(table)
         unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
         counts = {"tokens": len(table), "whole_tokens": len(table) + truncated, "unknown_tokens": unknown}
         types = encoding.type_ids if "token_type_ids" in tokenizer.model_input_names else [0] * len(table)
@@ -120,7 +120,9 @@ def _words_and_labels(
         if encoding.special_tokens_mask[i]:
             continue
         seam = text[max(word_end - 1, 0) : word_end].strip(" ") + text[word_end : start + 1]
-        number += number < 0 or any(character.isspace() or _is_punctuation(character) for character in seam)
+        is_parted = any(character.isspace() or _is_punctuation(character) for character in seam)
+        if number < 0 or is_parted:
+            number += 1
         words[i], word_end = number, end
         if is_word_piece or name == tokenizer.unk_token:
             continue
@@ -198,8 +200,10 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
     ordered = np.asarray(lengths)[order]
     least, begins = np.zeros(len(ordered) + 1), np.zeros(len(ordered) + 1, dtype=int)
     for end in range(1, len(ordered) + 1):
+        # The last batch of the first `end` texts begins at `first` or later; by its begin, all their padded tokens.
         longest = int(ordered[end - 1])
-        first = max(0, end - max(1, batch_tokens // longest))
+        most_texts = max(1, batch_tokens // longest)
+        first = max(0, end - most_texts)
         costs = least[first:end] + longest * np.arange(end - first, 0, -1)
         begins[end] = first + int(costs.argmin())
         least[end] = costs.min() + pass_cost

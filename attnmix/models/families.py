@@ -147,7 +147,8 @@ def family_of(config: Any) -> Family:
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
-        if (value := getattr(config, key, None)) not in (needed, None):
+        value = getattr(config, key, None)
+        if value not in (needed, None):
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
@@ -155,14 +156,13 @@ def family_of(config: Any) -> Family:
     gated = getattr(config, entry.pop("gated_where", ""), True)
     parallel = bool(getattr(config, entry.pop("parallel", ""), False))
     entries = [entry, entry | decoder] if decoder else [entry]
-    for each in entries:
-        if gated and "gated" in each:
-            each["feed_forward"] = [each["gated"][0].rpartition(".")[0]]
+    for stack_entry in entries:
+        if gated and "gated" in stack_entry:
+            stack_entry["feed_forward"] = [stack_entry["gated"][0].rpartition(".")[0]]
         else:
-            each.pop("gated", None)
-    return Family(
-        model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries), half_precision
-    )
+            stack_entry.pop("gated", None)
+    stacks = tuple(Stack(**stack_entry, parallel=parallel) for stack_entry in entries)
+    return Family(model_type, word_embedding, stacks, half_precision)
 
 
 def check_config(config: Any, name: str) -> None:

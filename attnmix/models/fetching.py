@@ -16,9 +16,18 @@ from attnmix.core.extras import EXTRA_MODULES, require_extra
 
 PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
-    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "model*.safetensors", "model.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model.safetensors"),
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
 )
 """Patterns of all that a checkpoint, or an adapter of one, needs here; weights as safetensors only, and no code."""
 WEIGHTS = ".safetensors"
@@ -26,7 +35,7 @@ TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files of a tokenizer; a checkpoint must have one of these sets."""
 CODE_KEY = "auto_map"
 """The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
-CONFIGURATIONS = ("config.json", "tokenizer_config.json")
+CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """The files of an adapter of peft, which names its base model."""
 BASE_KEY = "base_model_name_or_path"
@@ -54,7 +63,7 @@ class Source(NamedTuple):
     @property
     def has_tokenizer(self) -> bool:
         """True for one of the sets of files of `TOKENIZERS`."""
-        return any(set(each) <= set(self.files) for each in TOKENIZERS)
+        return any(set(names) <= set(self.files) for names in TOKENIZERS)
 
 
 def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
@@ -88,8 +97,12 @@ def local_files(name: str) -> dict[str, Path]:
         return {}
     source = _find_source(name, None)
     files = source.fetch(sorted(source.files))
-    if source.is_adapter and isinstance(base := _read_json(files[ADAPTER[0]]).get(BASE_KEY), str) and base != name:
-        files |= {f"{base}/{inside}": file for inside, file in local_files(base).items()}
+    if not source.is_adapter:
+        return files
+    adapter = _read_json(files[ADAPTER[0]])
+    base = adapter.get(BASE_KEY)
+    if isinstance(base, str) and base != name:
+        files.update((f"{base}/{inside}", file) for inside, file in local_files(base).items())
     return files
 
 
@@ -99,12 +112,12 @@ def _find_source(name: str, revision: str | None) -> Source:
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
         if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
             _check_links(name, folder, files)
-        return Source(files, lambda names: {each: folder / each for each in names}, None)
-    from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
+        return Source(files, lambda names: {file_name: folder / file_name for file_name in names}, None)
+    from attnmix.data.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]
-    files = {path for path in paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)}
+    files = {path for path in paths if any(fnmatchcase(path, pattern) for pattern in CHECKPOINT_FILES)}
     return Source(files, repository.fetch, repository.commit)
 
 
@@ -133,7 +146,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
     files = source.fetch(file for file in names if not file.endswith(WEIGHTS))
     _check_code(name, files["config.json"])
     for file, path in files.items():
-        values = _read_json(path) if file in CONFIGURATIONS else {}
+        values = _read_json(path) if file in CONFIGURATION_FILES else {}
         if CODE_KEY in values:
             del values[CODE_KEY]
             (output / file).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -176,8 +189,8 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
         reason = str(error).removeprefix("model.name: ")
         raise InputError(f"model.name: {name} is an adapter of {base}: {reason}") from error
     adapter.mkdir()
-    for each in ADAPTER:
-        shutil.copyfile(files[each], adapter / each)
+    for file_name in ADAPTER:
+        shutil.copyfile(files[file_name], adapter / file_name)
     with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
     tokenizer = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
@@ -211,7 +224,7 @@ def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
         problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
         raise InputError(f"model.name: {problem}: choose a model, or a revision of it, that has it")
     if with_tokenizer and not source.has_tokenizer:
-        allowed = ", or ".join(" with ".join(each) for each in TOKENIZERS)
+        allowed = ", or ".join(" with ".join(names) for names in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
 
 
@@ -220,7 +233,8 @@ def _check_code(name: str, config: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     values = _read_json(config)
-    if CODE_KEY in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+    kind = values.get("model_type")
+    if CODE_KEY in values and kind not in CONFIG_MAPPING:
         problem = f"{name} is of the type {kind!r}, which needs code of its repository ({CODE_KEY} in config.json)"
         allowed = "choose a model of a family of attnmix/models/families.yaml"
         raise InputError(f"model.name: {problem}; none is run: {allowed}")

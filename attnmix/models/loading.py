@@ -29,7 +29,7 @@ SINGLE_LABEL = "single_label_classification"
 REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
-SAMPLE_TEXTS = 1000  # in which words are looked up
+CHECKED_TEXTS = 1000  # in which words are looked up
 CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
@@ -100,7 +100,8 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
         pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
         logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
     with torch.no_grad():
-        for parameter in last_linear(model)[1].parameters():
+        _, linear = last_linear(model)
+        for parameter in linear.parameters():
             parameter.copy_(parameter[order])
     model.config.update(class_labels(names))
     return model
@@ -114,7 +115,10 @@ def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
     """Return the name of the head's last Linear, which has a row for each class, and the module."""
     encoder = set(model.base_model.modules())
-    linears = [(name, each) for name, each in model.named_modules() if isinstance(each, Linear) and each not in encoder]
+    linears = []
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module not in encoder:
+            linears.append((name, module))
     return linears[-1]
 
 
@@ -150,11 +154,13 @@ def load_weights(
     if missing:
         lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
         raise InputError(f"{folder}: its weights lack {lacking}{_other_names(missing, unexpected)}")
-    if unused := _unused(model.base_model, unexpected):
+    unused = _unused(model.base_model, unexpected)
+    if unused:
         problem = f"{len(unused)} tensors that the model of config.json does not use ({_shortened(unused)})"
         raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
     for_reading(model)
-    return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    mismatched = {name for name, _, _ in info["mismatched_keys"]}
+    return model, sorted(mismatched.union(info["missing_keys"]))
 
 
 def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -203,7 +209,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
-    sample = texts[:SAMPLE_TEXTS]
+    sample = texts[:CHECKED_TEXTS]
     check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
     check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
     read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
@@ -256,7 +262,7 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
         if first != second:
             raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
     tokenizers = [load_tokenizer(folder) for folder in (base, named)]
-    for text in texts[:SAMPLE_TEXTS]:
+    for text in texts[:CHECKED_TEXTS]:
         sides = (text,) if isinstance(text, str) else text
         if tokenizers[0](*sides)["input_ids"] != tokenizers[1](*sides)["input_ids"]:
             problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"
@@ -273,8 +279,10 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     unreachable = special if tokenizer.split_special_tokens else set()
     known = {number: token for token, number in tokenizer.get_vocab().items() if token not in unreachable}
-    known |= {number: str(tokenizer.convert_ids_to_tokens(number)) for number in tokenizer("")["input_ids"]}
-    if beyond := sorted(number for number in known if number >= rows):
+    for number in tokenizer("")["input_ids"]:
+        known[number] = str(tokenizer.convert_ids_to_tokens(number))
+    beyond = sorted(number for number in known if number >= rows)
+    if beyond:
         raise InputError(
             f"model.name: the tokenizer of {name} knows {len(beyond)} tokens that the embedding of {rows} rows does "
             f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"

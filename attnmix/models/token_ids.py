@@ -80,10 +80,12 @@ def _without_padding(
         part = slice(first, last + 1)
         check_no_padding(tokenizer, text.ids[part], key)
         return replace(text, ids=text.ids[part], types=text.types and text.types[part])
-    before, behind = first, len(text.ids) - 1 - last
-    for end, repeated in ((0, before), (-1, behind)):
-        alone = any(other.ids[end] != pad for other in batch)
-        if not text.masked and (repeated > 1 or (repeated and alone)):
+    if text.masked:
+        return text
+    padding_before, padding_behind = first, len(text.ids) - 1 - last
+    for end, repeated in ((0, padding_before), (-1, padding_behind)):
+        others_lack_it = any(other.ids[end] != pad for other in batch)
+        if repeated > 1 or (repeated == 1 and others_lack_it):
             problem = f"{tokenizer.pad_token} at an end, which pads texts and is a token of them"
             raise InputError(f"{key} has {problem}; allowed: the whole of what tokenizer(...) returns, with its {MASK}")
     return text
@@ -127,12 +129,14 @@ def _spelled(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text,
     sides = []
     for side in (0, 1):
         places = [place for place, segment in enumerate(segments) if segment == side]
-        text, spans = spell(tokenizer, [given.ids[place] for place in places])
-        sides.append(text)
-        offsets[places] = np.reshape(spans, (-1, 2))
-    encoding = IdsEncoding(given.ids, list(map(int, special)), segments, [(int(a), int(b)) for a, b in offsets])
+        side_text, side_spans = spell(tokenizer, [given.ids[place] for place in places])
+        sides.append(side_text)
+        offsets[places] = np.reshape(side_spans, (-1, 2))
+    spans = [(int(start), int(end)) for start, end in offsets]
+    encoding = IdsEncoding(given.ids, [int(end) for end in special], segments, spans)
     first, second = sides
-    return ((first, second) if 1 in types else first), encoding
+    text = (first, second) if 1 in types else first
+    return text, encoding
 
 
 def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:

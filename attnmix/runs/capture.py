@@ -28,11 +28,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.core.device import check_precision, exact_products, process_state
-from attnmix.core.disk import check_disk, clear, publish
+from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.names import POINTS, Site
-from attnmix.core.settings import CaptureParameters
+from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
-from attnmix.core.store.files import PARQUET_OPTIONS, writing
+from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.core.store.runs import Run
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -42,14 +42,14 @@ from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
-Part = tuple[int, slice, slice]
+TextRows = tuple[int, slice, slice]
 """The number of a text in its batch, some of its tokens, and their rows in the stores."""
-Batch = tuple[dict[str, Tensor], list[Part]]
-"""The inputs of one padded forward pass, and the parts of its tokens that are kept."""
+Batch = tuple[dict[str, Tensor], list[TextRows]]
+"""The inputs of one padded forward pass, and the tokens whose vectors are kept."""
 NumberedUnit = tuple[int, slice]
-"""The number of a unit of the stores, and its rows."""
-RowsOfUnit = tuple[slice, Mapping[Site, store.Unit]]
-"""The rows of a unit of the stores, and the destination of their vectors by site."""
+"""The number of a unit of rows, which is written at once, and its rows."""
+UnitDestinations = tuple[slice, Mapping[Site, store.Destination]]
+"""The rows of a unit, and the destination of their vectors by site."""
 WRITING_THREADS = 4
 MAX_PENDING_WRITES = 4  # features of one site and pass that wait in memory to be written
 DEVICE_PASSES = 2  # forward passes whose features wait there, on a GPU
@@ -85,17 +85,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
     if state.is_main_process:
-        if not (folder / "stores").is_dir():  # new, or killed after its stores were published
-            shutil.rmtree(folder / "done", ignore_errors=True)
-        _write_tokens(folder, run)
-        if isinstance(place, Path):
-            size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
-            what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-            check_disk(what, size, place, SIZE_PARAMETERS)
-        if not (folder / "done").is_dir():
-            store.create_stores(place, sites, plan)
-            (folder / "done").mkdir()
-        pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
+        _prepare_stores(folder, place, sites, plan, run)
     state.wait_for_everyone()
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
@@ -105,24 +95,27 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     share = groups[state.process_index :: state.num_processes]
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = [(unit, rows) for unit, rows in group if not (folder / f"done/{unit}").exists()]
+            remaining = {unit: rows for unit, rows in group if not _done_file(folder, unit).exists()}
             if not remaining:
                 continue
-            begun = [(rows, _begin(stores, rows)) for _, rows in remaining]
+            destinations = {unit: _destinations(stores, rows) for unit, rows in remaining.items()}
+            # The texts of the whole group, so that a run that resumes has the same batches.
             whole = slice(group[0][1].start, group[-1][1].stop)
             batches = _batches(ids, lengths, whole, padding, capture.batch_tokens, pass_cost_tokens(base.device))
-            fill_rows(base, batches, begun, capture.precision, threads)
-            for (unit, rows), (_, destinations) in zip(remaining, begun, strict=True):
-                finish = partial(_finish, stores, rows, destinations, capture.elsewhere)
-                _mark_done(folder, unit, dict(zip(map(str, sites), threads.map(finish, sites), strict=True)))
+            to_fill = [(rows, destinations[unit]) for unit, rows in remaining.items()]
+            fill_rows(base, batches, to_fill, capture.precision, threads)
+            for unit, rows in remaining.items():
+                finish = partial(_finish, stores, rows, destinations[unit], capture.elsewhere)
+                digests = threads.map(finish, sites)
+                _mark_done(folder, unit, dict(zip(map(str, sites), digests, strict=True)))
             _trim_heap()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
-            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit, _ in units]
+            by_unit = [json.loads(_done_file(folder, unit).read_text(encoding="utf-8")) for unit, _ in units]
             store.write_manifest(folder / "stores", capture.store, by_unit)
-        publish(folder / "stores", run.activations)
-        clear(folder)
+        publish_output(folder / "stores", run.activations)
+        remove_unfinished(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 
@@ -133,7 +126,7 @@ def captured_vectors(
     points: Sequence[str],
     dtype: str,
     padding: int,
-    batch_tokens: int = CaptureParameters().batch_tokens,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> dict[Site, npt.NDArray[Any]]:
     """Return the vectors of all tokens of `texts`, given as token ids, `[tokens, width]` by site, in forward order.
 
@@ -147,24 +140,57 @@ def captured_vectors(
     return vectors
 
 
+def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:
+    """Create in `folder` whatever of the stores is not there yet; `sites` have the widths of their vectors.
+
+    `folder/stores` becomes the output. `folder/done` names the units that are written whole; it is made last, once
+    all stores exist. A run that was killed has left one of these:
+
+    - neither, or `stores` alone: it was killed before all stores were created; they are created.
+    - `stores` and `done`: it was killed between two units; the units of `done` are kept.
+    - `done` alone: it was killed after the stores were published, and DVC has deleted them since. Begin anew.
+    """
+    stores, done = folder / "stores", folder / "done"
+    if not stores.is_dir():
+        shutil.rmtree(done, ignore_errors=True)
+    _write_tokens(folder, run)
+    if isinstance(place, Path):
+        size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
+        what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
+        check_disk(what, size, place, SIZE_PARAMETERS)
+    if not done.is_dir():
+        store.create_stores(place, sites, plan)
+        done.mkdir()
+    pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
+
+
+def _done_file(folder: Path, unit: int) -> Path:
+    """Return the file that exists once a unit of rows of all stores is written."""
+    return folder / "done" / str(unit)
+
+
 def _trim_heap() -> None:
     """Return free pages inside the heap to the system; without it, tensors of varying size fragment a growing heap."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # of the GNU C library alone
         trim(0)
 
 
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     """Write a file that says that a unit of rows of all stores is written, with digests of the rows by site."""
-    begun = folder / f"done/{unit}.begun"
+    file = _done_file(folder, unit)
+    begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
-    begun.rename(begun.with_suffix(""))
+    begun.rename(file)
 
 
 def _write_tokens(folder: Path, run: Run) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
-        writing(folder / "stores" / store.TOKENS) as path,
+        writing(folder / "stores" / store.TOKENS_FILE) as path,
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
@@ -189,17 +215,19 @@ def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUni
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
-def _begin(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Unit]:
-    return {site: store.begin_unit(each, rows) for site, each in stores.items()}
+def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Destination]:
+    """Return where the vectors of a unit of rows go, by site."""
+    return {site: store.begin_unit(open_store, rows) for site, open_store in stores.items()}
 
 
 def _finish(
     stores: Mapping[Site, store.OpenStore],
     rows: slice,
-    destinations: Mapping[Site, store.Unit],
+    destinations: Mapping[Site, store.Destination],
     with_digest: bool,
     site: Site,
 ) -> str:
+    """Write the vectors of a unit of rows at one site; return their hash if it is asked for."""
     return store.write_unit(stores[site], rows, destinations[site], with_digest)
 
 
@@ -223,10 +251,29 @@ class HostCopy:
         return self.copy.numpy()
 
 
+class PendingWrites:
+    """Vectors on their way to the rows of the stores; at most `limit` sites of forward passes are in memory."""
+
+    def __init__(self, units: Sequence[UnitDestinations], threads: Executor, limit: int) -> None:
+        self.units, self.threads, self.limit = units, threads, limit
+        self.writes: deque[Future[None]] = deque()
+
+    def add(self, site: Site, vectors: HostCopy, texts: Sequence[TextRows]) -> None:
+        """Let a thread write the vectors of a batch at one site, once there is room for them."""
+        while len(self.writes) >= self.limit:
+            self.writes.popleft().result()
+        self.writes.append(self.threads.submit(_write, site, vectors, texts, self.units))
+
+    def finish(self) -> None:
+        """Wait until all is written; raise the error of a write that failed."""
+        for write in self.writes:
+            write.result()
+
+
 def fill_rows(
     base: PreTrainedModel,
     batches: Iterable[Batch],
-    units: Sequence[RowsOfUnit],
+    units: Sequence[UnitDestinations],
     precision: str = "fp32",
     threads: Executor | None = None,
 ) -> None:
@@ -237,27 +284,36 @@ def fill_rows(
     hold.
     """
     dtypes = {site: destination.dtype.name for site, destination in units[0][1].items()}
-    most = MAX_PENDING_WRITES if base.device.type == "cpu" else DEVICE_PASSES * len(dtypes)
+    limit = MAX_PENDING_WRITES if base.device.type == "cpu" else DEVICE_PASSES * len(dtypes)
     with nullcontext(threads) if threads else ThreadPoolExecutor(WRITING_THREADS) as pool:
-        pending: deque[Future[None]] = deque()
-        for inputs, parts in batches:
-            extremes: list[Tensor] = []
+        writes = PendingWrites(units, pool, limit)
+        for batch in batches:
+            _compute_batch(base, batch, dtypes, precision, writes)
+        writes.finish()
 
-            def take(
-                site: Site, feature_BTD: Tensor, parts: list[Part] = parts, extremes: list[Tensor] = extremes
-            ) -> None:
-                cast_BTD = feature_BTD.to(getattr(torch, dtypes[site]), copy=True)  # a model may change its own
-                extremes.extend(torch.aminmax(cast_BTD))
-                while len(pending) >= most:
-                    pending.popleft().result()
-                pending.append(pool.submit(_write, site, HostCopy(cast_BTD), parts, units))
 
-            _forward(base, inputs, dtypes, take, precision)
-            # The only wait for a GPU in a pass. What does not fit may be padding, which counts for nothing.
-            if not torch.stack(extremes).isfinite().all().item():
-                _forward(base, inputs, dtypes, partial(_check_fits, dtypes, parts), precision)
-        for write in pending:
-            write.result()
+def _compute_batch(
+    base: PreTrainedModel, batch: Batch, dtypes: Mapping[Site, str], precision: str, writes: PendingWrites
+) -> None:
+    """Compute the features of a batch, each of which `writes` takes as soon as it is there."""
+    inputs, texts = batch
+    extremes: list[Tensor] = []
+
+    def write(site: Site, feature_BTD: Tensor) -> None:
+        dtype = getattr(torch, dtypes[site])
+        cast_BTD = feature_BTD.to(dtype, copy=True)  # a model may change its own
+        extremes.extend(torch.aminmax(cast_BTD))
+        writes.add(site, HostCopy(cast_BTD), texts)
+
+    def check(site: Site, feature_BTD: Tensor) -> None:
+        for text, tokens, _ in texts:
+            vectors_TD = feature_BTD[text, tokens].float().cpu().numpy()
+            store.check_fits(vectors_TD, site, dtypes[site])
+
+    _forward(base, inputs, dtypes, write, precision)
+    all_finite = torch.stack(extremes).isfinite().all().item()  # the only wait for a GPU in a pass
+    if not all_finite:  # in padding, which counts for nothing, or in a token: only another pass tells
+        _forward(base, inputs, dtypes, check, precision)
 
 
 def _forward(
@@ -274,23 +330,18 @@ def _forward(
         base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
 
 
-def _check_fits(dtypes: Mapping[Site, str], parts: Sequence[Part], site: Site, feature_BTD: Tensor) -> None:
-    """Raise `InputError` for features of texts that their type cannot hold."""
-    for text, tokens, _ in parts:
-        store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, dtypes[site])
-
-
-def _write(site: Site, copy: HostCopy, parts: Sequence[Part], units: Sequence[RowsOfUnit]) -> None:
+def _write(site: Site, copy: HostCopy, texts: Sequence[TextRows], units: Sequence[UnitDestinations]) -> None:
     """Put the vectors of a site into the units that their rows reach into."""
     vectors_BTD = copy.array()
-    for rows, destinations in units:
+    for unit_rows, destinations in units:
         pieces = []
-        for text, tokens, places in parts:
-            start, stop = max(places.start, rows.start), min(places.stop, rows.stop)
+        for text, tokens, text_rows in texts:
+            start = max(text_rows.start, unit_rows.start)
+            stop = min(text_rows.stop, unit_rows.stop)
             if start < stop:
-                first = tokens.start - places.start
-                vectors = vectors_BTD[text, start + first : stop + first]
-                pieces.append((slice(start - rows.start, stop - rows.start), vectors))
+                first_token = tokens.start + start - text_rows.start
+                vectors = vectors_BTD[text, first_token : first_token + stop - start]
+                pieces.append((slice(start - unit_rows.start, stop - unit_rows.start), vectors))
         if pieces:
             store.put_rows(destinations[site], pieces)
 
@@ -305,14 +356,13 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield the forward passes of every text that reaches into `rows`; `ids` are those of all texts in a row."""
     ends = np.cumsum(lengths)
-    reach = np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))
-    starts = (ends - lengths)[reach].tolist()
-    texts = [ids[start:end].tolist() for start, end in zip(starts, ends[reach], strict=True)]
+    starts = ends - lengths
+    reaching = np.flatnonzero((ends > rows.start) & (starts < rows.stop))
+    text_rows = [slice(int(starts[text]), int(ends[text])) for text in reaching]
+    texts = [ids[text].tolist() for text in text_rows]
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
     for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
-        parts = [
-            (number, slice(0, len(texts[i])), slice(starts[i], starts[i] + len(texts[i])))
-            for number, i in enumerate(batch)
-        ]
-        yield padded([texts[i] for i in batch], padding), parts
+        in_batch = [texts[number] for number in batch]
+        kept = [(place, slice(0, len(texts[number])), text_rows[number]) for place, number in enumerate(batch)]
+        yield padded(in_batch, padding), kept

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.device import exact_products, measuring_device, process_state
-from attnmix.core.disk import clear, publish
+from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.store import writers
@@ -79,8 +79,8 @@ def inspect(
     published = folder / PUBLISHED
     writers.write_ratios(published, methods, _ratio_rows(checkpoints, methods, tokenizer, run, folder))
     _write_scores(run, folder)
-    publish(published, run.inspected)
-    clear(folder)
+    publish_output(published, run.inspected)
+    remove_unfinished(folder)
     logging.info("inspected %d texts in %s", len(run.documents), " and ".join(checkpoints))
 
 

@@ -8,7 +8,7 @@ of them. Which documents share a batch does not depend on the number of processe
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,23 +25,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
-from attnmix.core.disk import clear, publish
+from attnmix.core.disk import publish_output, remove_unfinished
+from attnmix.core.draw import stratified_draw
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
-from attnmix.core.store.document_rows import DocumentRows, gather_rows, stack_rows, write_arrays
+from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
-from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
-from attnmix.measures.mixing_tables import by_review, derivative_tables, metrics, mixing_tables, parts_table
+from attnmix.measures.mixing_tables import (
+    CorpusMeasures,
+    DocumentRows,
+    by_review,
+    derivative_tables,
+    metrics,
+    mixing_tables,
+    parts_table,
+    stack_rows,
+    weighted_table,
+)
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.swaps import next_donors
-from attnmix.measures.text_pairs import SOURCES
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.measures.variance_shares import MAX_TEXTS
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -50,12 +59,13 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-Unit = TypeVar("Unit")
+Task = TypeVar("Task", int, list[int])
+"""The number of a document, or those of a batch."""
 
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
 MEASURES = "measures"  # the kind of batch that is no control
-IDENTITIES = "identities"
+IDENTITY_ERRORS = "identity_errors"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
 
@@ -84,7 +94,14 @@ def measure(
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     samples = _draw_samples(corpus, parameters, seed)
-    share = (corpus, batch_tokens, state.process_index, state.num_processes)
+    new_work = partial(
+        CheckpointWork,
+        folder=folder,
+        corpus=corpus,
+        batch_tokens=batch_tokens,
+        process=state.process_index,
+        processes=state.num_processes,
+    )
     methods, matrices = parameters.methods, parameters.matrices
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
@@ -97,7 +114,7 @@ def measure(
         batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, batch_tokens, seed))
         documents = DocumentMeasurer(base, methods, matrices)
-        work = CheckpointWork(folder, name, *share)
+        work = new_work(checkpoint=name)
         work.measure(batches, samples.identities)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         work.gradients(documents, samples.gradients, parameters.gradient_max_length, seed)
@@ -107,30 +124,36 @@ def measure(
     random_model: Any = random_base(first, seed)
     random_model.to(device)
     read_segments(random_model, tokenizer, pairs)
-    random = CheckpointWork(folder, RANDOM, *share)
+    random = new_work(checkpoint=RANDOM)
     random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
     if not state.is_main_process:
         return
-    rows = {name: work.rows() for name, work in works.items()}
-    _log_left_out(corpus, rows[checkpoints[0]], seed)
-    all_rows = rows | {RANDOM: random.gathered("random_weights")}
-    identities = {name: work.identities() for name, work in works.items()}
+    measured = CorpusMeasures(
+        rows={name: work.rows() for name, work in works.items()},
+        random=random.gathered("random_weights"),
+        identities={name: work.identities() for name, work in works.items()},
+        methods=methods,
+        sites=batches.sites,
+        draws=Draws(len(corpus), BOOTSTRAP_SAMPLES, seed),
+        seed=seed,
+        gains=gains,
+    )
+    _log_left_out(corpus, measured.first, seed)
     derivatives = {name: work.derivatives(samples.gradients) for name, work in works.items()}
     parts = {name: work.read_parts(samples.parts) for name, work in works.items()}
-    draws = Draws(len(corpus), BOOTSTRAP_SAMPLES, seed)
-    sources = SOURCES if pairs else ()
-    tables = mixing_tables(all_rows, identities, gains, methods, batches.sites, draws, seed, sources)
+    tables = mixing_tables(measured)
+    tables["mixing_weighted"] = weighted_table(measured)
     tables.update(derivative_tables(derivatives, methods, matrices, seed))
     tables["parts"] = parts_table(parts, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
-    writers.write_plot("measure/mixing_by_review", by_review(rows, methods), run.tables)
+    writers.write_plot("measure/mixing_by_review", by_review(measured), run.tables)
     machine = {"computed_on": computed_on(arithmetic, device)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
     writers.write_ratios(folder / PUBLISHED, methods, _token_ratios(works.values(), tokenizer, methods))
-    publish(folder / PUBLISHED, run.measured)
-    clear(folder)
+    publish_output(folder / PUBLISHED, run.measured)
+    remove_unfinished(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
 
 
@@ -163,9 +186,10 @@ def _token_ratios(
 def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
     """Yield batches of at most `MAX_TEXTS` reviews, from which the control `corpus_value` takes its values."""
     drawn = _corpus_sample(corpus, seed)
-    if len(drawn) > 1:
-        for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
-            yield [corpus.document(number) for number in drawn[batch].tolist()]
+    if len(drawn) < 2:
+        return
+    for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
+        yield [corpus.document(number) for number in drawn[batch].tolist()]
 
 
 def _corpus_sample(corpus: Corpus, seed: int) -> npt.NDArray[np.int64]:
@@ -205,30 +229,35 @@ class CheckpointWork:
         for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             all_measures = measurer.measures(documents, [number in sampled for number in batch])
-            ratios = {str(number): measures.ratios for number, measures in zip(batch, all_measures, strict=True)}
             errors = largest_errors([measures.identities for measures in all_measures])
-            write_arrays(_token_file(file), ratios | {IDENTITIES: errors})
-            write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
+            token_arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
+            for number, measures in zip(batch, all_measures, strict=True):
+                token_arrays[str(number)] = measures.ratios
+            _write_arrays(_token_file(file), token_arrays)
+            _write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
         """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
         for batch, file in self._remaining(name, self.batches(name)):
             documents = [self.corpus.document(number) for number in batch]
-            documents = [change(document) for document in documents] if change else documents
-            write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
+            if change is not None:
+                documents = [change(document) for document in documents]
+            _write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them.
 
         Inputs are exchanged with those of the next measured review of the same and of another predicted class.
         """
-        for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
+        tasks = [(number, self._gradient(number)) for number in numbers]
+        for number, file in self._remaining("gradients", tasks):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
-            document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
+            name_hash = crc32(document.name.encode())
+            (document_seed,) = np.random.SeedSequence([seed, name_hash]).generate_state(1)
             ids = document.cut(max_length).ids
             donors = [donor.cut(max_length).ids for donor in self._donors(number)]
-            write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
+            _write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
 
     def _donors(self, number: int) -> Iterator[Document]:
         """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
@@ -243,15 +272,20 @@ class CheckpointWork:
     def parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
         """Write what of each vector of some documents, truncated, is the token's own since the input, by rule."""
         family = family_of(base.config)
-        if obstacle := parts_obstacle(family):
+        obstacle = parts_obstacle(family)
+        if obstacle:
             logging.info("parts: absent in the model family %s: %s", family.model_type, obstacle)
             return
         readers = {rule: PartsReader(base, rule) for rule in RULES}
-        for number, file in self._remaining("parts", [(number, self._parts_file(number)) for number in numbers]):
+        tasks = [(number, self._parts_file(number)) for number in numbers]
+        for number, file in self._remaining("parts", tasks):
             ids = self.corpus.document(number).cut(max_length).ids.tolist()
             batch = padded([ids], 0, base.device)
-            quantities = {rule: by_token(reader.read(batch)) for rule, reader in readers.items()}
-            write_arrays(file, {rule: array_QKT.double().cpu().numpy() for rule, array_QKT in quantities.items()})
+            quantities = {}
+            for rule, reader in readers.items():
+                quantities_QKT = by_token(reader.read(batch))
+                quantities[rule] = quantities_QKT.double().cpu().numpy()
+            _write_arrays(file, quantities)
 
     def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what `parts` wrote, review by review; nothing of a family without parts."""
@@ -264,7 +298,7 @@ class CheckpointWork:
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
         files = [_token_file(file) for _, file in self.batches(MEASURES)]
-        errors, documents = np.stack([np.load(file)[IDENTITIES] for file in files], axis=1)
+        errors, documents = np.stack([np.load(file)[IDENTITY_ERRORS] for file in files], axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
     def rows(self) -> DocumentRows:
@@ -275,13 +309,15 @@ class CheckpointWork:
 
     def gathered(self, kind: str) -> DocumentRows:
         """Return the sums of the documents, or of a control with a pass of its own, with a row for each document."""
-        return gather_rows(self.batches(kind), len(self.corpus), self.folder / self.checkpoint / kind)
+        return _gather_rows(self.batches(kind), len(self.corpus), self.folder / self.checkpoint / kind)
 
     def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the ratios of the documents in their order, with what each token is."""
         for block in self.corpus.blocks:
             batches = self.batches(MEASURES, [block])
-            files = {number: _token_file(file) for batch, file in batches for number in batch}
+            files: dict[int, Path] = {}
+            for batch, file in batches:
+                files.update(dict.fromkeys(batch, _token_file(file)))
             for number in sorted(files):
                 document = self.corpus.document(number)
                 ratios_MLT = np.load(files[number])[str(number)]
@@ -292,16 +328,42 @@ class CheckpointWork:
 
     def batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
         """Yield the batches of documents, and the file that exists once each is done."""
-        for block in self.corpus.blocks if blocks is None else blocks:
+        if blocks is None:
+            blocks = self.corpus.blocks
+        for block in blocks:
             for place, batch in enumerate(self.corpus.batches(block, self.batch_tokens)):
                 yield batch, self.folder / self.checkpoint / f"{kind}-{block}-{place}.npz"
 
-    def _remaining(self, kind: str, units: Iterable[tuple[Unit, Path]]) -> Iterator[tuple[Unit, Path]]:
-        """Yield this process's share of the units whose file does not exist yet."""
-        remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
+    def _remaining(self, kind: str, tasks: Iterable[tuple[Task, Path]]) -> Iterator[tuple[Task, Path]]:
+        """Yield this process's share of the tasks whose file does not exist yet."""
+        share = islice(tasks, self.process, None, self.processes)
+        remaining = [(task, file) for task, file in share if not file.exists()]
         yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
 
 
 def _token_file(file: Path) -> Path:
     """Return the file of the ratios and identities of a batch, which is whole once the batch's own `file` exists."""
     return file.with_name(f"tokens-{file.name}")
+
+
+def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name to an npz file in one step, so that a file that exists is whole."""
+    with atomic_path(file) as part, part.open("wb") as opened:
+        np.savez(opened, **arrays)
+
+
+def _gather_rows(batches: Iterable[tuple[Sequence[int], Path]], documents: int, folder: Path) -> DocumentRows:
+    """Return the arrays of all batches, a row for each of the `documents`, as memory-mapped files in `folder`.
+
+    A batch is the numbers of its documents, and the file of their `stack_rows`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: DocumentRows = {}
+    for numbers, file in batches:
+        with np.load(file) as arrays:
+            for name, array in arrays.items():
+                if name not in rows:
+                    shape = (documents, *array.shape[1:])
+                    rows[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", array.dtype, shape)
+                rows[name][list(numbers)] = array
+    return rows

@@ -12,21 +12,21 @@ from statistics import mode
 import numpy as np
 import pandas as pd
 
+from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE, Site
 from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_by_site, write_metrics, write_plot
-from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import fit_layout
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import COLUMNS, score_layout
+from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
+COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
 def reduce(umap: UmapParameters, run: Run) -> None:
@@ -36,10 +36,7 @@ def reduce(umap: UmapParameters, run: Run) -> None:
     vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
     layouts = _layouts(umap, vectors, _residual_stream(vectors))
     shutil.rmtree(run.maps, ignore_errors=True)
-    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
-    nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
-    lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
-    write_by_site("nearest", tokens, lists, run.maps)
+    _write_nearest(umap, vectors, rows, tokens, run)
     qualities = []
     for layout, mapped in layouts.items():
         maps = fit_layout(layout, mapped, umap)
@@ -48,6 +45,19 @@ def reduce(umap: UmapParameters, run: Run) -> None:
         write_by_site(layout, tokens, places, run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
+
+
+def _write_nearest(
+    umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
+) -> None:
+    """Write the rows of the nearest vectors of each token on the maps, at each site."""
+    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
+    results = in_parallel(neighbours, searches, "nearest vectors")
+    columns = {}
+    for site, (near, _) in zip(vectors, results, strict=True):
+        rows_of_near = rows[near].astype(np.int32)
+        columns[site] = {"nearest": list(rows_of_near)}
+    write_by_site("nearest", tokens, columns, run.maps)
 
 
 def _layouts(
@@ -75,7 +85,7 @@ def _layouts(
     return layouts
 
 
-def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
+def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
     """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
     limit = len(tokens) if umap.max_points is None else umap.max_points // points
     if not limit:
@@ -83,7 +93,8 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
         raise InputError(f"umap.max_points: {umap.max_points} {problem}")
     if limit < len(tokens):
         logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
-    return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
+    documents, _ = tokens["document"].factorize()
+    return stratified_draw(documents.astype(np.int64), limit, umap.seed)
 
 
 def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
@@ -99,8 +110,8 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     """Write all scores to `quality.parquet`, those of whole layouts to `map_quality.csv`, the main three as metrics."""
-    write_table(run.maps / "quality.parquet", quality[COLUMNS])
+    write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
-    shown = whole[whole["measure"].isin(METRICS)].set_index("measure").groupby("layout", sort=False)["value"]
+    shown = whole[whole["measure"].isin(COMPARED_SCORES)].set_index("measure").groupby("layout", sort=False)["value"]
     write_metrics("reduce", {str(layout): values.to_dict() for layout, values in shown}, run.metrics_folder)

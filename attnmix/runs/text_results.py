@@ -23,30 +23,40 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
-from attnmix.core.device import chosen, exact_products, measuring_device
+from attnmix.core.device import chosen_device, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
-from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
+from attnmix.core.settings import (
+    BATCH_TOKENS,
+    MIN_UMAP_VECTORS,
+    CaptureParameters,
+    MeasureParameters,
+    UmapParameters,
+)
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.core.store.document_rows import DocumentRows, stack_rows
 from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
-from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
+from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.components import fit_components
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
-from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
-from attnmix.maps.quality import kept_neighbours
+from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import RANDOM, random_model, shuffled_words
+from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
-from attnmix.measures.mixing_tables import COLUMNS, by_review, mixing_tables
+from attnmix.measures.mixing_tables import (
+    TABLE_COLUMNS,
+    CorpusMeasures,
+    DocumentRows,
+    by_review,
+    mixing_tables,
+    stack_rows,
+)
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.text_pairs import SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
@@ -57,8 +67,6 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
-TABLES = ("mixing", "mixing_controls", "mixing_by_group", "geometry")  # those that the page reads
-BATCH_TOKENS = 4096  # padded tokens in one forward pass
 ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
 SEED = 111
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
@@ -133,37 +141,41 @@ class TextMeasurer:
         results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         documents = documents_of(results.documents, results.tokens)
         with exact_products(), _few_threads(documents):
-            self._measure(results, documents, SOURCES if tokenized.pairs else ())
+            self._measure(results, documents)
             vectors = self._vectors(documents)
             results.predictions = self._predictions(documents)
             _lay_out(results, vectors)
         return results
 
-    def _measure(self, results: TextResults, documents: Sequence[Document], sources: Sequence[str]) -> None:
+    def _measure(self, results: TextResults, documents: Sequence[Document]) -> None:
         """Fill in the tables, ratios, matrices and heads."""
         with ThreadPoolExecutor(len(self.checkpoints)) as pool:
             by_checkpoint = pool.map(self._measured, self.checkpoints, repeat(documents))
             measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
         names = np.array([document.name for document in documents])
-        rows = {name: each.sums | {"document": names} for name, each in measured.items()}
-        all_rows = rows | {RANDOM: _control_sums(self.random.result(), "random_weights", documents)}
-        identities = {name: each.identities for name, each in measured.items()}
-        sites = self.checkpoints[self.captured].batches.sites
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
-        draws = Draws(len(documents), samples, SEED)
-        tables = mixing_tables(all_rows, identities, {}, self.methods, sites, draws, SEED, sources, names=TABLES)
-        tables["mixing_by_review"] = pd.concat(by_review(rows, self.methods))
+        corpus = CorpusMeasures(
+            rows={name: measures.sums | {"document": names} for name, measures in measured.items()},
+            random=_control_sums(self.random.result(), "random_weights", documents),
+            identities={name: measures.identities for name, measures in measured.items()},
+            methods=self.methods,
+            sites=self.checkpoints[self.captured].batches.sites,
+            draws=Draws(len(documents), samples, SEED),
+            seed=SEED,
+        )
+        tables = mixing_tables(corpus)
+        tables["mixing_by_review"] = pd.concat(by_review(corpus))
         for name in ("derivatives", "parts"):
-            tables[name] = pd.DataFrame(columns=list(COLUMNS[name]))
+            tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         ratios = []
-        for name, each in measured.items():
+        for name, measures in measured.items():
             for number, document in enumerate(documents):
-                ratios.append(ratio_rows(name, document.name, self.methods, each.ratios[number]))
-                results.matrices_by_text[name, document.name] = each.matrices[number]
-                results.heads_by_text[name, document.name] = each.heads[number]
+                ratios.append(ratio_rows(name, document.name, self.methods, measures.ratios[number]))
+                results.matrices_by_text[name, document.name] = measures.matrices[number]
+                results.heads_by_text[name, document.name] = measures.heads[number]
         results.ratios = pd.concat(ratios, ignore_index=True)
 
     def _measured(self, name: str, documents: Sequence[Document]) -> _Measured:
@@ -179,17 +191,20 @@ class TextMeasurer:
             batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
         measures: list[Any] = [None] * len(documents)
         for batch in numbered_batches:
-            for number, each in zip(batch, batches.measures([documents[number] for number in batch]), strict=True):
-                measures[number] = each
+            in_batch = batches.measures([documents[number] for number in batch])
+            for number, measured in zip(batch, in_batch, strict=True):
+                measures[number] = measured
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
             by_method = texts.all_matrices(document.ids, batches.base)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
+        sums = stack_rows([measured.sums() for measured in measures])
+        sums.update(_control_sums(batches, "shuffled_words", shuffled))
         return _Measured(
-            stack_rows([each.sums() for each in measures]) | _control_sums(batches, "shuffled_words", shuffled),
-            largest_errors([each.identities for each in measures]),
-            [each.ratios for each in measures],
+            sums,
+            largest_errors([measured.identities for measured in measures]),
+            [measured.ratios for measured in measures],
             matrices,
             [record_heads(texts.base, document.ids, texts.layers) for document in documents],
         )
@@ -214,7 +229,7 @@ class TextMeasurer:
             "document": [document.name for document in documents],
             "predicted": [self.classifier.classes[number] for number in classes],
             "probability": probabilities.max(-1),
-            "read_position": [each.read_position for each in gradients],
+            "read_position": [gradient.read_position for gradient in gradients],
         }
         return pd.DataFrame(columns)
 
@@ -225,7 +240,7 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
     Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
     """
     first = next(iter(checkpoints.values()))
-    tokenizer, device = load_tokenizer(first), measuring_device(chosen())
+    tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
     bases: dict[str, PreTrainedModel] = {}
     for name, folder in checkpoints.items():
         base: Any = load_base(folder)
@@ -249,8 +264,8 @@ def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Docume
     sums: list[Any] = [None] * len(documents)
     for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
         in_batch = measurer.control_sums(name, [documents[number] for number in batch])
-        for number, each in zip(batch, in_batch, strict=True):
-            sums[number] = each
+        for number, document_sums in zip(batch, in_batch, strict=True):
+            sums[number] = document_sums
     return stack_rows(sums)
 
 
@@ -277,20 +292,21 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
     results.nearest = columns_by_site(results.tokens, nearest)
-    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
-    layouts["pca"] = vectors
+    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), "pca": vectors}
     scores = []
     for layout, mapped in layouts.items():
-        if mapped:
-            places = _fit(layout, mapped, umap)[umap.seed]
-            columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
-            results.maps[layout] = columns_by_site(results.tokens, columns)
-            if layout == "pca":
-                known = {site: components_of(vectors[site], xy) for site, xy in places.items()}
-                results.components = {site: each for site, each in known.items() if each}
-            for site, xy in places.items():
-                value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
-                scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+        if not mapped:  # too few vectors for UMAP
+            continue
+        places = _fit(layout, mapped, umap)[umap.seed]
+        columns = {}
+        for site, xy in places.items():
+            columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
+            value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
+            scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
+            components = components_of(vectors[site], xy) if layout == "pca" else None
+            if components is not None:
+                results.components[site] = components
+        results.maps[layout] = columns_by_site(results.tokens, columns)
     results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
 
 

@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from attnmix.core.draw import RowNumbers
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.core.store import texts as store
-from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 
-MAX_NAMES = 5  # texts in one warning
-Text = dict[str, Any]
+MAX_SHOWN_TEXTS = 5  # texts in one warning
+TextRow = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
@@ -66,7 +66,8 @@ def tokenize_given(
     tokens that the model cannot read, and where the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
-    if token_ids := _token_ids(items):
+    token_ids = _token_ids(items)
+    if token_ids:
         items = list(read_ids(tokenizer, token_ids, rows, max_length))
     words = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
     check_words("texts", name, tokenizer, words)
@@ -81,16 +82,16 @@ def tokenize_given(
     return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
 
 
-def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[Text]:
+def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        each = tuple(text) if isinstance(text, list) else text
-        yield {"document": f"text/{number}", "text": each, **labels, **flags}
+        item = tuple(text) if isinstance(text, list) else text
+        yield {"document": f"text/{number}", "text": item, **labels, **flags}
 
 
-def with_texts(rows: Rows, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
+def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
     """Yield the sorted `rows` of a split's table of reviews with their texts, of which one block is in memory."""
     start = 0
     for block in store.read_texts(split, folder):
@@ -102,7 +103,7 @@ def with_texts(rows: Rows, split: str, reviews: pd.DataFrame, folder: Path) -> I
 
 
 def write_tokens(
-    texts: Iterable[Text], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
+    texts: Iterable[TextRow], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
 ) -> None:
     """Write the tables of `texts` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
@@ -114,17 +115,19 @@ def write_tokens(
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         remaining = iter(texts)
-        while block := list(islice(remaining, store.BLOCK)):
+        block = list(islice(remaining, store.BLOCK))
+        while block:
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
             if warn:
                 _warn(documents)
             yield documents, tokens
+            block = list(islice(remaining, store.BLOCK))
 
     store.write_tokenized(files.folder, blocks())
 
 
 def tokenized_block(
-    texts: Sequence[Text], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
+    texts: Sequence[TextRow], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of some texts and of their tokens; `attnmix.core.store.texts` names the columns."""
     documents = pd.DataFrame(texts)
@@ -136,7 +139,8 @@ def _tokenized(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
     """Return the texts, and the tokens of each."""
-    if token_ids := _token_ids(items):
+    token_ids = _token_ids(items)
+    if token_ids:
         pairs = any(any(item.types or ()) for item in token_ids)
         spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
         return [text for text, _ in spelled], [tokens for _, tokens in spelled]
@@ -155,8 +159,8 @@ def _tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    counts = pd.DataFrame([each.counts for each in tokenized])
-    table = pd.concat([each.table for each in tokenized], ignore_index=True)
+    counts = pd.DataFrame([text.counts for text in tokenized])
+    table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
         start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
         table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
@@ -172,5 +176,5 @@ def _warn(texts: pd.DataFrame) -> None:
         ("mostly tokens that the model does not know", 2 * texts["unknown_tokens"] >= texts["tokens"]),
     ):
         if affected.any():
-            more = ", ..." if affected.sum() > MAX_NAMES else ""
-            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_NAMES]), more)
+            more = ", ..." if affected.sum() > MAX_SHOWN_TEXTS else ""
+            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_SHOWN_TEXTS]), more)

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         parameters = read_parameters()
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
             os.environ.setdefault(variable, value)
-        environment.choose(parameters.arithmetic)
+        environment.set_variables(parameters.arithmetic)
         stage = import_module(f"stages.{name}")
         with lock_stage(name):
             stage.main(parameters)
@@ -88,7 +88,8 @@ def as_command(stage: str) -> Iterator[None]:
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
             sys.exit(128 + number)
-        if (message := _explain(error, stage)) is None:
+        message = _explain(error, stage)
+        if message is None:
             raise
         sys.exit(f"error: {printable(message)}")
 

@@ -37,13 +37,13 @@ def is_first_process() -> bool:
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
-    from attnmix.core.device import chosen
+    from attnmix.core.device import chosen_device
 
     declared, values = _declaration(stage), parameters.model_dump()
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     metadata = [each.metadata for each in distributions()]  # read once: `name` and `version` each read the file again
     packages = sorted({f"{each['Name']} {each['Version']}" for each in metadata})
-    settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic, chosen())]
+    settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic, chosen_device())]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
         path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run

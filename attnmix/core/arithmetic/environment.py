@@ -31,7 +31,7 @@ In the fastest one MKL takes AVX-512 on Intel's processors alone. 54,665 tokens 
 """
 
 
-def choose(arithmetic: str) -> None:
+def set_variables(arithmetic: str) -> None:
     """Put `SETTINGS` into the environment for `portable`; for `fastest` leave it as it is."""
     if arithmetic == PORTABLE and not in_place():
         if "numpy" in sys.modules:

@@ -6,6 +6,7 @@ nothing that calls torch changes, and derivatives of any order are made of the s
 """
 
 import logging
+import math
 import os
 import platform
 import threading
@@ -23,14 +24,14 @@ import torch
 from torch import Tensor
 
 from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_portable, note
-from attnmix.core.device import chosen, device_name, prepare
+from attnmix.core.device import chosen_device, device_name, prepare_device
 
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
-BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
+CACHED_WEIGHTS = 2**21  # attention weights that are computed together
 BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
@@ -46,10 +47,10 @@ _registered: list[torch.library.Library] = []
 _thread = threading.local()
 
 
-def use(arithmetic: str) -> None:
+def set_arithmetic(arithmetic: str) -> None:
     """Choose the arithmetic of this process, `portable` or `fastest`, and prepare its device."""
-    device = chosen()
-    prepare(device)
+    device = chosen_device()
+    prepare_device(device)
     if arithmetic == PORTABLE and not _registered:
         torch.set_num_threads(TORCH_THREADS)
         _register()
@@ -108,29 +109,35 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     if first.dtype in HALF_DTYPES:
         return _product(first.float(), second.float()).to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
-    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, result))
-    batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else blocks of one
-    size = max(1, -(-len(a) // cores()))
-    products: list[tuple[slice, ...]] = [(slice(start, start + size),) for start in range(0, len(a), size)]
-    parts = products if batched else _blocks(*out.shape)
+    a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
+    jobs: list[tuple[Array, Array, Array]] = []  # two factors, and the place of their product
+    if a.ndim == 3:  # several products, each of which is the same wherever it is computed
+        size = max(1, math.ceil(len(a) / cores()))
+        for start in range(0, len(a), size):
+            products = slice(start, start + size)
+            jobs.append((a[products], b[products], out[products]))
+    else:
+        for rows, columns in _blocks(*out.shape):
+            jobs.append((a[rows], b[:, columns], out[rows, columns]))
     in_one_thread = out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_part")
-    threads = 1 if in_one_thread else cores()
+    threads = 1 if in_one_thread else max(1, min(cores(), len(jobs)))
 
     def compute(thread: int) -> None:
-        for part in parts[thread::threads]:
-            np.matmul(a[part[0]], b[part[0]] if batched else b[:, part[1]], out=out[part])
+        for one, other, place in jobs[thread::threads]:
+            np.matmul(one, other, out=place)
 
-    futures = [_pool("products").submit(compute, thread) for thread in range(1, min(threads, len(parts)))]
+    futures = [_pool("products").submit(compute, thread) for thread in range(1, threads)]
     compute(0)
     for future in futures:
         future.result()
     return result
 
 
-def _blocks(rows: int, columns: int) -> list[tuple[slice, ...]]:
-    """Return the blocks of a product that are computed one by one; only its shape decides."""
+def _blocks(rows: int, columns: int) -> list[tuple[slice, slice]]:
+    """Return rows and columns of the blocks of a product that are computed one by one; only its shape decides."""
     if rows > 2 * ROWS:
-        size = -(-rows // (2 * -(-rows // (2 * ROWS))))  # of an even number of blocks
+        pairs = math.ceil(rows / (2 * ROWS))
+        size = math.ceil(rows / (2 * pairs))  # of an even number of blocks
         return [(slice(start, start + size), slice(columns)) for start in range(0, rows, size)]
     half = columns // 2
     return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
@@ -148,7 +155,9 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
     result = _product(first, second)
     if alpha != 1:
         result.mul_(alpha)
-    return result.add_(to if beta == 1 else to * beta) if beta else result  # NaN in `to` does not count without beta
+    if not beta:
+        return result  # NaN in `to` does not count
+    return result.add_(to if beta == 1 else to * beta)
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
@@ -161,10 +170,13 @@ def _dot(first: Tensor, second: Tensor) -> Tensor:
 
 def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
     def kernel(values: Tensor) -> Tensor:
-        kind = values.dtype if values.is_floating_point() or values.is_complex() else torch.get_default_dtype()
-        values = values.detach().to(torch.float32 if kind in HALF_DTYPES else kind)
+        is_whole = not (values.is_floating_point() or values.is_complex())
+        dtype = torch.get_default_dtype() if is_whole else values.dtype
+        computed_in = torch.float32 if dtype in HALF_DTYPES else dtype
+        array = values.detach().to(computed_in).numpy()
         with np.errstate(all="ignore"):
-            return torch.from_numpy(np.asarray(function(values.numpy()))).to(kind)
+            result = np.asarray(function(array))
+        return torch.from_numpy(result).to(dtype)
 
     return kernel
 
@@ -186,17 +198,20 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives by query, key and value, in their shapes."""
     all_heads = (*query.shape[:2], *key.shape[2:])
-    grad_query, grad_key, grad_value = (query.new_zeros(shape) for shape in (query.shape, all_heads, all_heads))
+    grad_query = query.new_zeros(query.shape)
+    grad_key, grad_value = query.new_zeros(all_heads), query.new_zeros(all_heads)
     factor = _factor(query, **options)
     for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others, **options):
         heads = place[:2]
-        grad_GNd, out_GNd = (each[place].flatten(0, 1).to(weights_GNS.dtype) for each in (grad, out))
+        grad_GNd = grad[place].flatten(0, 1).to(weights_GNS.dtype)
+        out_GNd = out[place].flatten(0, 1).to(weights_GNS.dtype)
         grad_scores_GNS = _product(grad_GNd, value_GSd.mT).sub_((grad_GNd * out_GNd).sum(-1, keepdim=True))
         grad_scores_GNS.mul_(weights_GNS).mul_(factor)
         grad_query[place] = _product(grad_scores_GNS, key_GSd).view(grad_query[place].shape)
         grad_key[heads] += _product(grad_scores_GNS.mT, query_GNd).view(grad_key[heads].shape)
         grad_value[heads] += _product(weights_GNS.mT, grad_GNd).view(grad_value[heads].shape)
-    return grad_query, *(each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (grad_key, grad_value))
+    groups = (key.shape[1], -1)  # query heads that share a key and a value
+    return grad_query, grad_key.unflatten(1, groups).sum(2), grad_value.unflatten(1, groups).sum(2)
 
 
 def _weights(
@@ -216,17 +231,21 @@ def _weights(
     """
     if dropout_p:
         raise NotImplementedError("the portable attention has no dropout")
-    (batch, heads, length, _), keys = query.shape, key.shape[-2]
-    kind = torch.promote_types(query.dtype, torch.float32)
+    batch, heads, length, _ = query.shape
+    keys = key.shape[-2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
     if key.shape[1] < heads:  # grouped heads
-        key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
-    rows = min(length, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
-    together = max(1, BLOCK_ELEMENTS // (rows * keys))
+        sharing = heads // key.shape[1]
+        key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
+    rows = min(length, max(1, CACHED_WEIGHTS // (BLOCK_HEADS * keys)))
+    together = max(1, CACHED_WEIGHTS // (rows * keys))
     group, texts = min(heads, together), max(1, together // heads)
     for text, head, row in product(range(0, batch, texts), range(0, heads, group), range(0, length, rows)):
         place = (slice(text, text + texts), slice(head, head + group), slice(row, row + rows))
-        parts = (query[place], key[place[:2]], value[place[:2]])
-        query_GNd, key_GSd, value_GSd = (each.flatten(0, 1).to(kind) for each in parts)
+        in_heads = place[:2]
+        query_GNd = query[place].flatten(0, 1).to(dtype)
+        key_GSd = key[in_heads].flatten(0, 1).to(dtype)
+        value_GSd = value[in_heads].flatten(0, 1).to(dtype)
         scores_GNS = _product(query_GNd, key_GSd.mT.contiguous()).mul_(_factor(query, scale=scale))
         if attn_mask is not None:
             mask = attn_mask.expand(batch, heads, length, keys)[place]
@@ -265,13 +284,21 @@ def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = Tru
 def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
-    kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-    kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
-    kernels |= {f"{name}_": _in_place(kernel) for name, kernel in kernels.items()}
-    kernels |= {"mm": _product, "bmm": _product}
-    kernels |= {f"{name}.out": _into(kernel) for name, kernel in kernels.items() if not name.endswith("_")}
-    kernels |= {"dot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
-    kernels |= {fused: _attention, f"{fused}_backward": _attention_backward}
+    with_in_place: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+    with_in_place.update({"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv})
+    with_out = {**with_in_place, "mm": _product, "bmm": _product}
+    kernels: dict[str, Callable[..., Any]] = {
+        **with_out,
+        "dot": _dot,
+        "linalg_qr": _qr,
+        "_linalg_eigh": _eigh,
+        fused: _attention,
+        f"{fused}_backward": _attention_backward,
+    }
+    for name, kernel in with_in_place.items():
+        kernels[f"{name}_"] = _in_place(kernel)
+    for name, kernel in with_out.items():
+        kernels[f"{name}.out"] = _into(kernel)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
         for name, kernel in kernels.items():

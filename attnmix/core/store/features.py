@@ -7,6 +7,7 @@ arrays are there, and `<root>/manifest.json` names it and holds a digest of each
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,13 @@ from attnmix.core.names import POINTS, Site, in_forward_order
 from attnmix.core.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
 
 MANIFEST = "manifest.json"
-TOKENS = "tokens.parquet"
+TOKENS_FILE = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
 CHECKSUM_BYTES = 4
 
-Features = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
@@ -67,14 +68,18 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
     with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         place, digests = place_of(manifest["store"]), manifest["digests"]
-    return root.parents[1] / place if isinstance(place, Path) else place, digests
+    if isinstance(place, Path):
+        place = root.parents[1] / place
+    return place, digests
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
     """Write into `root` the place of the arrays, and into both which they are: a hash of their units' `digests`."""
     by_site = {}
     for name in digests[0]:
-        digest = by_site[name] = hashlib.sha256("".join(unit[name] for unit in digests).encode()).hexdigest()
+        unit_digests = "".join(unit[name] for unit in digests)
+        digest = hashlib.sha256(unit_digests.encode()).hexdigest()
+        by_site[name] = digest
         path = _path(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
@@ -96,7 +101,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
         )
 
 
-def check_fits(block: Features, site: Site, dtype: str) -> None:
+def check_fits(block: Array, site: Site, dtype: str) -> None:
     """Raise `InputError` naming layer and point for a value of `block` that `dtype` cannot hold."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features hold NaN or infinite values")
@@ -125,22 +130,27 @@ class ShardWriter:
         with writing(self.part):
             self.part.write_bytes(b"")
 
-    def put(self, pieces: Iterable[tuple[slice, Features]]) -> None:
+    def put(self, pieces: Iterable[tuple[slice, Array]]) -> None:
         """Write vectors at some rows each; raise `InputError` where the disk refuses them."""
         with writing(self.path), self.part.open("r+b") as file:
             for rows, vectors in pieces:
-                chunk_starts = range(self.chunk_rows * (rows.start // self.chunk_rows + 1), rows.stop, self.chunk_rows)
+                next_chunk = self.chunk_rows * (rows.start // self.chunk_rows + 1)
+                chunk_starts = range(next_chunk, rows.stop, self.chunk_rows)
                 for start, stop in itertools.pairwise((rows.start, *chunk_starts, rows.stop)):
-                    file.seek(start * self.row_bytes + start // self.chunk_rows * CHECKSUM_BYTES)
-                    file.write(np.ascontiguousarray(vectors[start - rows.start : stop - rows.start], self.dtype).data)
+                    checksums_before = start // self.chunk_rows
+                    file.seek(start * self.row_bytes + checksums_before * CHECKSUM_BYTES)
+                    in_chunk = vectors[start - rows.start : stop - rows.start]
+                    file.write(np.ascontiguousarray(in_chunk, self.dtype).data)
 
     def finish(self, with_digest: bool) -> str:
         """Write the checksums, give the file its name, and return a hash of the rows if it is asked for."""
         digest, chunk_bytes = hashlib.sha256(), self.chunk_rows * self.row_bytes
         with writing(self.path), self.part.open("r+b") as file:
-            for number in range(-(-self.rows // self.chunk_rows)):
-                self.index[number] = number * (chunk_bytes + CHECKSUM_BYTES), chunk_bytes + CHECKSUM_BYTES
-                file.seek(int(self.index[number, 0]))
+            size = chunk_bytes + CHECKSUM_BYTES
+            for number in range(math.ceil(self.rows / self.chunk_rows)):
+                offset = number * size
+                self.index[number] = offset, size
+                file.seek(offset)
                 rows = file.read(chunk_bytes)
                 if with_digest:
                     digest.update(rows)
@@ -156,7 +166,7 @@ def _checksum(content: bytes) -> bytes:
     return int(google_crc32c.value(content)).to_bytes(CHECKSUM_BYTES, "little")
 
 
-Unit = ShardWriter | Features
+Destination = ShardWriter | Array
 """The destination of a unit of rows: the file of a shard on a disk, else an array."""
 
 
@@ -173,37 +183,38 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
-def begin_unit(store: OpenStore, rows: slice) -> Unit:
+def begin_unit(store: OpenStore, rows: slice) -> Destination:
     """Return the destination of the vectors of a unit of rows, a shard or all of a small store."""
     if store.array.shards and isinstance(store.path, Path):
         return ShardWriter(store.path, store.array, rows)
     return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
 
 
-def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
+def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Array]]) -> None:
     """Put vectors at some rows of a unit each, counted from its first."""
-    if isinstance(unit, ShardWriter):
-        unit.put(pieces)
+    if isinstance(destination, ShardWriter):
+        destination.put(pieces)
     else:
         for rows, vectors in pieces:
-            unit[rows] = vectors
+            destination[rows] = vectors
 
 
-def write_unit(store: OpenStore, rows: slice, unit: Unit, with_digest: bool = False) -> str:
+def write_unit(store: OpenStore, rows: slice, destination: Destination, with_digest: bool = False) -> str:
     """Write a unit of rows whose vectors are all there; return their hash if it is asked for, else nothing.
 
     Raises `InputError` where the place refuses.
     """
-    if isinstance(unit, ShardWriter):
-        return unit.finish(with_digest)
+    if isinstance(destination, ShardWriter):
+        return destination.finish(with_digest)
     with writing(store.path):
-        store.array[rows] = unit
-    return hashlib.sha256(unit.data).hexdigest() if with_digest else ""
+        store.array[rows] = destination
+    return hashlib.sha256(destination.data).hexdigest() if with_digest else ""
 
 
 def open_store(root: Path, site: Site) -> Any:
     """Return the Zarr array `[tokens, hidden]` of one site; raise `InputError` where it is damaged or another run's."""
-    return _open(root, site)[0]
+    array, _ = _open(root, site)
+    return array
 
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
@@ -218,16 +229,17 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
     return array, path
 
 
-def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
+def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
     """Return rows of one store, in the store's dtype; raise `InputError` where they are damaged."""
-    return read_array(*_open(root, site), "capture", rows)
+    array, path = _open(root, site)
+    return read_array(array, path, "capture", rows)
 
 
-def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
+def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
     """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
     with reading(path, "capture"):
-        tokens = pq.read_metadata(root / TOKENS).num_rows
+        tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)
@@ -242,7 +254,8 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the layers and points that have a store under `root`, in forward order; `InputError` without any."""
-    names = _arrays(root)[1] or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
+    _, digests = _arrays(root)
+    names = list(digests) or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]
     if not sites:
         raise InputError(f"{root} holds no feature store; the stage capture writes them")

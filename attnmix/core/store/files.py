@@ -29,7 +29,7 @@ Place = Path | str  # a path, or a URL such as `s3://bucket/run`
 P = TypeVar("P", bound=Place)
 
 
-def require(path: P, stage: str) -> P:
+def require_output(path: P, stage: str) -> P:
     """Return `path`; raise `InputError` naming the `stage` that writes it where nothing is there."""
     if isinstance(path, Path) and not path.exists():
         raise InputError(f"{path} is missing; the stage {stage} writes it")
@@ -70,7 +70,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextmanager
 def reading(path: P, stage: str) -> Iterator[P]:
     """Yield `path`, which `stage` writes; raise `InputError` where it is missing or its reader fails."""
-    require(path, stage)
+    require_output(path, stage)
     try:
         yield path
     except InputError:

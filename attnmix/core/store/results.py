@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import xarray
 
 Array = npt.NDArray[Any]
-TOLERANCE = 1e-3  # of the largest component, by which one that is computed again may differ
+COMPONENTS_TOLERANCE = 1e-3  # of the largest component, by which one that is computed again may differ
 PICTURE_MATRICES = (INPUT_PARTS, "alti")  # for shares of the input, and lines from layer to layer
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
@@ -207,7 +207,7 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
     first_N = centred_ND @ (centred_ND.T @ places_N2[:, 0] / lengths_2[0])
-    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=TOLERANCE * np.abs(first_N).max()):
+    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=COMPONENTS_TOLERANCE * np.abs(first_N).max()):
         return None
     first, second = (strengths_2 / np.square(centred_ND).sum()).tolist()
     return Components(float(scale), (first, second))

@@ -32,7 +32,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.core.store import features as stored
-from attnmix.core.store.files import open_array, read_array, read_table, require
+from attnmix.core.store.files import open_array, read_array, read_table, require_output
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.core.store.results import Components, MixingTables, components_of
 from attnmix.core.store.texts import TokenizedFiles
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import torch
     import xarray
 
-Vectors = npt.NDArray[Any]
-MAX_NAMES = 5  # documents in an error
+Array = npt.NDArray[Any]
+MAX_SHOWN_DOCUMENTS = 5  # documents in an error
 CSV_PART_ROWS = 100_000
 
 
@@ -121,11 +121,13 @@ class Run(MixingTables):
         rows = np.flatnonzero(self.tokens["document"] == document)
         if not len(rows):
             names = self.tokens["document"].unique()
-            some = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
-            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {some}")
+            shown = list(names[:MAX_SHOWN_DOCUMENTS])
+            if len(names) > MAX_SHOWN_DOCUMENTS:
+                shown.append("...")
+            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {', '.join(shown)}")
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
-    def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Vectors:
+    def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
         """Return the vectors `[rows, width]` of the sorted `rows`, in the store's dtype."""
         return stored.read_rows(self.activations, site, rows)
 
@@ -150,7 +152,9 @@ class Run(MixingTables):
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
-        table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
+        stage, _, _ = name.partition("/")
+        file = require_output(self.tables / f"{name}.csv", stage)
+        table: pd.DataFrame = pd.read_csv(file, **options)
         return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
@@ -244,7 +248,7 @@ def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
 
 
 def _read_json(path: Path, stage: str) -> Any:
-    return json.loads(require(path, stage).read_text(encoding="utf-8"))
+    return json.loads(require_output(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:
@@ -270,7 +274,7 @@ class Features:
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
 
-    def numpy(self) -> Vectors:
+    def numpy(self) -> Array:
         """Return all of them in memory."""
         vectors = np.empty(self.shape, self.dtype)
         for part, site in zip(vectors, self.sites, strict=True):
@@ -289,7 +293,7 @@ class Features:
         import xarray
         from dask import array
 
-        def read(site: Site, block_info: Any) -> Vectors:
+        def read(site: Site, block_info: Any) -> Array:
             (start, stop), _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(start, stop))
 

@@ -37,15 +37,27 @@ Text = str | tuple[str, str]
 """A text, or a pair of them."""
 
 TEXT_FIELDS = [
-    *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
+    ("document", pa.string()),
+    ("text", pa.string()),
+    ("label", pa.int64()),
+    ("label_name", pa.string()),
     ("predicted_label", pa.int64()),
-    *((name, pa.bool_()) for name in ("measured", "removed")),
-    *((name, pa.int32()) for name in ("tokens", "whole_tokens", "unknown_tokens")),
+    ("measured", pa.bool_()),
+    ("removed", pa.bool_()),
+    ("tokens", pa.int32()),
+    ("whole_tokens", pa.int32()),
+    ("unknown_tokens", pa.int32()),
 ]
 TOKEN_FIELDS = [
-    *(("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32())),
-    *(("token", pa.string()), ("label", pa.string())),
-    *(("start", pa.int32()), ("end", pa.int32()), ("word", pa.int32()), ("token_class", pa.string())),
+    ("document", pa.string()),
+    ("position", pa.int32()),
+    ("token_id", pa.int32()),
+    ("token", pa.string()),
+    ("label", pa.string()),
+    ("start", pa.int32()),
+    ("end", pa.int32()),
+    ("word", pa.int32()),
+    ("token_class", pa.string()),
 ]
 MORE_TOKEN_FIELDS = [(SEGMENT, pa.int8()), (DECODER_TOKEN, pa.string())]
 

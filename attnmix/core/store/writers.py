@@ -45,13 +45,11 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
     """Write the rows of each document to `tokens.parquet` under `folder`, those of some in memory at a time."""
-    schema = pa.schema(
-        [
-            *(("checkpoint", pa.string()), ("document", pa.string()), ("position", pa.int32()), ("layer", pa.int32())),
-            *((method, pa.float32()) for method in methods),
-            *(("token", pa.string()), ("word", pa.int32()), ("token_class", pa.string())),
-        ]
-    )
+    columns = {"checkpoint": pa.string(), "document": pa.string(), "position": pa.int32(), "layer": pa.int32()}
+    for method in methods:
+        columns[method] = pa.float32()
+    columns.update({"token": pa.string(), "word": pa.int32(), "token_class": pa.string()})
+    schema = pa.schema(columns)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]
         for rows in documents:
@@ -87,5 +85,5 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
     """Return `document, position, layer, point`, and the `columns` of each site in their order."""
     keys = tokens[["document", "position"]]
-    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
+    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **values) for site, values in columns.items())
     return pd.concat(parts, ignore_index=True)

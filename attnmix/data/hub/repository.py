@@ -18,7 +18,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.core.terminal import printable, without_library_messages
-from attnmix.hub.retries import RetryingClient, UnavailableError, error_chain
+from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_chain
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
 """The pointer that git holds in place of a large file, by the specification of Git LFS."""
@@ -90,14 +90,14 @@ class Repository:
 
     def _reason(self, error: BaseException) -> str:
         causes = error_chain(error)
-        for each in causes:
-            if isinstance(each, errors.HfHubHTTPError):
-                return self._refusal(each)
-            if isinstance(each, UnavailableError) and not client.is_offline_mode():
-                return str(each)
+        for cause in causes:
+            if isinstance(cause, errors.HfHubHTTPError):
+                return self._refusal(cause)
+            if isinstance(cause, UnavailableError) and not client.is_offline_mode():
+                return str(cause)
         if client.is_offline_mode():
             return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
-        if any(isinstance(each, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
+        if any(isinstance(cause, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for cause in causes):
             remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
             return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
         return first_line(causes[-1])

@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 TYPICAL_TOKENS = 64
 TYPICAL_CLASSES = 4
 
 
-def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
+def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
     """Return `size` row numbers (at most all), sorted, in which every class has its share of `labels`, within one row.
 
     No class is left out where `size` allows it: the largest ones then give the rows that the smallest lack.
@@ -18,14 +18,16 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
         return np.arange(len(labels))
     classes, quota = _quotas(labels, size)
     generator = np.random.default_rng(seed)
-    rows = [np.flatnonzero(labels == name) for name in classes]
-    drawn = [generator.choice(each, size=take, replace=False) for each, take in zip(rows, quota, strict=True)]
+    drawn = []
+    for name, size_of_class in zip(classes, quota, strict=True):
+        rows = np.flatnonzero(labels == name)
+        drawn.append(generator.choice(rows, size=size_of_class, replace=False))
     return np.sort(np.concatenate(drawn))
 
 
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
-) -> tuple[Rows, Rows]:
+) -> tuple[RowNumbers, RowNumbers]:
     """Return the row numbers of the rest and of a part, `fraction` of the rows and at least one per class.
 
     Rows of one of the `groups`, numbered from 0, stay together; the shares are as near as whole groups allow.
@@ -33,7 +35,8 @@ def stratified_split(
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
     all_alone = len(np.unique(groups)) == len(groups)
     part = stratified_draw(labels, size, seed) if all_alone else _whole_groups(labels, groups, size, seed)
-    return np.setdiff1d(np.arange(len(labels)), part), part
+    rest = np.setdiff1d(np.arange(len(labels)), part)
+    return rest, part
 
 
 def typical_reviews(predictions: pd.DataFrame) -> list[int]:
@@ -47,7 +50,9 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     right = predictions["label"] == predictions["predicted"]
     classes = predictions["label"].value_counts().sort_index().nlargest(TYPICAL_CLASSES).index
     rows = []
-    for kind in (*(right & (predictions["label"] == name) for name in sorted(classes)), ~right):
+    kinds = [right & (predictions["label"] == name) for name in sorted(classes)]
+    kinds.append(~right)
+    for kind in kinds:
         reviews = predictions[kind]
         if len(reviews):
             short = reviews[reviews["tokens"] <= max(TYPICAL_TOKENS, reviews["tokens"].min())]
@@ -56,19 +61,22 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     return rows
 
 
-def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
+def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
     """Take groups in random order, each where it lowers the sum of the classes' squared missing shares.
 
     scikit-learn's StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row
     is a group.
     """
-    missing_C = _quotas(labels, size)[1].astype(float)
+    _, quota_C = _quotas(labels, size)
+    missing_C = quota_C.astype(float)
     counts_GC = pd.crosstab(groups, labels).to_numpy(float)
     weights_C = 1 / counts_GC.sum(0) ** 2
     taken = np.zeros(len(counts_GC), dtype=bool)
     for group in np.random.default_rng(seed).permutation(len(counts_GC)):
         count_C = counts_GC[group]
-        if weights_C @ (count_C * (count_C - 2 * missing_C)) < 0:
+        # (missing - count)^2 - missing^2, the change by taking this group
+        change_C = count_C * (count_C - 2 * missing_C)
+        if weights_C @ change_C < 0:
             missing_C -= count_C
             taken[group] = True
     return np.flatnonzero(taken[groups])

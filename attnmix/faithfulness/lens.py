@@ -69,7 +69,7 @@ def probe_predictions(
 
     if len(set(train_N)) < 2:
         raise InputError("probe: training vectors of a single label; allowed: two labels or more")
-    shapes = [np.shape(each) for each in (train_ND, test_ND)]
+    shapes = [np.shape(vectors_ND) for vectors_ND in (train_ND, test_ND)]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1] or shapes[0][0] != len(train_N):
         problem = f"training vectors of shape {shapes[0]} with {len(train_N)} labels, tested on shape {shapes[1]}"
         raise InputError(f"probe: {problem}; allowed: [vectors, width] of one width, and a label for each vector")
