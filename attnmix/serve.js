@@ -7,6 +7,7 @@ const textsOf = new Map(); // by the name of their page; the address and the bro
 function say(message, wrong = false) {
   state.textContent = message;
   state.classList.toggle("wrong", wrong);
+  frame.classList.toggle("earlier", wrong); // the page is of other texts than those that are typed
 }
 
 function open(name) {
@@ -14,7 +15,12 @@ function open(name) {
   // The page says what was chosen on it: token by position, layer, head. The next text opens with the same.
   const choices = new URLSearchParams(frame.contentDocument?.documentElement?.dataset.choices ?? "");
   const texts = textsOf.get(name) ?? [];
-  if (texts.length > 1) choices.set("compare", "1"); // the number of the second text
+  if (texts.length > 1)
+    for (const [choice, text] of [
+      ["document", "0"],
+      ["compare", "1"],
+    ])
+      choices.set(choice, text);
   // In place of the frame's own entry in the history, so that Back leads from text to text.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
   if (texts.length > 0) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];

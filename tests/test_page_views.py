@@ -580,6 +580,20 @@ def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does
     assert term.locator("[role=tooltip]").is_visible()
 
 
+@pytest.mark.parametrize("width", [400, 768, 1280])
+def test_explanations_stay_inside_the_window(run: Path, chromium: Any, width: int) -> None:
+    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 720})
+    for term in shown.page.locator(".term").all():
+        if not term.is_visible():
+            continue
+        term.locator("button").focus()
+        box = term.locator("[role=tooltip]").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+    shown.close()
+
+
 @pytest.mark.parametrize("width", [400, 640])
 def test_button_that_clears_the_selection_holds_its_word(run: Path, chromium: Any, width: int) -> None:
     shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 800})

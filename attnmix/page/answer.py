@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.names import INPUT_PARTS
-from attnmix.core.store.results import Results
+from attnmix.core.store.results import Results, TextResults
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
 from attnmix.page.sentences import most_and_least, percent, points, preferred
@@ -111,25 +111,29 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     _, differences = run.mixing
     if differences.empty:
         return [*_counted_tokens(run, shares), _one_model(run)]
-    sentences = [_share_change(shares), _ratio_change(run), _shuffled_change(run)]
-    if _texts(run) == 1:
-        sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
+    sentences = [_share_change(run, shares), _ratio_change(run), _shuffled_change(run)]
+    if _texts(run) < MIN_INTERVAL_DOCUMENTS:
+        few = "One text has no {interval}: another" if _texts(run) == 1 else "So few texts have no {interval}: others"
+        sentences = [_ratio_change(run), f"{few} can change the other way."]
     return [sentence for sentence in sentences if sentence]
 
 
-def _counted_reviews(number: float) -> str:
-    return "1 text" if number == 1 else f"{number:.0f} reviews"
+def _counted(run: Results, number: float) -> str:
+    """Return a number of texts in words: those of a run of the pipeline are reviews."""
+    if number == 1:
+        return "1 text"
+    return f"{number:.0f} {'texts' if isinstance(run, TextResults) else 'reviews'}"
 
 
 def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     """Return how many reviews each of the two measures is a mean over, by its term in the glossary."""
     if run.mixing[1].empty or _texts(run) == 1:
         return {}
-    notes = {RATIO.lower(): f"Here: the mean over {_counted_reviews(_texts(run))}."}
+    notes = {RATIO.lower(): f"Here: the mean over {_counted(run, _texts(run))}."}
     if len(shares):
         last = shares.iloc[-1]
         cut = f", cut to {last['tokens'] / last['documents']:.0f} tokens on average" if "tokens" in shares else ""
-        notes[SHARE.lower()] = f"Here: the mean over {_counted_reviews(last['documents'])}{cut}."
+        notes[SHARE.lower()] = f"Here: the mean over {_counted(run, last['documents'])}{cut}."
     return notes
 
 
@@ -142,18 +146,17 @@ def _one_model(run: Results) -> str:
     return f"{{{RATIO}}}: layer {most['layer']} adds most from others, {percent(most['mean'])}."
 
 
-def _share_change(shares: pd.DataFrame) -> str:
+def _share_change(run: Results, shares: pd.DataFrame) -> str:
     rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
     last = rows.iloc[int(rows["layer"].argmax())]
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        change, reviews = points(last["mean"]), f"{last['documents']:.0f} reviews"
-        return f"{{{SHARE}}}: {change} points; {reviews} give no {{interval}}."
+        return f"{{{SHARE}}}: {points(last['mean'])} points; {_counted(run, last['documents'])} give no {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
     return (
         f"{{{SHARE}}}: {points(last['mean'])} points (95% {{interval}} {low} to {high}), "
-        f"{last['documents']:.0f} reviews."
+        f"{_counted(run, last['documents'])}."
     )
 
 
@@ -166,7 +169,7 @@ def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
 def _ratio_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    return f"{{{RATIO}}}: {before} before, {after} after, averaged over layers, {_counted_reviews(_texts(run))}."
+    return f"{{{RATIO}}}: {before} before, {after} after, averaged over layers, {_counted(run, _texts(run))}."
 
 
 def _shuffled_change(run: Results) -> str:

@@ -57,8 +57,7 @@ export function Changes() {
 
 /** The chosen cell's value in a block, with the text or model of the block where there are several. */
 function valueOfBlock(block: Block, column: number): string {
-  const isAbsent = block.tokens[column] === null;
-  const value = isAbsent ? "no token" : valueText(valueIn(block, column, state.layer.value), block.isDifference);
+  const value = valueText(valueIn(block, column, state.layer.value), block.isDifference);
   return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
 }
 
@@ -79,7 +78,9 @@ export function ChosenText() {
       </p>
     );
   const ofTexts = blocks.value.filter(({ isDifference }) => !isDifference);
-  const tokens = ofTexts.map((block) => block.tokens[column]).filter((token) => token !== null);
+  const isAbsent = (block: Block) => block.tokens[column] === null;
+  const present = ofTexts.filter((block) => !isAbsent(block));
+  const tokens = present.map((block) => block.tokens[column]!);
   const shownTokens = tokens.filter((token, n) => n === 0 || unlikeTokens.value.has(token));
   return (
     <p class="chosen-text" id="chosen-text" aria-live="polite">
@@ -91,12 +92,11 @@ export function ChosenText() {
         ))}
       </b>{" "}
       after {layerName(state.layer.value)}: {measures.shareKind()}{" "}
-      {ofTexts.map((block) => valueOfBlock(block, column)).join(", ")}
-      {differenceText(column)}.{" "}
-      {ofTexts.map((block) => {
-        const token = block.tokens[column];
-        return token !== null && <SourcesOf block={block} token={token} />;
-      })}
+      {present.map((block) => valueOfBlock(block, column)).join(", ")}
+      {differenceText(column)}. {ofTexts.filter(isAbsent).map((block) => `No such token in ${titleInText(block)}. `)}
+      {present.map((block) => (
+        <SourcesOf block={block} token={block.tokens[column]!} />
+      ))}
     </p>
   );
 }

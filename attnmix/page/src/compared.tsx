@@ -24,13 +24,18 @@ const namesIn = (column: Column) =>
   isSame(column) ? nameInText(tokenOf(column)) : `${nameInText(column.first!)} → ${nameInText(column.second!)}`;
 
 /** Which tokens stand in one text alone, or in place of each other. */
-function unlikeText({ first, second, columns }: Comparison): string {
+function unlikeText({ first, second, columns, alike }: Comparison): string {
   const unlike = columns.filter((column) => !isSame(column));
   if (unlike.length === 0) return "Both texts have the same tokens.";
-  const only = (token: Maybe, text: number) => `${said(token!)} only in ${nameOfText(text)}`;
+  if (!alike) {
+    const same = `${columns.length - unlike.length} of ${columns.length} columns`;
+    return `These texts have few tokens in common. The same token stands in both in ${same}; only these are compared.`;
+  }
+  const alone = (token: Maybe, text: number, other: number) =>
+    `${said(token!)} in ${nameOfText(text)}, nothing in ${nameOfText(other)}`;
   const places = unlike.slice(0, NAMED).map((column) => {
-    if (column.second === null) return only(column.first, first);
-    if (column.first === null) return only(column.second, second);
+    if (column.second === null) return alone(column.first, first, second);
+    if (column.first === null) return alone(column.second, second, first);
     return `${said(column.first)} in ${nameOfText(first)}, ${said(column.second)} in ${nameOfText(second)}`;
   });
   const rest = unlike.length > NAMED ? [`and ${unlike.length - NAMED} columns more`] : [];

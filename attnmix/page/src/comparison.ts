@@ -1,20 +1,20 @@
 // The comparison of two texts: the tokens that differ, and what differs in the chosen measure.
 
 import { computed } from "@preact/signals";
-import { type Column, columnsOf, isSame } from "./alignment";
+import { areAlike, type Column, columnsOf, isSame } from "./alignment";
 import { layers, type Maybe, positionOf, tokensOf } from "./data";
 import { valueOf, wordsModel } from "./measures";
 import { state } from "./state";
 
 const DIFFERENCE_LIMIT = 0.25; // of a share, from which on a difference has the full colour
 
-export type Comparison = { first: number; second: number; columns: Column[] };
+export type Comparison = { first: number; second: number; columns: Column[]; alike: boolean };
 /** The chosen text and the one that it is compared with, in the order of the page; null without another. */
 export const comparison = computed((): Comparison | null => {
   const [chosen, other] = [state.document.value, state.compare.value];
   if (other === null) return null;
   const [first, second] = [Math.min(chosen, other), Math.max(chosen, other)];
-  return { first, second, columns: columnsOf(first, second) };
+  return { first, second, columns: columnsOf(first, second), alike: areAlike(first, second) };
 });
 
 const columnNumbers = computed(() => {
@@ -35,9 +35,14 @@ export const unlikeTokens = computed(() => {
   return new Set(unlike.flatMap(({ first, second }) => [first, second]).filter((token) => token !== null));
 });
 
-/** The second text's value of the chosen measure minus the first's; null where a text has no token there. */
-export function differenceOf({ first, second }: Column, layer: number): Maybe {
+/**
+ * The second text's value of the chosen measure minus the first's; null where a text has no token there. In texts that
+ * are not alike, other tokens share a column by chance, and are not compared.
+ */
+export function differenceOf(column: Column, layer: number): Maybe {
+  const { first, second } = column;
   if (first === null || second === null) return null;
+  if (!comparison.value!.alike && !isSame(column)) return null;
   const [one, other] = [first, second].map((token) => valueOf(token, layer, wordsModel.value));
   return one === null || other === null ? null : other - one;
 }

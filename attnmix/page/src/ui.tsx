@@ -262,6 +262,16 @@ export const GLOSSARY = {
 /** Whether the pointer itself moved, and not the page under it. */
 const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
 
+const MARGIN = 16; // pixels between an explanation and the window's edge
+
+/** Move an explanation that reaches beyond the window to the left. */
+function moveInside(element: HTMLElement | null) {
+  if (element === null || element.hidden) return;
+  element.style.left = "";
+  const excess = element.getBoundingClientRect().right - (document.documentElement.clientWidth - MARGIN);
+  if (excess > 0) element.style.left = `${-excess}px`;
+}
+
 /** A word of the glossary, explained under the pointer and to a keyboard; Escape hides what is said. */
 export function Term({ name, children }: { name: keyof typeof GLOSSARY; children?: ComponentChildren }) {
   const id = useId();
@@ -280,7 +290,7 @@ export function Term({ name, children }: { name: keyof typeof GLOSSARY; children
       >
         {children ?? name}
       </button>
-      <span role="tooltip" id={id} hidden={!open.value}>
+      <span role="tooltip" id={id} hidden={!open.value} ref={(element) => moveInside(element)}>
         {GLOSSARY[name]} {data.answer.notes[name]}
       </span>
     </span>
