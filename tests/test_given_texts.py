@@ -399,7 +399,7 @@ def test_a_model_by_name_takes_the_name_of_a_special_token_as_text_also_in_the_s
     result = attnmix.measure(attnmix.load(tiny_bert), MASKED)
     assert "[MASK]" not in result.tokens["token"].tolist()
     run = attnmix.capture(result.model, MASKED, tmp_path / "run")
-    served = tokenized(MASKED, load_measurer({"pretrained": tiny_bert}))
+    served = tokenized([MASKED], load_measurer({"pretrained": tiny_bert}))
     for tokens in (run.tokens, served.tokens):
         assert tokens["token_id"].tolist() == result.tokens["token_id"].tolist()
     np.testing.assert_array_equal(served.tokens["word"], result.tokens["word"])

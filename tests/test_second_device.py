@@ -246,7 +246,7 @@ def test_a_typed_text_is_measured_on_the_device(
 
 def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
     measurer = load_measurer(checkpoints)
-    return measurer.results(tokenized("time flies like an arrow", measurer))
+    return measurer.results(tokenized(["time flies like an arrow"], measurer))
 
 
 STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness")
