@@ -11,7 +11,7 @@ PIP := "$(BIN)/python" -m pip --disable-pip-version-check
 # mirror that lacks a package, are shown where it fails. A module is compiled when it is first imported: most never are, and
 # compiling all takes a minute.
 pip = $(PIP) $(shell test -t 2 || echo --quiet) $(1) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
-install = $(call pip,install --require-hashes --no-deps --no-compile --requirement $(1))
+install = $(call pip,install --require-hashes --no-deps --requirement $(1))
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
