@@ -8,8 +8,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/src
 PIP := "$(BIN)/python" -m pip --disable-pip-version-check
 # On a terminal pip shows what it downloads, which can be gigabytes, elsewhere nothing. Its warnings, such as those of a
-# mirror that lacks a package, are shown where it fails. A module is compiled when it is first imported: most never are, and
-# compiling all takes a minute.
+# mirror that lacks a package, are shown where it fails. It compiles all modules: where PYTHONDONTWRITEBYTECODE is set, as
+# in many containers, each process would otherwise compile them again.
 pip = $(PIP) $(shell test -t 2 || echo --quiet) $(1) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
 install = $(call pip,install --require-hashes --no-deps --requirement $(1))
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
