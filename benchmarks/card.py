@@ -1,6 +1,6 @@
 """Check and time one GPU: are the numbers the CPU's, is a training the same twice, what takes the time.
 
-    python -m benchmarks.card                                # five to six minutes on an H200; writes card.csv as it goes
+    python -m benchmarks.card                                # five to six minutes on an H200; writes card.csv
     python -m benchmarks.card --small                        # tiny, on a CPU too: does it all run?
     python -m benchmarks.card --checkpoint models/mine       # compares a real model's numbers as well
     python -m benchmarks.card --pack models/mine mine.int8   # first makes a real model small enough to carry
