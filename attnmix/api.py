@@ -174,7 +174,7 @@ def measure(
 
 @dataclass
 class Computed:
-    """What a result holds once it was asked for."""
+    """Values of a result that are computed when they are first asked for."""
 
     own_share: TextTotals | None = None
     matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
