@@ -276,10 +276,7 @@ def capture_speed(place: int) -> Callable[[Card], str]:
         card.write_parameters(capture={"batch_tokens": batch_tokens})
         if place == 0:
             card.stage("tokenize")
-        tokens, seconds = bare_passes(card, "captured", batch_tokens)
-        with watched(card.device) as use:
-            captured = card.stage("capture")
-        return f"{batch_tokens} a batch: {tokens / captured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+        return beside_bare_passes(card, "capture", "captured", batch_tokens)
 
     return row
 
@@ -293,10 +290,7 @@ def measure_speed(place: int) -> Callable[[Card], str]:
         card.write_parameters(finetune={"epochs": 0}, capture=capture)
         if place == 0:
             card.stage("tokenize")
-        tokens, seconds = bare_passes(card, "measured", batch_tokens)
-        with watched(card.device) as use:
-            measured = card.stage("measure")
-        return f"{batch_tokens} a batch: {tokens / measured:,.0f} tokens/s (bare {tokens / seconds:,.0f}), {use}"
+        return beside_bare_passes(card, "measure", "measured", batch_tokens)
 
     return row
 
@@ -307,6 +301,14 @@ def faithfulness(card: Card) -> str:
         seconds = card.stage("faithfulness")
     rows = len(card.run.table("faithfulness/faithfulness"))
     return f"{seconds:.0f} s, {rows} rows, {use}"
+
+
+def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
+    """Return the speed of a stage, which reads the texts of a kind, and that of bare forward passes of them."""
+    tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
+    with watched(card.device) as use:
+        seconds = card.stage(stage)
+    return f"{batch_tokens} a batch: {tokens / seconds:,.0f} tokens/s (bare {tokens / bare_seconds:,.0f}), {use}"
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:

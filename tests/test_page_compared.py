@@ -21,8 +21,8 @@ import attnmix
 
 PAIR = ("the film was not good , it was great", "the film was good , it was not great")
 UNLIKE = ("a warm ending", "time flies like an arrow but the plot is so cold")
-DIFFERENCE_LIMIT = 0.25  # of a share, with the full colour
-ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
+DIFFERENCE_LIMIT = 0.25  # the difference of two shares from which on the colour is full
+ALIKE = 2.5  # the largest CIEDE2000 distance that the screen's rounding makes
 MINUS = "\N{MINUS SIGN}"
 ARE_CUT = "box => box.scrollHeight > box.clientHeight + 1"
 

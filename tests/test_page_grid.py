@@ -23,7 +23,7 @@ from attnmix.core.store.runs import Run
 
 SINCE_INPUT = ("parts", "alti_rollout")
 KEPT = 12  # sources of each token
-ALIKE = 2.5  # of CIEDE2000, with the screen's rounding
+ALIKE = 2.5  # the largest CIEDE2000 distance that the screen's rounding makes
 
 
 def first_token(document: str) -> int:
