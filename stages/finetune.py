@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
-epoch with the lowest validation loss is kept, of a training with permuted labels the last. A killed run resumes from
+epoch with the lowest validation loss is kept, or the last one, of a training with permuted labels always. A killed run resumes from
 its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
 `models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`, the
 first of which grows while the model trains.
@@ -63,7 +63,7 @@ def main(parameters: Parameters) -> None:
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     if finetune.labels == "permuted":
         for split in ("train", "validation"):
-            splits[split] = _permuted(splits[split], parameters.seed)
+            splits[split] = permuted_labels(splits[split], parameters.seed)
     parameters.capture.check_documents(len(splits["test"]))
 
     transformers.set_seed(parameters.seed)
@@ -101,7 +101,7 @@ def main(parameters: Parameters) -> None:
             save_strategy="epoch",
             save_total_limit=1,  # besides the best
             logging_nan_inf_filter=False,  # it would log the mean of the others instead
-            load_best_model_at_end=finetune.labels == "given",
+            load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
             logging_steps=0.05 if finetune.epochs < 5 else 0.02,
             # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
             average_tokens_across_devices=False,
@@ -233,7 +233,7 @@ class GrowingCurves(transformers.TrainerCallback):
             write_plot(CURVES, _curves(state.log_history), self.tables)
 
 
-def _permuted(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
+def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return the reviews with the labels of others, each as often as before."""
     order = np.random.default_rng(seed).permutation(len(reviews))
     labels = reviews[["label", "label_name"]].to_numpy()[order]

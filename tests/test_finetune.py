@@ -102,6 +102,18 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+def test_the_last_epoch_is_kept_where_it_is_asked_for(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE | {"load_best_model_at_end": False}, **SHORT), tiny_bert)
+    finetune.main(read_parameters())
+    curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
+    last = curves[curves["split"] == "validation"].iloc[-1]
+    assert json.loads((folder / "reports/metrics/finetune.json").read_text())["best_epoch"] == last["epoch"] == 8
+    reviews = pd.read_parquet(folder / "data/reviews/validation.parquet")
+    scores = plain_logits(folder / "models/finetuned", reviews["text"])
+    truth = torch.tensor(reviews["label"].to_numpy())
+    assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(last["loss"], abs=1e-4)
+
+
 def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"labels": "permuted"}, **SHORT), tiny_bert)
     trained_on: dict[str, list[int]] = {}

@@ -196,6 +196,7 @@ class FinetuneParameters(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    load_best_model_at_end: bool = True
     labels: Literal["given", "permuted"] = "given"
     frozen_layers: CountOrZero = 0
     lora: Annotated[LoraParameters | None, BeforeValidator(_empty_as_none)] = None
