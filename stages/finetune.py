@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
-epoch with the lowest validation loss is kept, or the last one, of a training with permuted labels always. A killed run resumes from
-its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
-`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`, the
-first of which grows while the model trains.
+epoch with the lowest validation loss is kept, or the last one, of a training with permuted labels always. A killed
+run resumes from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is.
+Writes `models/finetuned/`, `reports/metrics/finetune.json`,
+`reports/plots/finetune/{finetune,finetune_by_class}.csv`, the first of which grows while the model trains.
 """
 
 import json
