@@ -1,11 +1,14 @@
 """The derivative reference: how strongly a layer's output for token i depends on a token j.
 
-|d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3), by forward-mode
-derivatives: one pass of tangents gives the derivatives of all tokens in all layers, where backward mode needs a pass
-for each token of each layer. `torch.func` takes them of the model's own layers, with attention by its definition.
+|d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3), of the model's own
+layers, with attention by its definition. From the word embeddings by forward mode: one pass of tangents gives the
+derivatives of all tokens in all layers, where backward mode needs passes for each layer. Within a layer by backward
+mode: what follows attention works on each token alone, so that all tokens pass it backward together, and only the way
+through attention has to be gone token by token.
 
-With fewer directions than the width a norm is an estimate, corrected for its bias (`_root`). Norms over several
-sources are estimated from the same direction at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
+With fewer directions than the width a norm is an estimate, corrected for its bias (`_root`): of random r_k of the
+inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated from the same direction for every
+source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
 `levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
 differ in how the other tokens' Jacobians become one norm:
@@ -17,7 +20,8 @@ differ in how the other tokens' Jacobians become one norm:
 
 `norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
 
-Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D hidden, W width of what is moved.
+Shapes: L layers, K directions, S tokens of a block, R = S * K of their tangents, T tokens, D hidden, E of all heads,
+W width of what is moved.
 """
 
 import copy
@@ -95,12 +99,13 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     """
     if reference == "layer_input":
         calls = itertools.chain.from_iterable(chain.layers for chain in chains)
-        chains = [Chain(call.whole.hidden[0], torch.nn.Identity(), [call]) for call in calls]
-    norms = [_norms(chain, directions, seed) for chain in chains]
+        norms = [_layer_norms(call, directions, seed) for call in calls]
+    else:
+        norms = [_chain_norms(chain, directions, seed) for chain in chains]
     return JacobianNorms(
-        torch.cat([chain_norms.entries_LTT for chain_norms in norms]),
-        torch.cat([chain_norms.block_LT for chain_norms in norms]),
-        torch.cat([chain_norms.sum_LT for chain_norms in norms]),
+        torch.cat([each.entries_LTT for each in norms]),
+        torch.cat([each.block_LT for each in norms]),
+        torch.cat([each.sum_LT for each in norms]),
     )
 
 
@@ -115,18 +120,16 @@ def levels(norms: JacobianNorms) -> Tensor:
     return others_LFT / (others_LFT + own_LT.unsqueeze(1))
 
 
-def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
+def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
     tokens, width = chain.start_TW.shape
     layers = len(chain.layers)
-    directions = min(directions, width)
-    generator = torch.Generator().manual_seed(seed)
-    random_WK = torch.randn(width, directions, generator=generator, dtype=torch.float64)
-    basis_KW = torch.linalg.qr(random_WK).Q.T.to(chain.start_TW)  # orthonormal
+    basis_KW = _orthonormal(chain.start_TW, directions, seed)
+    directions = len(basis_KW)
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
     block_LKT, together_LKT = basis_KW.new_zeros(2, layers, directions, tokens, dtype=torch.float64)
     sources = torch.arange(tokens, device=basis_KW.device)
-    pass_tokens = PASS_TOKENS if chain.start_TW.is_cpu else DEVICE_PASS_TOKENS
+    pass_tokens = _pass_tokens(chain.start_TW)
     for ks in torch.arange(directions).split(max(1, pass_tokens // tokens)):
         together = []  # by layer, the response to one move that all other sources make
         for call in chain.layers:
@@ -150,6 +153,67 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     block_LT = _root(block_LKT.sum(1), block_LKT.square().sum(1), directions, width)
     together_LT = _root(together_LKT.sum(1), together_LKT.square().sum(1), directions, width)
     return JacobianNorms(entries_LTT, block_LT, together_LT)
+
+
+def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
+    """Return the norms of one layer, from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of every direction."""
+    x_1TD, heads_1TE, output_1TD = _layer_graph(call)
+    tokens, width = output_1TD.shape[1:]
+    basis_KD = _orthonormal(output_1TD[0].detach(), directions, seed)
+    directions = len(basis_KD)
+    every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
+    # sum_i r_k J_ij, and what r_k at the output of each token is at what its own heads gave it.
+    input_KTD, heads_KTE = (
+        gradient.squeeze(1) for gradient in _gradients(output_1TD, (x_1TD, heads_1TE), every_K1TD)
+    )
+    squares_TKT = input_KTD.new_zeros(tokens, directions, tokens, dtype=torch.float64)
+    together_TK = input_KTD.new_zeros(tokens, directions, dtype=torch.float64)
+    own_KTD = input_KTD.clone()  # until the others' parts are taken off
+    targets = torch.arange(tokens, device=basis_KD.device)
+    for targets_S in targets.split(max(1, _pass_tokens(x_1TD) // (tokens * directions))):
+        same_ST = (targets_S[:, None] == targets).to(basis_KD)
+        alone_RTE = torch.einsum("st,kte->skte", same_ST, heads_KTE).flatten(0, 1)
+        (moved_R1TD,) = _gradients(heads_1TE, (x_1TD,), alone_RTE.unsqueeze(1))
+        moved_SKTD = moved_R1TD.squeeze(1).unflatten(0, (len(targets_S), directions))
+        from_others_SKTD = moved_SKTD * (1 - same_ST)[:, None, :, None]
+        own_KTD -= from_others_SKTD.sum(0)
+        squares_TKT[targets_S] = from_others_SKTD.square().sum(-1).double()
+        together_TK[targets_S] = from_others_SKTD.sum(2).square().sum(-1).double()
+    block_TK = squares_TKT.sum(-1)
+    squares_TKT.diagonal(dim1=0, dim2=2).copy_(own_KTD.square().sum(-1))
+    entries_TT = _root(squares_TKT.sum(1), squares_TKT.square().sum(1), directions, width)
+    block_T = _root(block_TK.sum(1), block_TK.square().sum(1), directions, width)
+    together_T = _root(together_TK.sum(1), together_TK.square().sum(1), directions, width)
+    return JacobianNorms(entries_TT[None], block_T[None], together_T[None])
+
+
+def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what enters a layer, what its heads give and its output `[1, T, width]`, with their derivatives."""
+    x_1TD = call.whole.hidden.detach().clone().requires_grad_()
+    heads: list[Tensor] = []
+    path, _ = call.stack.places()["attention_heads"]
+    hook = call.module.get_submodule(path).register_forward_pre_hook(lambda _module, inputs: heads.append(inputs[0]))
+    with torch.enable_grad(), attention_by(explicit()):
+        output_1TD = call.whole(x_1TD)
+    hook.remove()
+    return x_1TD, heads[0], output_1TD
+
+
+def _gradients(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
+    """Return the derivative of `output` by each input along each of `along`, which the first dimension counts."""
+    return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
+
+
+def _orthonormal(vectors: Tensor, directions: int, seed: int) -> Tensor:
+    """Return random directions `[K, width]` in the space of the vectors, at most as many as it has dimensions."""
+    width = vectors.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    random_WK = torch.randn(width, min(directions, width), generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(random_WK).Q.T.to(vectors)
+
+
+def _pass_tokens(vectors: Tensor) -> int:
+    return PASS_TOKENS if vectors.is_cpu else DEVICE_PASS_TOKENS
 
 
 def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
