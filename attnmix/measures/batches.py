@@ -260,7 +260,7 @@ class _BatchPass:
             "lengths": block.sums(torch.stack(lengths, -1)),
             "steps": block.sums(step_measures(part)),
             "by_head": block.sums(head_ratios(part, constants.head_factors_HdR)),
-            "sinks": sink_measures(part, block.mask_BT),
+            "sinks": sink_measures(part, block.mask_BT, block.lengths),
         }
         by_name |= zip(SAME_PASS, block.sums(controls_CMBT.permute(2, 3, 0, 1)).unbind(1), strict=True)
         segments_BT = block.segments(shifted)

@@ -9,6 +9,8 @@ vector that are far above all others (Sun et al., COLM 2024).
 Shapes: B documents, H heads, T tokens, N = B * T, D hidden, d head width, E = H * d.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Ten
     return parts.with_others(Split(parts.projected.own, parts.projected.others - removed_ND), mixed_weight_N)
 
 
-def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
+def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return `SINK_MEASURES` of each document `[B, measures]`; NaN of a text of one or, for values, two tokens."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
@@ -71,17 +73,15 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
     length_BT = layer_pass.value.double().norm(dim=-1)
     between_B = _mean(length_BT, before_last_BT & (places_T > 0))
     last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)
-    output_BTD = layer_pass.features["layer_output"].abs()
-    # Padding comes first; a median of torch's own is not deterministic on every device.
-    sorted_BX = output_BTD.masked_fill(~mask_BT.unsqueeze(-1), -1).flatten(1).sort(dim=-1).values
-    numbers_B = (last_B + 1) * output_BTD.shape[-1]
-    middle_B = sorted_BX.shape[-1] - 1 - numbers_B // 2
-    median_B = sorted_BX.take_along_dim(middle_B.unsqueeze(-1), -1).squeeze(-1)
+    size_BTD = layer_pass.features["layer_output"].abs()
+    largest_B = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0).flatten(1).amax(-1)
+    # Text by text: along an axis a median of torch's is not deterministic on every device.
+    medians = [size_TD[:length].median() for size_TD, length in zip(size_BTD, lengths, strict=True)]
     measures = (
         _mean(on_last_BT, before_last_BT),
         length_BT[:, 0] / between_B,
         last_length_B / between_B,
-        (sorted_BX[:, -1] / median_B).double(),
+        (largest_B / torch.stack(medians)).double(),
     )
     return torch.stack(measures, -1)
 
