@@ -23,6 +23,7 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainingAr
 from attnmix.core.arithmetic.environment import TORCH_THREADS
 from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import load_tokenizer
+from experiments.fits import write_fits
 from stages import finetune
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
@@ -96,6 +97,28 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     scores = plain_logits(finetuned / "models/finetuned", reviews["text"])
     truth = torch.tensor(reviews["label"].to_numpy())
     assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(best["loss"], abs=1e-4)
+
+
+def test_a_table_says_how_well_a_run_fits_what_it_was_trained_on(finetuned: Path, tmp_path: Path) -> None:
+    write_fits([finetuned], tmp_path / "fits.csv")
+    table = pd.read_csv(tmp_path / "fits.csv").set_index("split")
+    for split in ("train", "test"):
+        reviews = pd.read_parquet(finetuned / f"data/reviews/{split}.parquet")
+        scores = plain_logits(finetuned / "models/finetuned", reviews["text"]).double()
+        own, other = (scores[torch.arange(len(scores)), labels] for labels in both_labels(reviews))
+        row = table.loc[split]
+        assert row["reviews"] == len(reviews)
+        assert row["accuracy"] == pytest.approx(float((own > other).double().mean()), abs=1e-6)
+        assert row["margin"] == pytest.approx(float((own - other).mean()), abs=1e-4)
+        share = float(scores.argmax(-1).double().mean())
+        assert row["largest_class"] == pytest.approx(max(share, 1 - share), abs=1e-6)
+    assert table.loc["train", "accuracy"] > 0.8
+
+
+def both_labels(reviews: pd.DataFrame) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the labels of two classes, and the other ones."""
+    labels = torch.tensor(reviews["label"].to_numpy())
+    return labels, 1 - labels
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,83 @@
+"""How well each run's classifier fits the reviews that it was trained on, beside those that it was not.
+
+A control with permuted labels says something only where it fits them as well as another training fits the given ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import Text, read_split, texts_of
+from experiments.tables import DIGITS
+from stages.common.parameters import read_parameters
+from stages.finetune import permuted_labels
+
+Doubles = npt.NDArray[np.float64]
+BATCH_TEXTS = 32
+
+
+def write_fits(folders: Sequence[Path], to: Path) -> None:
+    """Write a row for each run and split.
+
+    `accuracy` and `margin` are of the labels that the split was trained on, `margin` being the mean of that label's
+    logit less the largest other one; `largest_class` is the share of the class that is predicted most.
+    """
+    rows = [row for folder in folders for row in _rows(folder)]
+    table = pd.DataFrame(rows)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    table.round(DIGITS).to_csv(to, index=False, lineterminator="\n")
+    print(table.to_string(index=False))
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of one run."""
+    run, parameters = Run(folder), read_parameters(folder / "params.yaml")
+    model = AutoModelForSequenceClassification.from_pretrained(run.finetuned)
+    tokenizer = AutoTokenizer.from_pretrained(run.finetuned)
+    permuted = parameters.finetune.labels == "permuted"
+    rows = []
+    for split in ("train", "test"):
+        reviews = read_split(split, run.reviews)
+        if permuted and split == "train":
+            reviews = permuted_labels(reviews, parameters.seed)
+        logits_BC = _logits(model, tokenizer, texts_of(reviews), parameters.finetune.max_length)
+        labels_B = reviews["label"].to_numpy()
+        predicted_B = logits_BC.argmax(-1)
+        row = {
+            "labels": parameters.finetune.labels,
+            "epochs": parameters.finetune.epochs,
+            "seed": parameters.seed,
+            "split": split,
+            "reviews": len(reviews),
+            "accuracy": float((predicted_B == labels_B).mean()),
+            "margin": float(_margins(logits_BC, labels_B).mean()),
+            "largest_class": float(np.bincount(predicted_B).max() / len(reviews)),
+        }
+        rows.append(row)
+    return rows
+
+
+def _logits(model: Any, tokenizer: Any, texts: Sequence[Text], max_length: int) -> Doubles:
+    logits: list[Doubles] = []
+    for start in range(0, len(texts), BATCH_TEXTS):
+        batch = list(texts[start : start + BATCH_TEXTS])
+        encoded = tokenizer(batch, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            logits.append(model(**encoded).logits.double().numpy())
+    return np.concatenate(logits)
+
+
+def _margins(logits_BC: Doubles, labels_B: npt.NDArray[np.int64]) -> Doubles:
+    """Return each review's logit of its label less the largest of another class."""
+    is_label_BC = np.arange(logits_BC.shape[1]) == labels_B[:, None]
+    others_B: Doubles = np.where(is_label_BC, -np.inf, logits_BC).max(-1)
+    return logits_BC[is_label_BC] - others_B
