@@ -80,4 +80,5 @@ def _margins(logits_BC: Doubles, labels_B: npt.NDArray[np.int64]) -> Doubles:
     """Return each review's logit of its label less the largest of another class."""
     is_label_BC = np.arange(logits_BC.shape[1]) == labels_B[:, None]
     others_B: Doubles = np.where(is_label_BC, -np.inf, logits_BC).max(-1)
-    return logits_BC[is_label_BC] - others_B
+    own_B: Doubles = logits_BC[is_label_BC]
+    return own_B - others_B
