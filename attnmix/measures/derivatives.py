@@ -6,7 +6,7 @@ derivatives of all tokens in all layers, where backward mode needs passes for ea
 mode: what follows attention works on each token alone, so that all tokens pass it backward together, and only the way
 through attention has to be gone token by token.
 
-With fewer directions than the width a norm is an estimate, corrected for its bias (`_root`): of random r_k of the
+With fewer directions than the width a norm is an estimate, corrected for its bias (`_norm`): of random r_k of the
 inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated from the same direction for every
 source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
@@ -122,37 +122,36 @@ def levels(norms: JacobianNorms) -> Tensor:
 
 def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
-    tokens, width = chain.start_TW.shape
-    layers = len(chain.layers)
     basis_KW = _orthonormal(chain.start_TW, directions, seed)
-    directions = len(basis_KW)
-    sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
-    block_LKT, together_LKT = basis_KW.new_zeros(2, layers, directions, tokens, dtype=torch.float64)
-    sources = torch.arange(tokens, device=basis_KW.device)
-    pass_tokens = _pass_tokens(chain.start_TW)
-    for ks in torch.arange(directions).split(max(1, pass_tokens // tokens)):
-        together = []  # by layer, the response to one move that all other sources make
-        for call in chain.layers:
-            hidden = call.whole.hidden
-            together.append(hidden.new_zeros(len(ks), *hidden[0].shape))
-        for sources_S in sources.split(max(1, pass_tokens // (tokens * len(ks)))):
-            same_ST = (sources_S[:, None] == sources).to(basis_KW)
-            start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
-            moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
-            for place, call in enumerate(chain.layers):
-                moved_RTD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
-                moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), -1))
-                together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
-                squares_SKT = moved_SKTD.square().sum(-1).double()
-                sums_LTT[place][:, sources_S] += squares_SKT.sum(1).T
-                squares_LTT[place][:, sources_S] += squares_SKT.square().sum(1).T
-                block_LKT[place, ks] += torch.einsum("skt,st->kt", squares_SKT, 1 - same_ST.double())
-        lengths_LKT = [moved_KTD.square().sum(-1) for moved_KTD in together]
-        together_LKT[:, ks] = torch.stack(lengths_LKT).double()
-    entries_LTT = _root(sums_LTT, squares_LTT, directions, width)
-    block_LT = _root(block_LKT.sum(1), block_LKT.square().sum(1), directions, width)
-    together_LT = _root(together_LKT.sum(1), together_LKT.square().sum(1), directions, width)
-    return JacobianNorms(entries_LTT, block_LT, together_LT)
+    width = basis_KW.shape[-1]
+    size = max(1, _pass_tokens(basis_KW) // len(chain.start_TW))
+    blocks = [_chain_squares(chain, directions_KW) for directions_KW in basis_KW.split(size)]
+    squares, common = zip(*blocks, strict=True)
+    squares_KLTT, common_KLT = torch.cat(squares), torch.cat(common)
+    block_KLT = squares_KLTT.sum(-1) - squares_KLTT.diagonal(dim1=-2, dim2=-1)
+    return JacobianNorms(_norm(squares_KLTT, width), _norm(block_KLT, width), _norm(common_KLT, width))
+
+
+def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` of some directions."""
+    tokens, directions, layers = len(chain.start_TW), len(directions_KW), len(chain.layers)
+    squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
+    common = []  # by layer, the response to one move that all other sources make
+    for call in chain.layers:
+        hidden = call.whole.hidden
+        common.append(hidden.new_zeros(directions, *hidden[0].shape))
+    sources = torch.arange(tokens, device=directions_KW.device)
+    for sources_S in sources.split(max(1, _pass_tokens(directions_KW) // (tokens * directions))):
+        same_ST = (sources_S[:, None] == sources).to(directions_KW)
+        start_RTW = torch.einsum("st,kw->sktw", same_ST, directions_KW).flatten(0, 1)
+        moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
+        for place, call in enumerate(chain.layers):
+            moved_RTD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
+            moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))
+            common[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
+            squares_KLTT[:, place, :, sources_S] = moved_SKTD.square().sum(-1).double().permute(1, 2, 0)
+    common_KLT = torch.stack([moved_KTD.square().sum(-1) for moved_KTD in common], dim=1)
+    return squares_KLTT, common_KLT.double()
 
 
 def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
@@ -163,11 +162,9 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     directions = len(basis_KD)
     every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
     # sum_i r_k J_ij, and what r_k at the output of each token is at what its own heads gave it.
-    input_KTD, heads_KTE = (
-        gradient.squeeze(1) for gradient in _gradients(output_1TD, (x_1TD, heads_1TE), every_K1TD)
-    )
-    squares_TKT = input_KTD.new_zeros(tokens, directions, tokens, dtype=torch.float64)
-    together_TK = input_KTD.new_zeros(tokens, directions, dtype=torch.float64)
+    input_KTD, heads_KTE = (gradient.squeeze(1) for gradient in _gradients(output_1TD, (x_1TD, heads_1TE), every_K1TD))
+    squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
+    common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # until the others' parts are taken off
     targets = torch.arange(tokens, device=basis_KD.device)
     for targets_S in targets.split(max(1, _pass_tokens(x_1TD) // (tokens * directions))):
@@ -177,14 +174,12 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
         moved_SKTD = moved_R1TD.squeeze(1).unflatten(0, (len(targets_S), directions))
         from_others_SKTD = moved_SKTD * (1 - same_ST)[:, None, :, None]
         own_KTD -= from_others_SKTD.sum(0)
-        squares_TKT[targets_S] = from_others_SKTD.square().sum(-1).double()
-        together_TK[targets_S] = from_others_SKTD.sum(2).square().sum(-1).double()
-    block_TK = squares_TKT.sum(-1)
-    squares_TKT.diagonal(dim1=0, dim2=2).copy_(own_KTD.square().sum(-1))
-    entries_TT = _root(squares_TKT.sum(1), squares_TKT.square().sum(1), directions, width)
-    block_T = _root(block_TK.sum(1), block_TK.square().sum(1), directions, width)
-    together_T = _root(together_TK.sum(1), together_TK.square().sum(1), directions, width)
-    return JacobianNorms(entries_TT[None], block_T[None], together_T[None])
+        squares_KTT[:, targets_S] = from_others_SKTD.square().sum(-1).double().transpose(0, 1)
+        common_KT[:, targets_S] = from_others_SKTD.sum(2).square().sum(-1).double().T
+    block_KT = squares_KTT.sum(-1)
+    squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_KTD.square().sum(-1))
+    norms = (_norm(squares_K, width) for squares_K in (squares_KTT, block_KT, common_KT))
+    return JacobianNorms(*(norm.unsqueeze(0) for norm in norms))
 
 
 def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,18 +211,19 @@ def _pass_tokens(vectors: Tensor) -> int:
     return PASS_TOKENS if vectors.is_cpu else DEVICE_PASS_TOKENS
 
 
-def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
-    """Return the norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
+def _norm(squares_K: Tensor, width: int) -> Tensor:
+    """Return the norm `[...]`, from |J r|^2 `[K, ...]` of K of `width` orthonormal directions.
 
     The root of the mean is too small by an eighth of its relative variance v, to first order, so it is multiplied by
     1 + v / 8. v is that of K draws without replacement: 0 for all directions, and unknown, left out, for a single one.
     """
-    mean = sums / directions
-    degrees_of_freedom = max(1, directions - 1)
-    spread = (squares / directions - mean.square()).clamp_min(0)
-    variance = spread / degrees_of_freedom * (1 - directions / width)
+    directions = len(squares_K)
+    mean = squares_K.mean(0)
+    spread = squares_K.var(0, correction=0)
+    variance = spread / max(1, directions - 1) * (1 - directions / width)
     relative = torch.where(mean > 0, variance / mean.square(), 0)
-    return (sums * (width / directions)).sqrt() * (1 + relative / 8)
+    correction: Tensor = 1 + relative / 8
+    return (mean * width).sqrt() * correction
 
 
 class _Linear(torch.autograd.Function):
