@@ -222,8 +222,8 @@ def _norm(squares_K: Tensor, width: int) -> Tensor:
     spread = squares_K.var(0, correction=0)
     variance = spread / max(1, directions - 1) * (1 - directions / width)
     relative = torch.where(mean > 0, variance / mean.square(), 0)
-    correction: Tensor = 1 + relative / 8
-    return (mean * width).sqrt() * correction
+    norm: Tensor = (mean * width).sqrt() * (1 + relative / 8)
+    return norm
 
 
 class _Linear(torch.autograd.Function):
