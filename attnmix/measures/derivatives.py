@@ -204,7 +204,8 @@ def _orthonormal(vectors: Tensor, directions: int, seed: int) -> Tensor:
     width = vectors.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     random_WK = torch.randn(width, min(directions, width), generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(random_WK).Q.T.to(vectors)
+    directions_KW: Tensor = torch.linalg.qr(random_WK).Q.T
+    return directions_KW.to(vectors)
 
 
 def _pass_tokens(vectors: Tensor) -> int:
