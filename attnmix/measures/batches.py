@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from attnmix.core.arithmetic.kernels import in_threads
+from attnmix.core.arithmetic.kernels import task_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, control_ratios
@@ -207,11 +207,17 @@ class _BatchPass:
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        def read(number: int) -> BlockMeasures:
+        def measure(number: int) -> BlockMeasures:
             return self._block_measures(number, layer_pass, features, new_sites)
 
-        self.layers.append(in_threads(read, range(len(self.blocks)), self.measurer.base.device))
+        numbers = range(len(self.blocks))
+        threads = task_threads(self.measurer.base.device)
+        if threads is None or len(numbers) < 2:  # a single one's products take all cores in this thread
+            self.layers.append([measure(number) for number in numbers])
+        else:
+            self.layers.append(list(threads.map(measure, numbers)))
 
+    @torch.inference_mode()  # which each thread chooses for itself
     def _block_measures(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> BlockMeasures:

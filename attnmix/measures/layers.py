@@ -25,7 +25,7 @@ from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
 from attnmix.measures.weights import Linear, Norm, linear_weights, no_norm, norm_of
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
-from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, recording
+from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, layer_hooks, recording
 from attnmix.models.families import PROJECTED, Stack, attention_modules
 
 Result = TypeVar("Result")
@@ -345,26 +345,38 @@ def run_layers(
     `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
     `InputError` where a layer does not attend by the library's function.
     """
-    attentions, attention_calls = attention_modules(base), list[AttentionCall]()
+    attentions = attention_modules(base)
+    attention_calls: list[AttentionCall] = []
 
-    def finished(call: LayerCall) -> None:
+    def listen(module: Module, call: AttentionCall) -> None:
+        if module in attentions:
+            attention_calls.append(call)
+
+    def read_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+        call = features.layer
+        if call is None or features.paused:
+            return
         if not attention_calls:
             raise InputError(
                 f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function; without "
                 "its query, key and value nothing can be measured (own_attention of the family in "
                 "attnmix/models/families.yaml says whose function it should call)"
             )
-        block, attention = Block(call.module, call.stack), attention_calls.pop()
-        layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
-        visit(LayerPass(block, call, attention, call.whole.hidden, layer_features), features)
-        for site in [site for site in features if 0 < site.layer == call.number and site.point != "layer_output"]:
-            del features[site]
+        block = Block(call.module, call.stack)
+        layer_sites = [site for site in features if site.layer == call.number]
+        layer_features = {site.point: features[site] for site in layer_sites}
+        layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
+        with features.pause():  # as the model's modules may be called once more
+            visit(layer_pass, features)
+        for site in layer_sites:
+            if site.point != "layer_output":
+                del features[site]
 
-    def listen(module: Module, call: AttentionCall) -> None:
-        if module in attentions:
-            attention_calls.append(call)
-
-    with recording(base, points, finished) as features, attention_by(observed(listen), base):
+    with (
+        recording(base, points) as features,
+        layer_hooks(base, read_layer),
+        attention_by(observed(listen), base),
+    ):
         return (model or base)(**batch, **options)
 
 
