@@ -362,12 +362,11 @@ def run_layers(
                 "its query, key and value nothing can be measured (own_attention of the family in "
                 "attnmix/models/families.yaml says whose function it should call)"
             )
-        block = Block(call.module, call.stack)
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
-        layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
-        with features.pause():  # as the model's modules may be called once more
-            visit(layer_pass, features)
+        with features.pause():  # the model's modules are called once more, by both
+            block = Block(call.module, call.stack)
+            visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
         for site in layer_sites:
             if site.point != "layer_output":
                 del features[site]
