@@ -51,7 +51,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", **set
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
-    monkeypatch.setattr(texts_store, "BLOCK", 10)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 10)
     monkeypatch.setattr(mixing_tables, "PART_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
@@ -100,7 +100,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
-    monkeypatch.setattr(texts_store, "BLOCK", 5)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 5)
     monkeypatch.setattr(measuring, "SAMPLED_DOCUMENTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
@@ -113,7 +113,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 
 
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts_store, "BLOCK", 4)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 4)
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
         text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))

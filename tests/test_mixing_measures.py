@@ -15,10 +15,10 @@ from scipy.stats import spearmanr
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.controls import CorpusValues
-from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.micro_batches import MicroBatch
 from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, below
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
@@ -271,7 +271,7 @@ def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:
             counts_G[group] += 1
     corpus = CorpusValues(sums_GE[None], counts_G, {"test/0", "test/1"})
     own_TE = values[1] * (1 + 1e-6)  # another padding changes the last digits
-    block = DocumentBlock(texts, slice(1, 2), own_TE.device)
+    block = MicroBatch(texts, slice(1, 2), own_TE.device)
     (corpus_TE,) = corpus.mean_over_others(1, block, own_TE[None])
     torch.testing.assert_close(corpus_TE[0], values[0][0], rtol=1e-4, atol=1e-4)
     assert corpus_TE[1:].isnan().all()

@@ -145,8 +145,8 @@ def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
         (single,) = measurer.measures([alone])
         np.testing.assert_allclose(other.ratios, single.ratios, atol=1e-5)
         np.testing.assert_allclose(other.to_first, single.to_first, atol=1e-5)
-        for name, array in single.counted.items():
-            np.testing.assert_allclose(other.counted[name], array, atol=1e-5, rtol=1e-5, err_msg=name)
+        for name, array in single.statistics.items():
+            np.testing.assert_allclose(other.statistics[name], array, atol=1e-5, rtol=1e-5, err_msg=name)
         only = measurer.ratios([alone])[:, :, 0].transpose(0, 1).numpy()
         np.testing.assert_allclose(only, single.ratios, atol=1e-6)
 

@@ -21,7 +21,7 @@ from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, do
 from attnmix.measures.input_parts import document_shares
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
-from attnmix.measures.ratios import all_parts, mixing_ratios
+from attnmix.measures.ratios import mixing_ratios, split_layer
 from attnmix.measures.swaps import SWAPS, document_swaps
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
@@ -93,7 +93,7 @@ def coherence(layer_pass: LayerPass) -> Tensor:
     """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| of each token `[T]` of one document in one layer, in [0, 1]."""
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
     others_T = norms_TT.sum(-1) - norms_TT.diagonal()
-    length_T = all_parts(layer_pass).attention.others.norm(dim=-1)
+    length_T = split_layer(layer_pass).attention.others.norm(dim=-1)
     return torch.where(others_T > 0, length_T / others_T, torch.nan)
 
 

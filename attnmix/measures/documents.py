@@ -74,8 +74,8 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
     """Yield the documents of all texts in their order; one block of them is in memory."""
-    for number, tokens in enumerate(files.token_blocks(READ_COLUMNS)):
-        block = files.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
+    for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
+        block = files.documents.iloc[number * store.ROW_GROUP_TEXTS : (number + 1) * store.ROW_GROUP_TEXTS]
         yield from documents_of(block, tokens)
 
 
@@ -93,7 +93,7 @@ class Corpus:
         self.texts = files.documents[files.documents["measured"]]  # the first rows
         names = ("tokens", "label", "predicted_label")
         self.lengths, self.labels, self.predicted = (self.texts[name].to_numpy() for name in names)
-        self.blocks = range(-(-len(self.texts) // store.BLOCK))
+        self.blocks = range(-(-len(self.texts) // store.ROW_GROUP_TEXTS))
         self._block: tuple[int, list[Document]] = (-1, [])
 
     def __len__(self) -> int:
@@ -101,13 +101,13 @@ class Corpus:
 
     def rows(self, block: int) -> slice:
         """Return the numbers of a block's documents."""
-        return slice(block * store.BLOCK, (block + 1) * store.BLOCK)
+        return slice(block * store.ROW_GROUP_TEXTS, (block + 1) * store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
         """Return a document; the last block read is kept."""
-        block, place = divmod(number, store.BLOCK)
+        block, place = divmod(number, store.ROW_GROUP_TEXTS)
         if self._block[0] != block:
-            (tokens,) = self.files.token_blocks(READ_COLUMNS, [block])
+            (tokens,) = self.files.token_row_groups(READ_COLUMNS, [block])
             texts = self.texts.iloc[self.rows(block)]
             self._block = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
         return self._block[1][place]

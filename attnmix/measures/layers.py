@@ -11,7 +11,6 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -39,7 +38,8 @@ class Block:
     """One layer's modules and weights, as the model holds them (its dtype, its device)."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
-        self.layer, self.stack = layer, stack
+        self.layer = layer
+        self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
         self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
@@ -69,7 +69,7 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the way of N tokens through the rest of the layer, source by source."""
+        """Return the path of N tokens through the rest of the layer, source by source."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
@@ -140,7 +140,7 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of the vectors after attention's skip connection, as both ways to the end of the layer take them.
+    """Parts of the vectors after attention's skip connection, as both paths to the end of the layer take them.
 
     Linear in the vectors, so that parts add up. They are not divided by deviations: `AfterAttention.output` does that.
     """
@@ -149,23 +149,24 @@ class NetworkPart:
     entering: Sequence[Tensor]  # what it gives to each of the network's inputs, [..., W]
 
     @property
-    def ways(self) -> list[Tensor]:
-        """Both ways."""
+    def paths(self) -> list[Tensor]:
+        """What each path carries."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
         """Return the difference of two parts."""
-        stream, *entering = [first - second for first, second in zip(self.ways, other.ways, strict=True)]
-        return replace(self, stream=stream, entering=entering)
+        entering = [first - second for first, second in zip(self.entering, other.entering, strict=True)]
+        return replace(self, stream=self.stream - other.stream, entering=entering)
 
     def weighted(self, weights_2BTH: Tensor) -> Self:
         """Return the sums of H vectors with the weights of each token, of B texts `[2, B * T, ...]`."""
-        stream, *entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.ways]
+        stream = (weights_2BTH @ self.stream).flatten(1, 2)
+        entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.entering]
         return replace(self, stream=stream, entering=entering)
 
     def add_own(self, other: Self) -> Self:
         """Add to the first of two parts, in place, and return both."""
-        for own_and_others, own in zip(self.ways, other.ways, strict=True):
+        for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
         return self
 
@@ -210,14 +211,17 @@ class AfterAttention:
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
         """The factor `[N, W]` of a source's part of each of the `inputs`."""
-        activation, (p_NW, *gates) = self.block.feed_forward[1], self.inputs
-        if not gates:
+        activation = self.block.feed_forward[1]
+        if not self.block.stack.gated:
+            p_NW = self.preactivation_NW
             return (slopes(activation, p_NW, activation(p_NW)),)
-        mean_NW = mean_on_way(activation, p_NW)
+        p_NW, u_NW = self.inputs
+        mean_NW = mean_on_path(activation, p_NW)  # m
         zero = p_NW.new_zeros(1)
-        at_zero = slopes(activation, zero, activation(zero)) / 2  # g'(0) / 2
-        gate_slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
-        return gates[0] * gate_slope_NW, mean_NW
+        derivative_at_zero = slopes(activation, zero, activation(zero))
+        # (g(p) - m) / p, whose limit at p = 0 is g'(0) / 2.
+        slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, derivative_at_zero / 2)
+        return u_NW * slope_NW, mean_NW
 
     @cached_property
     def constant(self) -> Tensor:
@@ -227,8 +231,12 @@ class AfterAttention:
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
-        parts = parts if len(parts) == len(slopes) else parts[0].chunk(2, dim=-1)
-        return reduce(torch.add, [part * slope for part, slope in zip(parts, slopes, strict=True)])
+        if len(parts) < len(slopes):
+            parts = parts[0].chunk(2, dim=-1)
+        inner_NW = parts[0] * slopes[0]
+        for part, slope in zip(parts[1:], slopes[1:], strict=True):
+            inner_NW = inner_NW + part * slope
+        return inner_NW
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
@@ -277,7 +285,8 @@ class AfterAttention:
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
-        block, (ups, _, down) = self.block, self.block.feed_forward
+        block = self.block
+        ups, _, down = block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
         inner_NW = self._inner([entering_ND @ up.W + up.b for up in ups], self.slopes)
         projected_ND = (inner_NW + self.constant) @ down.W + down.b
@@ -285,12 +294,14 @@ class AfterAttention:
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
         """Return a part of what leaves W_2 as the part of what leaves the network."""
-        norm, (_, activation, down) = self.block.feed_forward_output_norm, self.block.feed_forward
+        norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
-        p_NW, *gates = self.inputs
-        inner_NW = activation(p_NW)
-        return norm.part(projected_ND, (inner_NW * gates[0] if gates else inner_NW) @ down.W + down.b)
+        _, activation, down = self.block.feed_forward
+        inner_NW = activation(self.inputs[0])
+        if self.block.stack.gated:
+            inner_NW = inner_NW * self.inputs[1]
+        return norm.part(projected_ND, inner_NW @ down.W + down.b)
 
     @cached_property
     def _attention_deviation_N1(self) -> Tensor:
@@ -318,13 +329,15 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
     g'(0) is a central difference: the mean of both sides' where g has a corner.
     """
     at_zero = activation(before.new_zeros(1))
-    derivative = (activation(before.new_full((1,), STEP)) - activation(before.new_full((1,), -STEP))) / (2 * STEP)
+    above_zero = activation(before.new_full((1,), STEP))
+    below_zero = activation(before.new_full((1,), -STEP))
+    derivative = (above_zero - below_zero) / (2 * STEP)
     slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
     return slope
 
 
-def mean_on_way(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it, by Gauss's rule."""
+def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
+    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it: its mean on a path, by Gauss's rule."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     mean = torch.zeros_like(before)
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
@@ -422,7 +435,8 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     """Return what the heads make of other vectors `[B, T, D]`, side by side and before W_O `[B, T, E]`."""
-    attend, outputs = explicit(), list[Tensor]()
+    attend = explicit()
+    outputs: list[Tensor] = []
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         heads_BTHd, weights = attend(module, *arguments, **options)
@@ -436,9 +450,10 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
     """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
-    cross, texts = call.parts["cross_attention"], z.reshape(-1, *z.shape[-2:])
-    options = {
-        name: value.expand(len(texts), *value.shape[1:]) if isinstance(value, Tensor) and value.dim() == 3 else value
-        for name, value in cross.options.items()
-    }
+    cross = call.parts["cross_attention"]
+    texts = z.reshape(-1, *z.shape[-2:])
+    options = dict(cross.options)
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.dim() == 3:
+            options[name] = value.expand(len(texts), *value.shape[1:])
     return first_of(cross.module(texts, *cross.arguments, **options)).view_as(z)

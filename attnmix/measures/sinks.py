@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import Parts, Split
+from attnmix.measures.ratios import LayerSplits, Split
 from attnmix.models.attention import AttentionCall
 
 SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
@@ -38,8 +38,8 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     return weights_BTH.masked_fill(hidden_BT.unsqueeze(-1), 0)
 
 
-def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Tensor) -> Parts:
-    """Return the parts of all tokens without what other tokens give that are special.
+def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_SB: Tensor) -> LayerSplits:
+    """Return the splits of all tokens without what other tokens give that are special.
 
     `special_SB` has the positions of each document's special tokens, -1 where it has no more. A token's own part is
     kept. Weights on the other tokens are relative to what is left of them and to its own weight.
@@ -56,10 +56,11 @@ def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Ten
         removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
         weight_BT += weights_BTH.mean(-1)
     removed_ND = removed_BTHd.flatten(-2).flatten(0, 1) @ layer_pass.block.output.W
-    others_weight_N = (parts.mixed_weight - weight_BT.flatten()).clamp_min(0)
-    total_N = others_weight_N + 1 - parts.mixed_weight
+    others_weight_N = (splits.mixed_weight - weight_BT.flatten()).clamp_min(0)
+    total_N = others_weight_N + 1 - splits.mixed_weight
     mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
-    return parts.with_others(Split(parts.projected.own, parts.projected.others - removed_ND), mixed_weight_N)
+    remaining = Split(splits.projected.own, splits.projected.others - removed_ND)
+    return splits.with_others(remaining, mixed_weight_N)
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.ratios import LayerSplits, Split, formulas, ratio_points, scaled_heads
 
 PAIR_SOURCES = ("own text", "other text", "special tokens")
 SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
 
 
-def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, segments_BT: Tensor) -> Tensor:
+def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
     """Return the ratios of all tokens by each group of sources, `[sources, methods, B, T]`; those of texts count.
 
     `segments_BT` has one of `SEGMENTS` for each token, and another number for padding.
@@ -47,9 +47,9 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, s
     others_SND = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2) @ W_ED
     weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - diagonal_BTH.mean(-1)
     weights_SN = torch.stack([weight_own_BT, torch.where(in_second_BT, first_BT, second_BT), special_BT]).flatten(1)
-    by_source = parts.with_others(Split(parts.projected.own, others_SND), weights_SN)
+    by_source = splits.with_others(Split(splits.projected.own, others_SND), weights_SN)
     if PREACTIVATION in ratio_points(methods):
-        by_source = replace(by_source, known_layer=by_source.layer_with_own(parts.layer.own))
+        by_source = replace(by_source, known_layer=by_source.layer_with_own(splits.layer.own))
     ratios_MSN = formulas(methods, by_source)
     ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
     return ratios_SMBT

@@ -194,7 +194,7 @@ def _write_tokens(folder: Path, run: Run) -> None:
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
-        for block in run.captured.token_blocks(columns=schema.names):
+        for block in run.captured.token_row_groups(columns=schema.names):
             writer.write_table(pa.Table.from_pandas(block, schema, preserve_index=False))
             block["token_id"].to_numpy().tofile(file)
 

@@ -12,7 +12,7 @@ second of a pair of texts.
 `tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person reads it), start and
 end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and `segment` where there
 are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where there is a decoder next to
-an encoder. Both files hold `BLOCK` texts in a row group.
+an encoder. Both files hold `ROW_GROUP_TEXTS` texts in a row group.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from attnmix.core.store.files import PARQUET_OPTIONS, atomic_path, read_table, r
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
-BLOCK = 256  # texts in a row group
+ROW_GROUP_TEXTS = 256  # texts in a row group
 DECODER_TOKEN = "decoder_token"
 SEGMENT = "segment"
 TEXT_COLUMNS = ("text", "text_pair")
@@ -93,7 +93,7 @@ class TokenizedFiles:
         with reading(self.tokens_file, "tokenize") as path:
             return SEGMENT in pq.read_schema(path).names
 
-    def token_blocks(
+    def token_row_groups(
         self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
         """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
