@@ -129,12 +129,12 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
-    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12)]
+    batches = [batch for group in corpus.row_groups for batch in corpus.batches(group, 12)]
     assert sorted(number for batch in batches for number in batch) == list(range(11))
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert [len(range(11)[corpus.rows(block)]) for block in corpus.blocks] == [4, 4, 3]
+    assert [len(range(11)[corpus.rows(group)]) for group in corpus.row_groups] == [4, 4, 3]
     assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
 
 
