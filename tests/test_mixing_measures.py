@@ -19,7 +19,7 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
 from attnmix.measures.micro_batches import MicroBatch
-from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, below
+from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, true_minus_control
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
@@ -239,9 +239,9 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
         return Mean("mixing_controls", labels, lambda part: (part[name], cells), **options)
 
     tables = MeanTables(rows, Draws(5, 300, 7))
-    below_true = below(tables.resample(mean("true")))
-    tables.add(mean("control", more=below_true))
-    tables.add(mean("control", more=below_true, checkpoints=("random",)))
+    difference = true_minus_control(tables.resample(mean("true")))
+    tables.add(mean("control", more=difference))
+    tables.add(mean("control", more=difference, checkpoints=("random",)))
     table = tables.tables()["mixing_controls"]
     assert tuple(table) == TABLE_COLUMNS["mixing_controls"]
     assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})

@@ -37,20 +37,20 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.mixing_tables import (
     CorpusMeasures,
     DocumentRows,
     by_review,
-    derivative_tables,
     metrics,
     mixing_tables,
-    parts_table,
     stack_rows,
     weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sample_tables import derivative_tables, parts_table
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.measures.variance_shares import MAX_TEXTS
@@ -222,6 +222,7 @@ def _tables(corpus_measures: CorpusMeasures, measured: Mapping[str, _Measured], 
         parts[name] = checkpoint.work.read_parts(plan.samples.parts)
     tables = mixing_tables(corpus_measures)
     tables["mixing_weighted"] = weighted_table(corpus_measures)
+    tables["geometry"] = geometry_table(corpus_measures)
     tables.update(derivative_tables(derivatives, plan.methods, plan.matrices, plan.seed))
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
