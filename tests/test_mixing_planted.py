@@ -104,7 +104,7 @@ def test_contributions_do_not_depend_on_the_block_size(
 ) -> None:
     layer = planted_layer(block, random_attention(), x, value)
     whole = matrices_of(layer)
-    monkeypatch.setattr("attnmix.measures.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
+    monkeypatch.setattr("attnmix.measures.contributions.CHUNK_NUMBERS", 3 * TOKENS * 40)
     for method, matrix in matrices_of(layer).items():
         torch.testing.assert_close(matrix, whole[method])
 

@@ -30,8 +30,8 @@ from attnmix.models.families import PROJECTED, family_of
 
 Doubles = npt.NDArray[np.float64]
 
-BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a chunk of sources, which a processor's cache holds
-DEVICE_BLOCK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
+CHUNK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a chunk of sources, which a processor's cache holds
+DEVICE_CHUNK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
 
 
 def contributions(
@@ -86,7 +86,7 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
     output_TD = block.rest(layer_pass.call, layer_pass.x, layer_pass.features["attention_output"])
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
-    numbers = BLOCK_NUMBERS if f_THD.is_cpu else DEVICE_BLOCK_NUMBERS
+    numbers = CHUNK_NUMBERS if f_THD.is_cpu else DEVICE_CHUNK_NUMBERS
     size = max(1, numbers // layer_pass.x.numel())
     for start in range(0, tokens, size):
         sources = slice(start, start + size)

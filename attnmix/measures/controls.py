@@ -118,7 +118,11 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
     sample_NC[list(sample)] = counts_NC[list(sample)]
     in_others_NC = sample_NC.sum(0) - sample_NC
     alone_NC = (counts_NC > 0) & (in_others_NC == 0)
-    return {int(number): CLASSES[int(alone_NC[number].argmax())] for number in np.flatnonzero(alone_NC.any(1))}
+    classes = {}
+    for number in np.flatnonzero(alone_NC.any(1)):
+        first_class = int(alone_NC[number].argmax())
+        classes[int(number)] = CLASSES[first_class]
+    return classes
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
@@ -144,6 +148,7 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerS
     W_ED = layer_pass.block.output.W
     diagonal_BTH = layer_pass.diagonal
     W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
+    heads_shape = W_HdD.shape[:2]
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
     unbiased_BTE = layer_pass.value - values.bias_E
@@ -151,19 +156,23 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerS
     all_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
     own_2BTD = scaled_heads(diagonal_BTH, values_2BTE) @ W_ED
     others_2BTD = all_2BTE @ W_ED - own_2BTD
+    without_bias = Split(own_2BTD[0].flatten(0, 1), others_2BTD[0].flatten(0, 1))
+    corpus = Split(own_2BTD[1].flatten(0, 1), others_2BTD[1].flatten(0, 1))
+
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
-    mean_BHd = values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2])
+    mean_BHd = values.mean_B1E.squeeze(1).unflatten(-1, heads_shape)
     f_BHD = torch.einsum("bhd,hde->bhe", mean_BHd, W_HdD)
-    text_mean = Split(*(weights_2BTH @ f_BHD).flatten(1, 2))
-    without_bias, corpus = map(Split, own_2BTD.flatten(1, 2), others_2BTD.flatten(1, 2))
+    own_ND, others_ND = (weights_2BTH @ f_BHD).flatten(1, 2)
+    text_mean = Split(own_ND, others_ND)
     without_special = without_special_sources(layer_pass, splits, values.special_SB)
+
     # In the order of `SAME_PASS`.
     projected = _stacked([text_mean, corpus, without_bias, without_special.projected])
     weight_N = splits.mixed_weight
     weight_CN = torch.stack([weight_N, weight_N, weight_N, without_special.mixed_weight])
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
+        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, heads_shape), W_HdD)
         mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, f_BHD, bias_HD)
         corpus_layer = splits.with_others(corpus, weight_N).layer
         without_special_layer = without_special.layer_with_own(splits.layer.own)
@@ -189,7 +198,8 @@ def _layers_of_constants(
     rest = splits.rest
     norm = splits.block.attention_output_norm
     assert rest is not None
-    divided_2BTH = (weights_2BTH.flatten(1, 2) / norm.deviation(splits.projected_ND)).view_as(weights_2BTH)
+    divided_2NH = weights_2BTH.flatten(1, 2) / norm.deviation(splits.projected_ND)
+    divided_2BTH = divided_2NH.view_as(weights_2BTH)
     means = rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
     biases = rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
     mean_network = means.add_own(rest.network_part(splits.x_ND))
@@ -246,4 +256,6 @@ def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
         contexts.append(weights_BHRT @ value_BHTx)
         row_sums.append(weights_BHRT.sum(-1))
     context_BHTVd = torch.cat(contexts, -2).unflatten(-1, (len(values_VBTE), -1))
-    return context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2), torch.cat(row_sums, -1).transpose(-1, -2)
+    context_VBTE = context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2)
+    row_sums_BTH = torch.cat(row_sums, -1).transpose(-1, -2)
+    return context_VBTE, row_sums_BTH

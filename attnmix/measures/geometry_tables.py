@@ -68,23 +68,27 @@ def cosine_rows(rows: Mapping[str, DocumentRows], sites: Sequence[Site]) -> Iter
     """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
     for checkpoint, document_rows in rows.items():
         sums_NXD, tokens_N, classes_N = _first_texts(document_rows, "unit_sums")
-        one_class_N = np.zeros(len(tokens_N))
         kept = usable(classes_N, tokens_N)
-        intervals = []  # by site: the mean and its ends, of all texts, of the same class and of another one
+        intervals = []
         for place in range(len(sites)):
             units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
-            whole, without = products(units, one_class_N)
-            all_texts = Jackknifed(whole.same, without.same)
-            whole, without = products(_texts_of(units, kept), classes_N[kept])
-            same_class = Jackknifed(whole.same, without.same)
-            other_class = Jackknifed(whole.other, without.other)
-            cosines = [np.ravel(cosine.interval()) for cosine in (all_texts, same_class, other_class)]
-            intervals.append(np.stack(cosines, -1))
-        columns = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
+            intervals.append(_cosine_intervals(units, classes_N, kept))
+        columns: dict[str, Any] = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
         columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
         labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
         table = table_rows("geometry", checkpoint, labels, columns)
         yield table[table["mean"].notna() | (table["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
+
+
+def _cosine_intervals(units: Moments, classes_N: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> Doubles:
+    """Return the mean cosine and its ends `[3, 3]`, of all texts, of those of the same class and of another one."""
+    whole, without = products(units, np.zeros(len(classes_N)))
+    all_texts = Jackknifed(whole.same, without.same)
+    whole, without = products(_texts_of(units, kept), classes_N[kept])
+    same_class = Jackknifed(whole.same, without.same)
+    other_class = Jackknifed(whole.other, without.other)
+    intervals = [np.ravel(cosine.interval()) for cosine in (all_texts, same_class, other_class)]
+    return np.stack(intervals, -1)
 
 
 def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
@@ -99,7 +103,8 @@ def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -
         if len(np.unique(classes_N[kept])) < 2:
             return
         squares_NL = document_rows["lengths"][: len(kept), :, 0]
-        texts = _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept)
+        moments = Moments.from_sums(sums_NLD, squares_NL, tokens_N)
+        texts = _texts_of(moments, kept)
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
         null_L = class_share_null(texts, classes_N[kept], seed)

@@ -374,14 +374,18 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     written: dict[str, Any] = {}
-    for name, table in tables["identities"].groupby("checkpoint", sort=False):
-        written[str(name)] = {method: means[name, method] for method in methods if RATIOS[method].headline}
-        written[str(name)]["identity_error"] = table["largest_error_ppm"].max() / 1e6
+    headlines = [method for method in methods if RATIOS[method].headline]
+    for name, errors in tables["identities"].groupby("checkpoint", sort=False):
+        values = {method: means[name, method] for method in headlines}
+        values["identity_error"] = errors["largest_error_ppm"].max() / 1e6
         own = tables["parts"].query("checkpoint == @name and rule == 'chord' and quantity == 'own_share'")
         if len(own):
-            written[str(name)]["own_share"] = float(own["mean"].iloc[-1])
+            values["own_share"] = float(own["mean"].iloc[-1])
+        written[str(name)] = values
     if len(written) == 2:
         method = preferred_ratio(methods)
-        change = rows[(rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)]
-        written[DIFFERENCE] = {method: change[list(INTERVAL)].iloc[0].to_dict()}
-    return written | {"documents": int(rows["documents"].iloc[0])}
+        is_change = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
+        change = rows.loc[is_change, list(INTERVAL)].iloc[0]
+        written[DIFFERENCE] = {method: change.to_dict()}
+    written["documents"] = int(rows["documents"].iloc[0])
+    return written

@@ -57,24 +57,30 @@ def derivative_tables(
     documents = next(iter(derivatives.values()))
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    layers = range(1, len(next(iter(documents.values()))["ratio"]) + 1)
+    first = next(iter(documents.values()))
+    layers = range(1, len(first["ratio"]) + 1)
     axes = _derivative_axes(layers, methods, with_rollouts(matrices))
     rows: dict[str, DocumentRows] = {}
     for checkpoint, by_name in derivatives.items():
         rows[checkpoint] = _total_rows(list(by_name.values()), axes)
     tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in axes.items():
-        mean = Mean("derivatives", {"quantity": [quantity]} | labels, stored(quantity))
+        mean = Mean("derivatives", {"quantity": [quantity], **labels}, stored(quantity))
         if quantity == "agreement":
             mean = mean._replace(checkpoints=tuple(derivatives), more=_correlations)
         tables.add(mean)
-    by_document = []
-    for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
+    return {**tables.tables(), "derivatives_by_review": _by_review(rows, list(documents), axes)}
+
+
+def _by_review(rows: Mapping[str, DocumentRows], documents: Sequence[str], axes: Mapping[str, Labels]) -> pd.DataFrame:
+    """Return `derivatives_by_review`: the mean over the tokens of each document."""
+    frames = []
+    for checkpoint, quantity in product(rows, ("level", "swap", "agreement")):
         sums, tokens = stored(quantity)(rows[checkpoint])
         means = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
-        labels = {"document": list(documents), "quantity": [quantity]} | axes[quantity]
-        by_document.append(table_rows("derivatives_by_review", checkpoint, labels, {"mean": means, "tokens": tokens}))
-    return tables.tables() | {"derivatives_by_review": pd.concat(by_document)}
+        labels = {"document": documents, "quantity": [quantity], **axes[quantity]}
+        frames.append(table_rows("derivatives_by_review", checkpoint, labels, {"mean": means, "tokens": tokens}))
+    return pd.concat(frames)
 
 
 def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
@@ -96,7 +102,9 @@ def _total_rows(documents: Sequence[Mapping[str, Doubles]], names: Iterable[str]
     """Return sums over the tokens and counts, as `stored` reads them, of the named arrays `[..., T]` of documents."""
     rows: DocumentRows = {}
     for name in names:
-        rows[name], rows[f"{name}_counts"] = _token_totals([document[name] for document in documents])
+        sums, tokens = _token_totals([document[name] for document in documents])
+        rows[name] = sums
+        rows[f"{name}_counts"] = tokens
     return rows
 
 
@@ -109,5 +117,7 @@ def _token_totals(documents: Sequence[Doubles]) -> Totals:
 
 def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:
     """Return the columns of correlations, which are no means over tokens."""
-    unknown = dict.fromkeys(("tokens", *SIMULTANEOUS), np.full(means.mean.shape, np.nan))
-    return dict(zip(INTERVAL, means.correlations(), strict=True)) | unknown
+    columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
+    for name in ("tokens", *SIMULTANEOUS):
+        columns[name] = np.full(means.mean.shape, np.nan)
+    return columns

@@ -50,7 +50,8 @@ def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_
     places_T = torch.arange(weight_BT.shape[1], device=weight_BT.device)
     for place_B in special_SB:
         position_B = place_B.clamp_min(0)
-        is_other_BT = (place_B >= 0).unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
+        is_special_B = place_B >= 0
+        is_other_BT = is_special_B.unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
         weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
         value_B1Hd = call.value.take_along_dim(position_B[:, None, None, None], -2).transpose(1, 2)
         removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
@@ -68,13 +69,15 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
     before_last_BT = places_T < last_B.unsqueeze(-1)
-    on_last_BT = weights_on(layer_pass.attention, last_B).mean(-1).double()
+    on_last_BTH = weights_on(layer_pass.attention, last_B)
+    on_last_BT = on_last_BTH.mean(-1).double()
     length_BT = layer_pass.value.double().norm(dim=-1)
     between_B = _mean(length_BT, before_last_BT & (places_T > 0))
     last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)
     output_BTD = layer_pass.features["layer_output"].abs()
     # Padding comes first; a median of torch's own is not deterministic on every device.
-    sorted_BX = output_BTD.masked_fill(~mask_BT.unsqueeze(-1), -1).flatten(1).sort(dim=-1).values
+    marked_BTD = output_BTD.masked_fill(~mask_BT.unsqueeze(-1), -1)
+    sorted_BX = marked_BTD.flatten(1).sort(dim=-1).values
     numbers_B = (last_B + 1) * output_BTD.shape[-1]
     middle_B = sorted_BX.shape[-1] - 1 - numbers_B // 2
     median_B = sorted_BX.take_along_dim(middle_B.unsqueeze(-1), -1).squeeze(-1)
