@@ -92,8 +92,7 @@ class DocumentMeasures:
         if np.isnan(sums["corpus_value"]).any():
             sums["corpus_value"] = np.zeros_like(sums["corpus_value"])
             counts["corpus_value"] = 0
-        group_numbers = {"token_class": self.document.classes, "position": position_groups(tokens)}
-        for grouping, group_T in group_numbers.items():
+        for grouping, group_T in (("token_class", self.document.classes), ("position", position_groups(tokens))):
             membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
             sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
             counts[grouping] = membership_TG.sum(0)[:, None, None]

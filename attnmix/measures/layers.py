@@ -59,7 +59,7 @@ class Block:
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
         z = self.attention_norm(x + attention_output)
-        if "cross_attention" in call.parts:
+        if "cross_attention" in call.attending:
             z = self.cross_attention_norm(z + _cross_attention(call, self.cross_attention_input_norm(z)))
         added = self.feed_forward_norm(x if self.stack.parallel else z)
         for path in self.stack.feed_forward:
@@ -134,7 +134,7 @@ class LayerPass:
     @cached_property
     def value_bias(self) -> Tensor:
         """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
-        attention = self.call.parts["attention"]
+        attention = self.call.attending["attention"]
         return _values(attention, torch.zeros_like(attention.hidden))[0, :, 0].flatten()
 
 
@@ -416,7 +416,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
     The pass is that of a text of one token: each unit vector is then a text of one token too. x is attention's input;
     the outputs of grouped heads are repeated.
     """
-    attention = layer_pass.call.parts["attention"]
+    attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
     unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
 
@@ -450,7 +450,7 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
     """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
-    cross = call.parts["cross_attention"]
+    cross = call.attending["cross_attention"]
     texts = z.reshape(-1, *z.shape[-2:])
     options = dict(cross.options)
     for name, value in options.items():

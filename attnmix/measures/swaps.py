@@ -97,7 +97,7 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     tokens, so only its heads are computed of every exchange: the rest of the layer takes one row of each.
     """
     block = Block(call.module, call.stack)
-    attention = call.parts["attention"]
+    attention = call.attending["attention"]
     x_1TD = call.whole.hidden
     own_T1T1 = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)[:, None, :, None]
 
@@ -126,7 +126,7 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
     moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
-    _, moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))
+    moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))[1]
     derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
     return [swap_T, derivative_T]
 

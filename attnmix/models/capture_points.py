@@ -42,7 +42,7 @@ class LayerCall:
     number: int  # from 1 on, through all stacks
     stack: Stack
     whole: ModuleCall
-    parts: dict[str, ModuleCall]  # of the modules that attend: `attention`, `cross_attention`
+    attending: dict[str, ModuleCall]  # its modules that attend, by name: `attention`, `cross_attention`
 
     @property
     def module(self) -> Module:
@@ -130,18 +130,12 @@ class _Recorder:
 
     def _watch(self, layer: Module, stack: Stack) -> None:
         def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self.recorded.paused:
-                return
-            before = self.recorded.layer
-            call = _call_of(layer, arguments, options)
-            number = before.number if before else 0
-            self.recorded.layer = LayerCall(number + 1, stack, call, {})
-            if before is None or before.stack is not stack:
-                self._take(Site(number, DECODER_INPUT if before else "embedding_output"), call.hidden)
+            if not self.recorded.paused:
+                self._begin_layer(stack, _call_of(layer, arguments, options))
 
         def attends(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if self.recorded.layer and not self.recorded.paused:
-                self.recorded.layer.parts[name] = _call_of(module, arguments, options)
+                self.recorded.layer.attending[name] = _call_of(module, arguments, options)
 
         self.hooks.enter_context(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
@@ -151,6 +145,16 @@ class _Recorder:
                 self.hooks.enter_context(register(partial(attends, name), with_kwargs=True))
         for point, (path, side) in stack.places().items():
             self._keep(layer.get_submodule(path), point, side)
+
+    def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
+        """Count the layer; the first one of a stack takes the input of the stack, which is a point too."""
+        before = self.recorded.layer
+        number = before.number if before else 0
+        self.recorded.layer = LayerCall(number + 1, stack, call, {})
+        if before is None:
+            self._take(Site(0, "embedding_output"), call.hidden)
+        elif before.stack is not stack:
+            self._take(Site(number, DECODER_INPUT), call.hidden)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
