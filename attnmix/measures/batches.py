@@ -31,7 +31,7 @@ from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
 from attnmix.measures.micro_batches import MicroBatch, micro_batches
-from attnmix.measures.ratios import LayerSplits, formulas, mixing_ratios, ratio_points, split_layer
+from attnmix.measures.ratios import LayerSplits, apply_formulas, mixing_ratios, ratio_points, split_layer
 from attnmix.measures.sinks import sink_measures
 from attnmix.measures.text_pairs import PAIR_SOURCES, source_ratios
 from attnmix.models.capture_points import widths
@@ -72,7 +72,7 @@ class DocumentMeasures:
     def sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return `statistics` and further sums over the tokens by name, of one size however long the document is.
 
-        `token_class` and `position`   of the ratios `[groups, layers, methods]`
+        `ratios_by_token_class` and `ratios_by_position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
         `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums; 0 of `corpus_value`
         where a token has none. `label` and `predicted` are the review's.
@@ -93,9 +93,10 @@ class DocumentMeasures:
             sums["corpus_value"] = np.zeros_like(sums["corpus_value"])
             counts["corpus_value"] = 0
         for grouping, group_T in (("token_class", self.document.classes), ("position", position_groups(tokens))):
+            name = f"ratios_by_{grouping}"
             membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
-            sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
-            counts[grouping] = membership_TG.sum(0)[:, None, None]
+            sums[name] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
+            counts[name] = membership_TG.sum(0)[:, None, None]
         row = dict(sums)
         for name, count in counts.items():
             row[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
@@ -249,7 +250,7 @@ class _BatchPass:
         micro_batch = self.micro_batches[number]
         without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         splits = split_layer(without_padding)
-        ratios_MBT = formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
+        ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
         broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
         to_first_BT = without_padding.attention.to_first().mean(-1)
         # Scores are rounded as in the forward pass only where the padding is the same.

@@ -24,7 +24,7 @@ from attnmix.core.names import PREACTIVATION
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
 from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.micro_batches import MicroBatch
-from attnmix.measures.ratios import LayerSplits, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
 from attnmix.measures.sinks import without_special_sources
 from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
@@ -177,7 +177,7 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerS
         corpus_layer = splits.with_others(corpus, weight_N).layer
         without_special_layer = without_special.layer_with_own(splits.layer.own)
         layer = _stacked([mean_layer, corpus_layer, without_bias_layer, without_special_layer])
-    ratios_MCN = formulas(methods, splits.with_others(projected, weight_CN, layer))
+    ratios_MCN = apply_formulas(methods, splits.with_others(projected, weight_CN, layer))
     ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
 

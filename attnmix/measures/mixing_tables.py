@@ -254,7 +254,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
         tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
 
     for grouping, groups in GROUPS.items():
-        add(grouping, groups, ratios, stored(grouping))
+        add(grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
     for source in measured.sources:
         add("source", [source], ratios, stored(source))
     add("length", LENGTHS, ratios, ratios_by_length)
@@ -285,11 +285,11 @@ def stored(name: str) -> ReadTotals:
 def ratios_of(subset: str) -> ReadTotals:
     """Return the reader of sums of the ratios `[D, layers, methods]` over one of `TOKEN_SUBSETS`, and of its sizes."""
     grouping, groups = TOKEN_SUBSETS[subset]
+    read_groups = stored(f"ratios_by_{grouping}")
 
     def totals(rows: DocumentRows) -> Totals:
-        sums = rows[grouping][:, groups].sum(1)
-        tokens = rows[f"{grouping}_counts"][:, groups].sum(1)
-        return sums, tokens
+        sums_DGLM, tokens_DG11 = read_groups(rows)
+        return sums_DGLM[:, groups].sum(1), tokens_DG11[:, groups].sum(1)
 
     return totals
 

@@ -177,11 +177,11 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
     size = chunk_tokens(layer_pass.x.device)
     for rows, splits in _splits_by_chunk(layer_pass, ratio_points(methods), size):
-        ratios_MN[:, rows] = formulas(methods, splits)
+        ratios_MN[:, rows] = apply_formulas(methods, splits)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
 
-def formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
+def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratio of N tokens by each of `methods`, `[methods, ..., N]`."""
     import torch  # not at the top, as the declarations are read without it
 

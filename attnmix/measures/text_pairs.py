@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import LayerSplits, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
 from attnmix.models.attention import AttentionCall
 
 PAIR_SOURCES = ("own text", "other text", "special tokens")
@@ -47,7 +47,7 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     by_source = splits.with_others(Split(splits.projected.own, others_SND), weights_SN)
     if PREACTIVATION in ratio_points(methods):
         by_source = replace(by_source, known_layer=by_source.layer_with_own(splits.layer.own))
-    ratios_MSN = formulas(methods, by_source)
+    ratios_MSN = apply_formulas(methods, by_source)
     ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
     return ratios_SMBT
 

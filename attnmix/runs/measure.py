@@ -168,7 +168,7 @@ class _Plan:
         return base
 
 
-class _Measured(NamedTuple):
+class _MeasuredCheckpoint(NamedTuple):
     """One checkpoint, measured."""
 
     work: "CheckpointWork"
@@ -177,7 +177,7 @@ class _Measured(NamedTuple):
     """`attention_gain` of each layer."""
 
 
-def _measure_checkpoint(name: str, plan: _Plan) -> _Measured:
+def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     """Measure this process's share of the documents in one checkpoint."""
     base = plan.prepare(load_base(plan.run.checkpoints[name]))
     batches = BatchMeasurer(base, plan.methods, plan.tokenizer.pad_token_id)
@@ -188,7 +188,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _Measured:
     work.measure_control("shuffled_words", batches, partial(shuffled_words, seed=plan.seed))
     work.measure_derivatives(documents, plan.samples.derivatives, plan.parameters.gradient_max_length, plan.seed)
     work.measure_parts(base, plan.samples.parts, plan.parameters.parts_max_length)
-    return _Measured(work, batches.sites, documents.gains())
+    return _MeasuredCheckpoint(work, batches.sites, documents.gains())
 
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
@@ -199,7 +199,9 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     return work
 
 
-def _corpus_measures(measured: Mapping[str, _Measured], random: "CheckpointWork", plan: _Plan) -> CorpusMeasures:
+def _corpus_measures(
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork", plan: _Plan
+) -> CorpusMeasures:
     """Return what was measured of all documents, once every process has done its share."""
     first = next(iter(measured.values()))
     return CorpusMeasures(
@@ -214,7 +216,9 @@ def _corpus_measures(measured: Mapping[str, _Measured], random: "CheckpointWork"
     )
 
 
-def _tables(corpus_measures: CorpusMeasures, measured: Mapping[str, _Measured], plan: _Plan) -> dict[str, pd.DataFrame]:
+def _tables(
+    corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
+) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
     derivatives, parts = {}, {}
     for name, checkpoint in measured.items():
@@ -231,7 +235,7 @@ def _tables(corpus_measures: CorpusMeasures, measured: Mapping[str, _Measured], 
 def _write_results(
     corpus_measures: CorpusMeasures,
     tables: Mapping[str, pd.DataFrame],
-    measured: Mapping[str, _Measured],
+    measured: Mapping[str, _MeasuredCheckpoint],
     plan: _Plan,
     machine: str,
 ) -> None:
@@ -248,7 +252,7 @@ def _write_results(
     remove_unfinished(plan.folder)
 
 
-def _token_ratios(measured: Mapping[str, _Measured], plan: _Plan) -> Iterator[pd.DataFrame]:
+def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
     """Yield the ratios of every document in every checkpoint."""
     for checkpoint in measured.values():
         yield from checkpoint.work.token_ratios(plan.tokenizer, plan.methods)
