@@ -232,7 +232,7 @@ class Study:
 
     def layer_rows(self, measures: Sequence[DocumentMeasures], classes: Mapping[str, npt.NDArray[np.int64]]) -> Rows:
         """Return `layer, measure, mean` of ratios, controls, lengths, shares by each kind of class, and cosines."""
-        counted = {name: np.stack([each.counted[name] for each in measures]) for name in measures[0].counted}
+        counted = {name: np.stack([each.statistics[name] for each in measures]) for name in measures[0].statistics}
         ratios_NMLT = np.stack([each.ratios for each in measures]).astype(np.float64)
         means = {f"ratio {method}": ratios_NMLT[:, place].mean((0, 2)) for place, method in enumerate(METHODS)}
         place = METHODS.index(RATIO)
@@ -276,7 +276,7 @@ class Study:
         """Return |sum_{j!=i} F_ij| / sum_{j!=i} |F_ij| by layer: 1 where all that others give has one direction."""
         measurer = DocumentMeasurer(self.base, METHODS, ["norm"])
         measures = self.measures(range(COURSE_REVIEWS))[:COHERENCE_REVIEWS]
-        lengths_L = np.mean([each.counted["lengths"][:, 1] / TOKENS for each in measures], 0)
+        lengths_L = np.mean([each.statistics["lengths"][:, 1] / TOKENS for each in measures], 0)
         sums = []
         for document in self.documents[:COHERENCE_REVIEWS]:
             norms_LTT = measurer.contributions(document.ids)["norm"].cpu().numpy()
@@ -290,7 +290,7 @@ class Study:
         """Return a row for each review: class, margin, last layer's ratio, and the length of what its tokens share."""
         logits_NC = self.logits(range(MEASURED))
         highest_N2 = logits_NC.topk(2).values
-        shared_ND = np.stack([each.counted["others"][-1] / TOKENS for each in after])
+        shared_ND = np.stack([each.statistics["others"][-1] / TOKENS for each in after])
         length_N = np.linalg.norm(shared_ND - shared_ND.mean(0), axis=-1)
         columns = {
             "predicted": logits_NC.argmax(-1).tolist(),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, get_ident
 
 import numpy as np
@@ -206,36 +205,46 @@ def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch
     assert kernels.computed_on(environment.PORTABLE, torch.device("cuda", 1)) == "NVIDIA H200 number 1"
 
 
-def test_parts_in_threads_give_the_same_without_derivatives_one_in_another() -> None:
-    weight = torch.nn.Parameter(numbers(8, 8))
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two cores for new threads, which end with the test."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    kernels._task_threads.cache_clear()
+    yield
+    kernels._task_threads().shutdown()
+    kernels._task_threads.cache_clear()
 
-    def nested(factor: float) -> list[torch.Tensor]:
-        return kernels.in_threads(lambda part: factor * part * weight, [1.0, 2.0, 3.0], CPU)
 
-    expected = [[factor * part * weight.detach() for part in (1.0, 2.0, 3.0)] for factor in (1.0, 5.0)]
-    for parts in ([1.0, 5.0], [1.0]):
-        found = kernels.in_threads(nested, parts, CPU)
-        torch.testing.assert_close(found, expected[: len(parts)])
-        assert not any(each.requires_grad for products in found for each in products)
-    with pytest.raises(ValueError, match="of a part"):
-        kernels.in_threads(lambda part: int(f"{part} of a part"), [1, 2], CPU)
+def test_a_task_in_a_thread_has_no_threads_for_tasks_of_its_own_and_gives_the_same(two_cores: None) -> None:
+    threads = kernels.task_threads(CPU)
+    assert threads is not None
+    first, second = numbers(700, 300), numbers(300, 500, seed=1)
+    both_have_begun = Barrier(2, timeout=LIMIT_SECONDS)
+
+    def task(factor: float) -> tuple[int, bool, torch.Tensor]:
+        both_have_begun.wait()
+        return get_ident(), kernels.task_threads(CPU) is None, factor * (first @ second)
+
+    used, alone, products = zip(*threads.map(task, [1.0, 5.0]), strict=True)
+    assert len({*used, get_ident()}) == 3
+    assert alone == (True, True)
+    torch.testing.assert_close(products, (first @ second, 5 * (first @ second)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("default", ["cpu", "cuda"])
-@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 1), ("meta", 1)])
-def test_parts_are_in_threads_where_the_model_is_on_a_cpu_whatever_the_default_device(
-    monkeypatch: pytest.MonkeyPatch, default: str, device: str, threads: int
+@pytest.mark.parametrize(("device", "has_threads"), [("cpu", True), ("cuda", False), ("meta", False)])
+def test_tasks_have_threads_where_the_model_is_on_a_cpu_whatever_the_default_device(
+    two_cores: None, monkeypatch: pytest.MonkeyPatch, default: str, device: str, has_threads: bool
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setattr(kernels, "_registered", [True])
     monkeypatch.setattr(kernels, "chosen_device", lambda: torch.device(default))
-    monkeypatch.setattr(kernels, "_pool", lambda _purpose: ThreadPoolExecutor(2))
-    both_have_begun = Barrier(threads, timeout=LIMIT_SECONDS)
+    assert (kernels.task_threads(torch.device(device)) is not None) == has_threads
 
-    def thread_of_part(_part: int) -> int:
-        both_have_begun.wait()
-        return get_ident()
 
-    used = kernels.in_threads(thread_of_part, [1, 2], torch.device(device))
-    assert len(set(used)) == threads
-    assert (get_ident() in used) == (threads == 1)
+def test_tasks_come_in_turn_on_one_core_and_with_the_kernels_of_torch(
+    two_cores: None, by_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels.task_threads(CPU) is None
+    kernels.set_arithmetic(environment.PORTABLE)
+    assert kernels.task_threads(CPU) is not None
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert kernels.task_threads(CPU) is None

@@ -20,8 +20,9 @@ from attnmix.measures import derivatives as module
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
-from attnmix.measures.mixing_tables import TABLE_COLUMNS, derivative_tables
+from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sample_tables import derivative_tables
 from attnmix.measures.swaps import layer_swap_ratios
 from attnmix.models.loading import load_base
 from attnmix.page.sentences import derivatives

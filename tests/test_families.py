@@ -142,7 +142,7 @@ def test_ratios_follow_their_definition(both: Any, references: list[Reference]) 
             W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
             heads = zip(layer.attention, layer.value, W_O, strict=True)
             by_head = [mixing_ratio(weights[:, :, None] * (value @ W)).sum() for weights, value, W in heads]
-            np.testing.assert_allclose(each.counted["by_head"][:, number], by_head, atol=1e-4)
+            np.testing.assert_allclose(each.statistics["by_head"][:, number], by_head, atol=1e-4)
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:
@@ -157,7 +157,7 @@ def test_controls_of_the_same_pass_follow_their_definition(
         for number, layer in enumerate(reference.layers):
             controls = layer.controls(corpus_values([other.layers[number].value for other in references], place))
             for control in SAME_PASS:
-                for method, values in zip(measurer.methods, each.counted[control][number], strict=True):
+                for method, values in zip(measurer.methods, each.statistics[control][number], strict=True):
                     expected = controls[control][method].sum()
                     assert values == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
 

@@ -220,7 +220,7 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
 TWO_MEANINGS = {
     *("BLOCK_NUMBERS", "MAX_TOKENS", "ROUNDING", "VECTOR_BYTES"),
     *("FOOT", "GAP", "HEAD", "MAX_TICKS", "UNKNOWN", "WORDS"),
-    *("POINTS", "Parts", "STEP_MEASURES"),
+    *("POINTS", "STEP_MEASURES"),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import traceback
 import tracemalloc
 from dataclasses import replace
 from functools import partialmethod
@@ -12,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
+from conftest import REPOSITORY, Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
 from families import make_tokenizer
 
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.core.store import texts as texts_store
 from attnmix.core.store.runs import Run
 from attnmix.measures import mixing_tables
@@ -51,7 +54,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", **set
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
-    monkeypatch.setattr(texts_store, "BLOCK", 10)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 10)
     monkeypatch.setattr(mixing_tables, "PART_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
@@ -100,7 +103,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
-    monkeypatch.setattr(texts_store, "BLOCK", 5)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 5)
     monkeypatch.setattr(measuring, "SAMPLED_DOCUMENTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
@@ -112,8 +115,40 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, atol=1e-6)
 
 
+def test_a_number_crosses_the_modules_that_contributing_names(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `attn_n` is computed, where its mean is taken, where its table is written: whose code called it."""
+    prepare(workspace, 4)
+    crossed: dict[str, set[str]] = {}
+
+    def watched(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name not in crossed:
+                files = [Path(frame.filename) for frame in traceback.extract_stack()]
+                files.append(Path(inspect.getfile(function)))
+                paths = [file.relative_to(REPOSITORY) for file in files if file.is_relative_to(REPOSITORY)]
+                crossed[name] = {path.as_posix() for path in paths if path.parts[0] in ("attnmix", "stages")}
+            return function(*arguments, **options)
+
+        return call
+
+    ratio = RATIOS["attn_n"]
+    monkeypatch.setitem(RATIOS, "attn_n", replace(ratio, formula=watched("formula", ratio.formula)))
+    monkeypatch.setattr(Resampled, "interval", watched("interval", Resampled.interval))
+    monkeypatch.setattr(Draws, "resample", watched("resample", Draws.resample))
+    monkeypatch.setattr(pd.DataFrame, "to_csv", watched("csv", pd.DataFrame.to_csv))
+    run_tokenized(measure)
+    assert len(crossed) == 4
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("### The way of one number")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `(.+\.py)` \|", section, re.MULTILINE)
+    assert set.union(*crossed.values()) == set(named)
+    assert len(named) <= 8
+
+
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts_store, "BLOCK", 4)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 4)
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
         text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))
@@ -129,12 +164,12 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
-    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12)]
+    batches = [batch for group in corpus.row_groups for batch in corpus.batches(group, 12)]
     assert sorted(number for batch in batches for number in batch) == list(range(11))
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert [len(range(11)[corpus.rows(block)]) for block in corpus.blocks] == [4, 4, 3]
+    assert [len(range(11)[corpus.rows(group)]) for group in corpus.row_groups] == [4, 4, 3]
     assert [document.name for document in read_reviews("removed", files)] == ["test/0", "test/10"]
 
 

@@ -15,11 +15,11 @@ from scipy.stats import spearmanr
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.controls import CorpusValues
-from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
-from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, below
+from attnmix.measures.micro_batches import MicroBatch
+from attnmix.measures.mixing_tables import TABLE_COLUMNS, Mean, MeanTables, true_minus_control
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
@@ -239,9 +239,9 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
         return Mean("mixing_controls", labels, lambda part: (part[name], cells), **options)
 
     tables = MeanTables(rows, Draws(5, 300, 7))
-    below_true = below(tables.resample(mean("true")))
-    tables.add(mean("control", more=below_true))
-    tables.add(mean("control", more=below_true, checkpoints=("random",)))
+    difference = true_minus_control(tables.resample(mean("true")))
+    tables.add(mean("control", more=difference))
+    tables.add(mean("control", more=difference, checkpoints=("random",)))
     table = tables.tables()["mixing_controls"]
     assert tuple(table) == TABLE_COLUMNS["mixing_controls"]
     assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
@@ -271,7 +271,7 @@ def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:
             counts_G[group] += 1
     corpus = CorpusValues(sums_GE[None], counts_G, {"test/0", "test/1"})
     own_TE = values[1] * (1 + 1e-6)  # another padding changes the last digits
-    block = DocumentBlock(texts, slice(1, 2), own_TE.device)
+    block = MicroBatch(texts, slice(1, 2), own_TE.device)
     (corpus_TE,) = corpus.mean_over_others(1, block, own_TE[None])
     torch.testing.assert_close(corpus_TE[0], values[0][0], rtol=1e-4, atol=1e-4)
     assert corpus_TE[1:].isnan().all()

@@ -104,7 +104,7 @@ def test_contributions_do_not_depend_on_the_block_size(
 ) -> None:
     layer = planted_layer(block, random_attention(), x, value)
     whole = matrices_of(layer)
-    monkeypatch.setattr("attnmix.measures.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
+    monkeypatch.setattr("attnmix.measures.contributions.CHUNK_NUMBERS", 3 * TOKENS * 40)
     for method, matrix in matrices_of(layer).items():
         torch.testing.assert_close(matrix, whole[method])
 
@@ -145,8 +145,8 @@ def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
         (single,) = measurer.measures([alone])
         np.testing.assert_allclose(other.ratios, single.ratios, atol=1e-5)
         np.testing.assert_allclose(other.to_first, single.to_first, atol=1e-5)
-        for name, array in single.counted.items():
-            np.testing.assert_allclose(other.counted[name], array, atol=1e-5, rtol=1e-5, err_msg=name)
+        for name, array in single.statistics.items():
+            np.testing.assert_allclose(other.statistics[name], array, atol=1e-5, rtol=1e-5, err_msg=name)
         only = measurer.ratios([alone])[:, :, 0].transpose(0, 1).numpy()
         np.testing.assert_allclose(only, single.ratios, atol=1e-6)
 

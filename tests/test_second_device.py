@@ -114,7 +114,7 @@ def measures(folder: Path, device: torch.device) -> Arrays:
     batches = BatchMeasurer(base, list(RATIOS), tokenizer.pad_token_id)
     batches.read_corpus([documents])
     results = batches.measures(documents[:3], [True, False, True])
-    arrays: Arrays = {each.document.name: [each.ratios, each.to_first, dict(each.counted)] for each in results}
+    arrays: Arrays = {each.document.name: [each.ratios, each.to_first, dict(each.statistics)] for each in results}
     arrays["controls"] = batches.control_sums("shuffled_words", [shuffled_words(each, 1) for each in documents[:2]])
     random = BatchMeasurer(random_base(folder, 1).to(device), list(RATIOS), tokenizer.pad_token_id)
     arrays["random"] = random.control_sums("random_weights", documents[:2])

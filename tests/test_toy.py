@@ -64,7 +64,7 @@ def ratios(base: Any, *ids: int) -> dict[str, Any]:
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
     """Of the first layer, the means by control and method."""
-    counted = measured(base, *ids).counted
+    counted = measured(base, *ids).statistics
     return {control: dict(zip(RATIOS, counted[control][0] / len(ids), strict=True)) for control in ONE_TEXT}
 
 
@@ -161,7 +161,7 @@ def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> 
     before, after = (measured(model, X1, X2, X3, X1) for model in (base, scaled))
     np.testing.assert_allclose(after.ratios, before.ratios, atol=1e-6)
     for control in ONE_TEXT:
-        np.testing.assert_allclose(after.counted[control], before.counted[control], atol=1e-5)
+        np.testing.assert_allclose(after.statistics[control], before.statistics[control], atol=1e-5)
     assert not np.allclose(before.ratios, measured(toy(layers=3), X1, X2, X3, X1).ratios, atol=0.01)
 
 
@@ -172,7 +172,7 @@ def test_without_positions_ratios_follow_their_tokens() -> None:
     before, after = measured(base, *ids), measured(base, *ids[order])
     np.testing.assert_allclose(after.ratios, before.ratios[..., order], atol=1e-6)
     for control in ONE_TEXT:
-        np.testing.assert_allclose(after.counted[control], before.counted[control], atol=1e-5)
+        np.testing.assert_allclose(after.statistics[control], before.statistics[control], atol=1e-5)
     assert not np.allclose(after.ratios, before.ratios, atol=0.01)
 
 

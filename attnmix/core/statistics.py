@@ -67,11 +67,14 @@ class Resampled(NamedTuple):
         (`docs/measures.md` has the rates).
         """
         samples = self.samples.reshape(len(self.samples), -1)
-        mean, error = self.mean.ravel(), samples.std(0)
+        mean = self.mean.ravel()
+        error = samples.std(0)
         varying = (error > MIN_STANDARD_ERROR) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
         standardised = np.abs(samples[:, varying] - mean[varying]) / error[varying]
-        quantile = np.quantile(standardised.max(1, initial=0), LEVEL)
-        half = np.where(varying, error, np.nan).reshape(self.mean.shape) * _student(quantile, self.documents)
+        largest = standardised.max(1, initial=0)
+        quantile = np.quantile(largest, LEVEL)
+        known_error = np.where(varying, error, np.nan).reshape(self.mean.shape)
+        half = known_error * _student(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -85,7 +88,8 @@ class Draws:
     """How often each document is in each bootstrap sample: the same for the same seed and number of documents."""
 
     def __init__(self, documents: int, samples: int, seed: int) -> None:
-        generator, shares = np.random.default_rng(seed), np.full(documents, 1 / documents)
+        generator = np.random.default_rng(seed)
+        shares = np.full(documents, 1 / documents)
         self.counts = np.empty((samples, documents), np.uint8)  # the chance that one reaches 256 is below 1e-500
         step = max(1, BLOCK_DRAWS // documents)
         for start in range(0, samples, step):
@@ -126,17 +130,16 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
 def _student(quantile: float, documents: Doubles) -> Doubles:
     """Return the quantile that replaces a normal one in the interval of a mean over this number of documents."""
     number = np.where(documents >= 2, documents, np.nan)
-    return np.asarray(student.isf(norm.sf(quantile), number - 1) * np.sqrt(number / (number - 1)))
+    wider = np.sqrt(number / (number - 1))
+    return np.asarray(student.isf(norm.sf(quantile), number - 1) * wider)
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
     """Return the rank correlation of layer means `[layers, ...]` with depth; NaN where they are constant."""
     depth = np.arange(len(by_layer.mean))
-    return Resampled(
-        rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth),
-        rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth),
-        by_layer.documents.min(0),
-    ).correlations()
+    correlation = rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth)
+    of_samples = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
+    return Resampled(correlation, of_samples, by_layer.documents.min(0)).correlations()
 
 
 class Jackknifed(NamedTuple):
@@ -201,7 +204,9 @@ def partial_correlation(
 
     For rank correlations this is Pearson's correlation of the residuals of ranks. NaN where z explains all of x or y.
     """
-    unexplained = np.stack(np.broadcast_arrays(1 - np.square(first_given), 1 - np.square(second_given)))
-    defined = (unexplained > MIN_UNEXPLAINED).all(axis=0)
-    spread = np.sqrt(np.where(defined, unexplained[0] * unexplained[1], 1.0))
-    return np.where(defined, np.clip((between - first_given * second_given) / spread, -1, 1), np.nan)
+    first_unexplained = 1 - np.square(first_given)
+    second_unexplained = 1 - np.square(second_given)
+    defined = (first_unexplained > MIN_UNEXPLAINED) & (second_unexplained > MIN_UNEXPLAINED)
+    spread = np.sqrt(np.where(defined, first_unexplained * second_unexplained, 1.0))
+    correlation = (between - first_given * second_given) / spread
+    return np.where(defined, np.clip(correlation, -1, 1), np.nan)

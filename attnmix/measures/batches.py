@@ -1,7 +1,7 @@
 """Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer.
 
-Each layer is read in blocks of documents (`document_blocks`). What is read stays on the model's device until the pass
-is over, and comes to the host then, of all layers together.
+Each layer is read one micro-batch after another. The measures stay on the model's device until the pass is over, and
+come to the host then, of all layers together.
 
 Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
 I identities, S groups of sources.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +21,17 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from attnmix.core.arithmetic.kernels import in_threads
+from attnmix.core.arithmetic.kernels import task_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, control_ratios
-from attnmix.measures.document_blocks import DocumentBlock, document_blocks
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import RANK, Cloud, Words, effective_ranks, geometry_but_rank, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
-from attnmix.measures.ratios import Parts, all_parts, formulas, mixing_ratios, ratio_points
+from attnmix.measures.micro_batches import MicroBatch, micro_batches
+from attnmix.measures.ratios import LayerSplits, apply_formulas, mixing_ratios, ratio_points, split_layer
 from attnmix.measures.sinks import sink_measures
 from attnmix.measures.text_pairs import PAIR_SOURCES, source_ratios
 from attnmix.models.capture_points import widths
@@ -57,7 +56,7 @@ class DocumentMeasures:
     ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
-    counted: Mapping[str, npt.NDArray[np.floating]]
+    statistics: Mapping[str, npt.NDArray[np.floating]]
     """Arrays by name, for a document in the statistics; all but `geometry` and `sinks` are sums over its tokens.
 
     `geometry`   [sites, measures]
@@ -71,30 +70,39 @@ class DocumentMeasures:
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return `counted` and further sums over the tokens by name, of one size however long the document is.
+        """Return `statistics` and further sums over the tokens by name, of one size however long the document is.
 
-        `token_class` and `position`   of the ratios `[groups, layers, methods]`
+        `ratios_by_token_class` and `ratios_by_position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
         `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums; 0 of `corpus_value`
         where a token has none. `label` and `predicted` are the review's.
         """
         tokens = len(self.document)
-        positions_T = position_groups(tokens)
-        sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
-        counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
+        sums: dict[str, Any] = dict(self.statistics)
+        counts: dict[str, Any] = dict.fromkeys(sums, tokens)
+        sums["to_first"] = self.to_first[:, 1:].sum(-1, dtype=np.float64)
+        counts["to_first"] = tokens - 1
         if self.document.segments is not None:
-            counts |= dict.fromkeys(PAIR_SOURCES, int((self.document.segments >= 0).sum()))
+            tokens_in_texts = int((self.document.segments >= 0).sum())
+            counts.update(dict.fromkeys(PAIR_SOURCES, tokens_in_texts))
         for name in ("geometry", "sinks"):
-            sums[name], counts[name] = np.nan_to_num(sums[name]), ~np.isnan(sums[name])
+            defined = ~np.isnan(sums[name])
+            sums[name] = np.nan_to_num(sums[name])
+            counts[name] = defined
         if np.isnan(sums["corpus_value"]).any():
-            sums["corpus_value"], counts["corpus_value"] = np.zeros_like(sums["corpus_value"]), 0
-        for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
-            membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
-            sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
-            counts[grouping] = membership_TG.sum(0)[:, None, None]
+            sums["corpus_value"] = np.zeros_like(sums["corpus_value"])
+            counts["corpus_value"] = 0
+        for grouping, group_T in (("token_class", self.document.classes), ("position", position_groups(tokens))):
+            name = f"ratios_by_{grouping}"
+            membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
+            sums[name] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
+            counts[name] = membership_TG.sum(0)[:, None, None]
+        row = dict(sums)
         for name, count in counts.items():
-            sums[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
-        return sums | {"label": np.array(self.document.label), "predicted": np.array(self.document.predicted)}
+            row[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
+        row["label"] = np.array(self.document.label)
+        row["predicted"] = np.array(self.document.predicted)
+        return row
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -126,15 +134,19 @@ class BatchMeasurer:
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
-        ratios, points = partial(mixing_ratios, self.methods), (*RATIO_POINTS, *ratio_points(self.methods))
-        return torch.stack(map_layers(ratios, self.base, self.batch(documents), points))
+        points = (*RATIO_POINTS, *ratio_points(self.methods))
+        by_layer = map_layers(partial(mixing_ratios, self.methods), self.base, self.batch(documents), points)
+        return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
         """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
-        batch = DocumentBlock(documents, slice(None), self.base.device)
-        sums_BLM = batch.sums(self.ratios(documents).permute(2, 3, 0, 1)).cpu().numpy()
-        counts = [np.full((1, 1), float(length)) for length in batch.lengths]
-        return [{name: sums, f"{name}_counts": count} for sums, count in zip(sums_BLM, counts, strict=True)]
+        batch = MicroBatch(documents, slice(None), self.base.device)
+        ratios_LMBT = self.ratios(documents)
+        sums_BLM = batch.sums(ratios_LMBT.permute(2, 3, 0, 1)).cpu().numpy()
+        rows = []
+        for sums_LM, tokens in zip(sums_BLM, batch.lengths, strict=True):
+            rows.append({name: sums_LM, f"{name}_counts": np.full((1, 1), float(tokens))})
+        return rows
 
     @cached_property
     def layer_constants(self) -> list[LayerConstants]:
@@ -152,10 +164,11 @@ class BatchMeasurer:
         `InputError` where the numbers are not to be trusted.
         """
         with torch.inference_mode():
-            work = _BatchPass(self, documents, sampled)
+            batch_pass = _BatchPass(self, documents, sampled)
             points = (*POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, work.inputs, work.visit, points, output_hidden_states=True)
-            return work.results(output)
+            read_layer = batch_pass.read_layer
+            output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
+            return batch_pass.results(output)
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         """Return the model's input."""
@@ -163,7 +176,7 @@ class BatchMeasurer:
 
 
 class SiteMeasures(NamedTuple):
-    """The geometry of a block of documents at some sites."""
+    """The geometry of a micro-batch at some sites, whose vectors are of one width."""
 
     sites: list[Site]
     measures_BXm: Tensor  # `GEOMETRY_MEASURES`, NaN for effective ranks
@@ -171,14 +184,14 @@ class SiteMeasures(NamedTuple):
     unit_sums_BXD: Tensor  # sums of vectors of norm 1
 
 
-class BlockMeasures(NamedTuple):
-    """Measures of a block of documents in one layer."""
+class MicroBatchMeasures(NamedTuple):
+    """Measures of a micro-batch in one layer."""
 
     ratios_BMT: Tensor
     to_first_BT: Tensor
     errors_BI: Tensor
     broken_B: Tensor  # True where a ratio is no number
-    counted: dict[str, Tensor]  # a layer's part of `DocumentMeasures.counted` by name, [B, ...]
+    statistics: dict[str, Tensor]  # a layer's part of `DocumentMeasures.statistics` by name, [B, ...]
     sites: list[SiteMeasures]
 
 
@@ -186,55 +199,39 @@ class _BatchPass:
     """One forward pass of a batch, read layer by layer."""
 
     def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
-        self.measurer, self.documents = measurer, documents
+        self.measurer = measurer
+        self.documents = documents
         self.sampled = [True] * len(documents) if sampled is None else list(sampled)
         self.inputs = measurer.batch(documents)
         self.mask_BT = self.inputs["attention_mask"].bool()
-        self.blocks = document_blocks(documents, measurer.base.device)
-        self.layers: list[list[BlockMeasures]] = []  # by layer and block
+        self.micro_batches = micro_batches(documents, measurer.base.device)
+        self.layers: list[list[MicroBatchMeasures]] = []  # by layer and micro-batch
         self.outputs: list[Tensor] = []  # by layer
         self.unread_sites = measurer.sites
-        self.words: list[Words] = []  # by block
+        self.words: list[Words] = []  # by micro-batch
         self.in_statistics = any(document.measured for document in documents)
         # Asked for here, as they take a forward pass of their own.
         self.constants = measurer.layer_constants if self.in_statistics else []
 
-    def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Read one layer."""
+    def read_layer(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
+        """Measure one layer that is through, micro-batch by micro-batch."""
         if not self.layers:
-            self._begin(layer_pass.call.stack, features)
+            self._read_embedding(layer_pass.call.stack, features)
         self.outputs.append(layer_pass.features["layer_output"])
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        def read(number: int) -> BlockMeasures:
-            return self._block_measures(number, layer_pass, features, new_sites)
+        def measure(number: int) -> MicroBatchMeasures:
+            return self._micro_batch_measures(number, layer_pass, features, new_sites)
 
-        self.layers.append(in_threads(read, range(len(self.blocks)), self.measurer.base.device))
+        numbers = range(len(self.micro_batches))
+        threads = task_threads(self.measurer.base.device)
+        if threads is None or len(numbers) < 2:  # a single one's products take all cores in this thread
+            self.layers.append([measure(number) for number in numbers])
+        else:
+            self.layers.append(list(threads.map(measure, numbers)))
 
-    def _block_measures(
-        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
-    ) -> BlockMeasures:
-        """Return the measures of the block with this number in one layer, and the geometry of `new_sites`."""
-        block = self.blocks[number]
-        without_padding = layer_pass.documents(block.places, block.tokens)
-        parts = all_parts(without_padding)
-        ratios_MBT = formulas(self.measurer.methods, parts).unflatten(-1, block.mask_BT.shape)
-        broken_B = (~ratios_MBT.isfinite() & block.mask_BT).any(0).any(-1)
-        to_first_BT = without_padding.attention.to_first().mean(-1)
-        # Scores are rounded as in the forward pass only where the padding is the same.
-        with_padding = layer_pass.documents(block.places)
-        errors_BI = identity_errors(with_padding, self.mask_BT[block.places], self.sampled[block.places])
-        counted: dict[str, Tensor] = {}
-        sites: list[SiteMeasures] = []
-        if self.in_statistics:
-            counted = self._counted(block, without_padding, parts)
-            vectors = {site: block.part(features[site]) for site in new_sites}
-            words_BTD = block.part(features[WORDS])
-            sites = self._sites(block, without_padding, vectors, words_BTD, self.words[number])
-        return BlockMeasures(ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_B, counted, sites)
-
-    def _begin(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
+    def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Read what there is before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
@@ -242,108 +239,184 @@ class _BatchPass:
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.in_statistics:
-            self.words = [Words(block.part(features[WORDS]), block.ids_BT) for block in self.blocks]
+            for micro_batch in self.micro_batches:
+                self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
-    def _counted(self, block: DocumentBlock, part: LayerPass, parts: Parts) -> dict[str, Tensor]:
-        """Return what the statistics take of a block of documents in one layer: sums over its tokens, by name."""
-        methods, constants = self.measurer.methods, self.constants[part.call.number - 1]
-        shape = block.mask_BT.shape
-        shifted = part.call.stack != self.measurer.family.stacks[0]
-        means_B1E, special_SB = block.means(part.value), block.special_positions(shifted)
-        values = ControlValues(constants.value_bias_E, self._corpus_values(block, part), means_B1E, special_SB)
-        controls_CMBT = control_ratios(methods, part, parts, values)
-        others_BTD = parts.attention.others.double().unflatten(0, shape)
-        own_BTD = parts.residual.own.double().unflatten(0, shape)
-        lengths = [others_BTD.square().sum(-1), others_BTD.norm(dim=-1), own_BTD.norm(dim=-1)]
-        by_name = {
-            "others": block.sums(others_BTD),
-            "lengths": block.sums(torch.stack(lengths, -1)),
-            "steps": block.sums(step_measures(part)),
-            "by_head": block.sums(head_ratios(part, constants.head_factors_HdR)),
-            "sinks": sink_measures(part, block.mask_BT, block.lengths),
+    @torch.inference_mode()  # which each thread chooses for itself
+    def _micro_batch_measures(
+        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
+    ) -> MicroBatchMeasures:
+        """Return the measures of the micro-batch with this number in one layer, and the geometry of `new_sites`."""
+        micro_batch = self.micro_batches[number]
+        without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
+        splits = split_layer(without_padding)
+        ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
+        broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
+        to_first_BT = without_padding.attention.to_first().mean(-1)
+        # Scores are rounded as in the forward pass only where the padding is the same.
+        with_padding = layer_pass.documents(micro_batch.places)
+        sampled = self.sampled[micro_batch.places]
+        errors_BI = identity_errors(with_padding, self.mask_BT[micro_batch.places], sampled)
+        statistics: dict[str, Tensor] = {}
+        sites: list[SiteMeasures] = []
+        if self.in_statistics:
+            statistics = self._layer_statistics(micro_batch, without_padding, splits)
+            vectors = {site: micro_batch.part(features[site]) for site in new_sites}
+            words_BTD = micro_batch.part(features[WORDS])
+            sites = self._site_measures(micro_batch, without_padding, vectors, words_BTD, self.words[number])
+        return MicroBatchMeasures(
+            ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_BT.any(-1), statistics, sites
+        )
+
+    def _layer_statistics(
+        self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits
+    ) -> dict[str, Tensor]:
+        """Return the sums over the tokens of each document in one layer, and `sinks`, `[B, ...]` by name."""
+        constants = self.constants[layer_pass.call.number - 1]
+        statistics = {
+            "steps": micro_batch.sums(step_measures(layer_pass)),
+            "by_head": micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR)),
+            "sinks": sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths),
         }
-        by_name |= zip(SAME_PASS, block.sums(controls_CMBT.permute(2, 3, 0, 1)).unbind(1), strict=True)
-        segments_BT = block.segments(shifted)
-        if segments_BT is not None:
-            sources_SMBT = source_ratios(methods, part, parts, segments_BT)
-            in_text_BT = (segments_BT == 0) | (segments_BT == 1)
-            sums_BSM = block.sums(sources_SMBT.masked_fill(~in_text_BT, 0).permute(2, 3, 0, 1))
-            by_name |= zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True)
-        return by_name
+        statistics.update(_contribution_sums(micro_batch, splits))
+        statistics.update(self._control_sums(micro_batch, layer_pass, splits, constants.value_bias_E))
+        statistics.update(self._source_sums(micro_batch, layer_pass, splits))
+        return statistics
 
-    def _corpus_values(self, block: DocumentBlock, part: LayerPass) -> Tensor:
-        """Return the values of the control `corpus_value`, as the layer's own `[B, T, E]`; NaN without a corpus."""
-        if self.measurer.corpus is None:
-            return torch.full_like(part.value, torch.nan)
-        return self.measurer.corpus.mean_over_others(part.call.number, block, part.value)
+    def _control_sums(
+        self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits, value_bias_E: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the sums of the ratios under each control of `SAME_PASS` `[B, M]`."""
+        corpus = self.measurer.corpus
+        if corpus is None:
+            corpus_BTE = torch.full_like(layer_pass.value, torch.nan)
+        else:
+            corpus_BTE = corpus.mean_over_others(layer_pass.call.number, micro_batch, layer_pass.value)
+        mean_B1E = micro_batch.means(layer_pass.value)
+        special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
+        values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, special_SB)
+        ratios_CMBT = control_ratios(self.measurer.methods, layer_pass, splits, values)
+        sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
+        return dict(zip(SAME_PASS, sums_BCM.unbind(1), strict=True))
 
-    def _sites(
-        self, block: DocumentBlock, part: LayerPass, vectors: Mapping[Site, Tensor], words_BTD: Tensor, words: Words
+    def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
+        """Return the sums of the ratios by each of `PAIR_SOURCES` `[B, M]`; nothing where texts are no pairs."""
+        segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
+        if segments_BT is None:
+            return {}
+        ratios_SMBT = source_ratios(self.measurer.methods, layer_pass, splits, segments_BT)
+        in_text_BT = (segments_BT == 0) | (segments_BT == 1)
+        ratios_BTSM = ratios_SMBT.masked_fill(~in_text_BT, 0).permute(2, 3, 0, 1)
+        sums_BSM = micro_batch.sums(ratios_BTSM)
+        return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
+
+    def _is_shifted(self, layer_pass: LayerPass) -> bool:
+        """Return True for a layer of a decoder after an encoder, which reads each token one place later."""
+        return layer_pass.call.stack != self.measurer.family.stacks[0]
+
+    def _site_measures(
+        self,
+        micro_batch: MicroBatch,
+        layer_pass: LayerPass,
+        vectors: Mapping[Site, Tensor],
+        words_BTD: Tensor,
+        words: Words,
     ) -> list[SiteMeasures]:
         """Return the geometry of some sites' `vectors`, of those alike in one computation."""
         alike: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
-            alike.setdefault((site.layer == part.call.number, vectors_BTD.shape), []).append(site)
-        mask_B1T, read = block.mask_BT.unsqueeze(1), []
+            in_layer = site.layer == layer_pass.call.number
+            alike.setdefault((in_layer, vectors_BTD.shape), []).append(site)
+        mask_B1T = micro_batch.mask_BT.unsqueeze(1)
+        in_first_stack = layer_pass.call.stack == self.first_stack
+        measured = []
         for (in_layer, shape), sites in alike.items():
-            comparable = part.call.stack == self.first_stack and shape == words_BTD.shape
             cloud = Cloud(torch.stack([vectors[site] for site in sites], 1), mask_B1T)
-            start = Cloud((part.x if in_layer else words_BTD).unsqueeze(1), mask_B1T)
-            measures = geometry_but_rank(cloud, start, words if comparable else None)
-            read.append(SiteMeasures(sites, measures, effective_ranks(cloud, block.lengths), cloud.unit_sum_D))
-        return read
+            start_BTD = layer_pass.x if in_layer else words_BTD
+            start = Cloud(start_BTD.unsqueeze(1), mask_B1T)
+            comparable = in_first_stack and shape == words_BTD.shape
+            measures_BXm = geometry_but_rank(cloud, start, words if comparable else None)
+            ranks_BX = effective_ranks(cloud, micro_batch.lengths)
+            measured.append(SiteMeasures(sites, measures_BXm, ranks_BX, cloud.unit_sum_D))
+        return measured
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
         errors_BLI = self._errors(output)
-        ratios_BMLT = self._joined(lambda block: self._padded(block.ratios_BMT), 2)
-        to_first_BLT = self._joined(lambda block: self._padded(block.to_first_BT), 1)
-        counted = self._counted_arrays() | self._site_arrays() if self.in_statistics else {}
-        measures = []
+        ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios_BMT), 2)
+        to_first_BLT = self._joined(lambda measures: self._padded(measures.to_first_BT), 1)
+        statistics: dict[str, npt.NDArray[Any]] = {}
+        if self.in_statistics:
+            statistics = self._joined_statistics()
+        results = []
         for place, document in enumerate(self.documents):
-            tokens = np.s_[place, ..., : len(document)]
-            own_counted = {name: array[place] for name, array in counted.items()} if document.measured else {}
-            arrays = (ratios_BMLT[tokens], to_first_BLT[tokens], errors_BLI[place])
-            measures.append(DocumentMeasures(document, *arrays, own_counted))
-        return measures
+            tokens = len(document)
+            own_statistics = {name: array[place] for name, array in statistics.items()} if document.measured else {}
+            results.append(
+                DocumentMeasures(
+                    document,
+                    ratios=ratios_BMLT[place, ..., :tokens],
+                    to_first=to_first_BLT[place, ..., :tokens],
+                    identities=errors_BLI[place],
+                    statistics=own_statistics,
+                )
+            )
+        return results
 
-    def _counted_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the statistics take of all layers, but for their sites: `[B, ...]` by name."""
-        by_head = [torch.cat([block.counted["by_head"] for block in layer]).T for layer in self.layers]
-        by_head_LHB = pad_sequence(by_head, batch_first=True, padding_value=torch.nan)  # some stacks have fewer heads
-        names = [name for name in self.layers[0][0].counted if name != "by_head"]
-        arrays = {name: self._joined(lambda block, name=name: block.counted[name], 1) for name in names}  # type: ignore[misc]
-        return arrays | {"by_head": by_head_LHB.permute(2, 1, 0).cpu().numpy()}
+    def _joined_statistics(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the statistics of all layers and sites on the host: `[B, ...]` by name."""
+        statistics = {}
+        for name in self.layers[0][0].statistics:
+            if name != "by_head":
+                statistics[name] = self._joined_statistic(name)
+        statistics["by_head"] = self._joined_heads()
+        statistics["geometry"], statistics["unit_sums"] = self._joined_sites()
+        return statistics
 
-    def _site_arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _joined_statistic(self, name: str) -> npt.NDArray[Any]:
+        return self._joined(lambda measures: measures.statistics[name], 1)
+
+    def _joined_heads(self) -> npt.NDArray[Any]:
+        """Return the sums of each head's ratio `[B, heads, layers]`; NaN where a stack has fewer heads."""
+        by_layer = []
+        for layer in self.layers:
+            sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
+            by_layer.append(sums_BH.T)
+        sums_LHB = pad_sequence(by_layer, batch_first=True, padding_value=torch.nan)
+        return np.asarray(sums_LHB.permute(2, 1, 0).cpu().numpy())
+
+    def _joined_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry of all sites, and sums of unit vectors, to whose width zeros are added."""
-        groups = [group for layer in self.layers for group in zip(*(block.sites for block in layer), strict=True)]
-        sites = [site for blocks in groups for site in blocks[0].sites]
+        groups: list[tuple[SiteMeasures, ...]] = []  # the same sites of every micro-batch
+        for layer in self.layers:
+            groups.extend(zip(*(measures.sites for measures in layer), strict=True))
+        sites = [site for group in groups for site in group[0].sites]
         order = [sites.index(site) for site in self.measurer.sites]
-        measures_BXm = torch.cat([torch.cat([each.measures_BXm for each in blocks]) for blocks in groups], 1).cpu()
-        ranks_BX = torch.cat([torch.cat([each.ranks_BX.result() for each in blocks]) for blocks in groups], 1)
-        measures_BXm[..., RANK] = ranks_BX
-        sums = [torch.cat([each.unit_sums_BXD for each in blocks]) for blocks in groups]
-        width = max(each.shape[-1] for each in sums)
-        sums_BXD = torch.cat([pad(each, (0, width - each.shape[-1])) for each in sums], 1).float().cpu()
-        return {"geometry": measures_BXm[:, order].numpy(), "unit_sums": sums_BXD[:, order].numpy()}
+
+        measures = [torch.cat([measured.measures_BXm for measured in group]) for group in groups]
+        measures_BXm = torch.cat(measures, 1).cpu()
+        ranks = [torch.cat([measured.ranks_BX.result() for measured in group]) for group in groups]
+        measures_BXm[..., RANK] = torch.cat(ranks, 1)
+
+        unit_sums = [torch.cat([measured.unit_sums_BXD for measured in group]) for group in groups]
+        width = max(sums_BXD.shape[-1] for sums_BXD in unit_sums)
+        of_one_width = [pad(sums_BXD, (0, width - sums_BXD.shape[-1])) for sums_BXD in unit_sums]
+        unit_sums_BXD = torch.cat(of_one_width, 1).float().cpu()
+        return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _errors(self, output: Any) -> npt.NDArray[np.float64]:
         """Return the errors of all levels `[B, levels, I]`; `InputError` where a number is not to be trusted."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         levels = [self.embedding_errors_BI]
         for layer, error_B in zip(self.layers, self._state_errors(output), strict=True):
-            levels.append(torch.cat([block.errors_BI for block in layer]))
-            levels[-1][:, hidden_states] = error_B
+            errors_BI = torch.cat([measures.errors_BI for measures in layer])
+            errors_BI[:, hidden_states] = error_B
+            levels.append(errors_BI)
         errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
-        broken_BL = self._joined(lambda block: block.broken_B, 1)
+        broken_BL = self._joined(lambda measures: measures.broken_B, 1)
         self._check_errors(0, errors_BLI[:, 0])
         for number in range(1, len(levels)):
-            broken_B = broken_BL[:, number - 1]
-            if broken_B.any():
-                place = f"layer {number} of {self.documents[int(broken_B.argmax())].name}"
-                name = checkpoint_name(self.measurer.base)
-                raise InputError(f"{name}: {place} holds NaN or infinite values; the weights are broken")
+            self._check_finite(number, broken_BL[:, number - 1])
             self._check_errors(number, errors_BLI[:, number])
         return errors_BLI
 
@@ -353,13 +426,26 @@ class _BatchPass:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
         else:
             recorded = [output.hidden_states[1:]]
-        last = -1
+        errors = []
+        layer = 0
         for stack, states in zip(self.measurer.family.stacks, recorded, strict=True):
-            last += len(states)
-            for norm in optional_modules(self.measurer.base, filter(None, [stack.final_norm])):
+            final_norm = optional_modules(self.measurer.base, [stack.final_norm] if stack.final_norm else [])
+            last = layer + len(states) - 1
+            for norm in final_norm:
                 self.outputs[last] = norm(self.outputs[last])
-        compared = zip(self.outputs, chain(*recorded), strict=True)
-        return [vector_errors(computed, true, self.mask_BT) for computed, true in compared]
+            for state_BTD in states:
+                errors.append(vector_errors(self.outputs[layer], state_BTD, self.mask_BT))
+                layer += 1
+        return errors
+
+    def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
+        """Raise `InputError` for a document with a ratio that is no number."""
+        if broken_B.any():
+            document = self.documents[int(broken_B.argmax())].name
+            raise InputError(
+                f"{checkpoint_name(self.measurer.base)}: layer {layer} of {document} holds NaN or infinite values; "
+                "the weights are broken"
+            )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
         """Raise `InputError` where an error is above the tolerance."""
@@ -375,10 +461,19 @@ class _BatchPass:
                 )
 
     def _padded(self, values: Tensor) -> Tensor:
-        """Return values of a block's tokens, the last axis, with zeros up to the longest document of the batch."""
+        """Return values of a micro-batch's tokens, the last axis, with zeros up to the longest of the batch."""
         return pad(values, (0, self.mask_BT.shape[-1] - values.shape[-1]))
 
-    def _joined(self, part: Callable[[BlockMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
-        """Return a part of what was read, on the host: the documents of all blocks, with the layers at an axis."""
-        by_layer = [torch.cat([part(block) for block in layer]) for layer in self.layers]
+    def _joined(self, tensor_of: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
+        """Return one of the tensors on the host: the documents of all micro-batches, with the layers at an axis."""
+        by_layer = [torch.cat([tensor_of(measures) for measures in layer]) for layer in self.layers]
         return np.asarray(torch.stack(by_layer, axis).cpu().numpy())
+
+
+def _contribution_sums(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
+    """Return the sums of what other tokens give `[B, D]`, and of its lengths and the token's own part's `[B, 3]`."""
+    shape = micro_batch.mask_BT.shape
+    others_BTD = splits.attention.others.double().unflatten(0, shape)
+    own_BTD = splits.residual.own.double().unflatten(0, shape)
+    lengths = [others_BTD.square().sum(-1), others_BTD.norm(dim=-1), own_BTD.norm(dim=-1)]
+    return {"others": micro_batch.sums(others_BTD), "lengths": micro_batch.sums(torch.stack(lengths, -1))}

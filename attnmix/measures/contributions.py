@@ -1,12 +1,13 @@
-"""The vectors of which contribution matrices are made, a block of sources at a time, and the rollouts; in float64.
+"""The vectors of which contribution matrices are made, a chunk of sources at a time, and the rollouts; in float64.
 
 float64, because 1 - cos of nearly equal vectors has no digits left in float32. Shapes: L layers, H heads,
-T tokens, J sources of a block, D hidden.
+T tokens, J sources of a chunk, D hidden.
 """
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, do
 from attnmix.measures.input_parts import document_shares
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
-from attnmix.measures.ratios import all_parts, mixing_ratios
+from attnmix.measures.ratios import mixing_ratios, split_layer
 from attnmix.measures.swaps import SWAPS, document_swaps
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
@@ -29,8 +30,8 @@ from attnmix.models.families import PROJECTED, family_of
 
 Doubles = npt.NDArray[np.float64]
 
-BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a block of sources, which a processor's cache holds
-DEVICE_BLOCK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
+CHUNK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a chunk of sources, which a processor's cache holds
+DEVICE_CHUNK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
 
 
 def contributions(
@@ -43,14 +44,17 @@ def contributions(
     attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than its encoder.
     """
     matrices: dict[str, Tensor] = {}
-    for each in declared:
-        raw = torch.stack([raw[each.name] for raw in by_layer])
-        rows = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
-        if each.rollout is not None:
-            skipped = (rows + _identity(rows)) / 2 if each.rollout == "with identity" else rows
-            stacks = skipped.tensor_split(list(starts[1:]))
-            matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
-        matrices[each.name] = rows.masked_fill(raw.sum(-1, keepdim=True) < each.min_raw_sum, torch.nan)
+    for matrix in declared:
+        raw_LTT = torch.stack([raw[matrix.name] for raw in by_layer])
+        rows_LTT = rows_to_one(raw_LTT) if matrix.rows == "made to sum to 1" else raw_LTT
+        if matrix.rollout is not None:
+            steps_LTT = rows_LTT
+            if matrix.rollout == "with identity":
+                steps_LTT = (rows_LTT + _identity(rows_LTT)) / 2
+            stacks = steps_LTT.tensor_split(list(starts[1:]))
+            matrices[matrix.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
+        without_structure_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
+        matrices[matrix.name] = rows_LTT.masked_fill(without_structure_LT1, torch.nan)
     return matrices
 
 
@@ -74,18 +78,21 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
-    tokens, block = len(layer_pass.x), layer_pass.block
+    tokens = len(layer_pass.x)
+    block = layer_pass.block
     value_THd = layer_pass.attention.value.transpose(0, 1)
-    f_THD = torch.einsum("thd,hde->the", value_THd, block.output.W.unflatten(0, (value_THd.shape[1], -1)))
+    W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
+    f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
     weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
     output_TD = block.rest(layer_pass.call, layer_pass.x, layer_pass.features["attention_output"])
-    raw = {each.name: layer_pass.x.new_empty(tokens, tokens) for each in declared}
-    numbers = BLOCK_NUMBERS if f_THD.is_cpu else DEVICE_BLOCK_NUMBERS
+    raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
+    numbers = CHUNK_NUMBERS if f_THD.is_cpu else DEVICE_CHUNK_NUMBERS
     size = max(1, numbers // layer_pass.x.numel())
-    for sources in (slice(start, start + size) for start in range(0, tokens, size)):
-        source_block = SourceBlock(layer_pass, output_TD, sources, weights_JTH[sources], f_THD[sources])
-        for each in declared:
-            raw[each.name][:, sources] = each.formula(source_block).T
+    for start in range(0, tokens, size):
+        sources = slice(start, start + size)
+        chunk = SourceChunk(layer_pass, output_TD, sources, weights_JTH[sources], f_THD[sources])
+        for matrix in declared:
+            raw[matrix.name][:, sources] = matrix.formula(chunk).T
     return raw
 
 
@@ -93,12 +100,12 @@ def coherence(layer_pass: LayerPass) -> Tensor:
     """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| of each token `[T]` of one document in one layer, in [0, 1]."""
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
     others_T = norms_TT.sum(-1) - norms_TT.diagonal()
-    length_T = all_parts(layer_pass).attention.others.norm(dim=-1)
+    length_T = split_layer(layer_pass).attention.others.norm(dim=-1)
     return torch.where(others_T > 0, length_T / others_T, torch.nan)
 
 
 @dataclass(frozen=True)
-class SourceBlock:
+class SourceChunk:
     """The contributions of J sources to each of T tokens in one layer."""
 
     layer_pass: LayerPass
@@ -115,9 +122,11 @@ class SourceBlock:
     @cached_property
     def bias_JTD(self) -> Tensor:
         """The part of it that b_V gives, whatever the source is."""
-        output, heads = self.layer_pass.block.output, self.attention_JTH.shape[-1]
-        bias_Hd, W_O = self.layer_pass.value_bias.unflatten(0, (heads, -1)), output.W.unflatten(0, (heads, -1))
-        return self.attention_JTH @ torch.einsum("hd,hde->he", bias_Hd, W_O)
+        heads = self.attention_JTH.shape[-1]
+        bias_Hd = self.layer_pass.value_bias.unflatten(0, (heads, -1))
+        W_HdD = self.layer_pass.block.output.W.unflatten(0, (heads, -1))
+        bias_HD = torch.einsum("hd,hde->he", bias_Hd, W_HdD)
+        return self.attention_JTH @ bias_HD
 
     @cached_property
     def F_JTD(self) -> Tensor:
@@ -134,7 +143,9 @@ class SourceBlock:
 
     def through_output_norm(self) -> Tensor:
         """Return the T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
-        block, features, parts_JTD = self.layer_pass.block, self.layer_pass.features, self.T_JTD
+        block = self.layer_pass.block
+        features = self.layer_pass.features
+        parts_JTD = self.T_JTD
         if "cross_attention_norm" in features:
             whole_TD = self.layer_pass.attended + features["cross_attention_output"]
             parts_JTD = block.cross_attention_norm.part(parts_JTD, whole_TD)
@@ -142,9 +153,27 @@ class SourceBlock:
 
     def output_without(self, part_JTD: Tensor) -> Tensor:
         """Return the layer's output `[J, T, D]` without a part of W_O's output, such as `projected_JTD`."""
-        layer_pass, block = self.layer_pass, self.layer_pass.block
+        layer_pass = self.layer_pass
+        block = layer_pass.block
         attention_output_JTD = block.attention_output_norm(layer_pass.projected - part_JTD)
         return block.rest(layer_pass.call, layer_pass.x, attention_output_JTD)
+
+
+class _Compared(NamedTuple):
+    """The measures of one document with which derivatives are compared."""
+
+    ratios_LMT: Tensor
+    matrices: dict[str, Tensor]  # and rollouts, in their order: [L, T, T] by name
+    coherence_LT: Tensor
+
+    def agreement(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
+        """Return each layer's correlation `[L, M]` of ratios with `others_LT`, and of matrices with `entries_LTT`."""
+        correlations = []
+        for ratios_LT in self.ratios_LMT.unbind(1):
+            correlations.append(_mean_spearman(ratios_LT[:, None], others_LT[:, None]))
+        for matrix_LTT in self.matrices.values():
+            correlations.append(_mean_spearman(matrix_LTT, entries_LTT))
+        return np.stack(correlations, axis=1)
 
 
 class DocumentMeasurer:
@@ -152,8 +181,10 @@ class DocumentMeasurer:
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str]) -> None:
         family = family_of(base.config)
-        self.base, self.base_32 = copy.deepcopy(base).double(), base
-        self.methods, self.matrices = family.present(methods), family.present(matrices)
+        self.base = copy.deepcopy(base).double()
+        self.base_32 = base
+        self.methods = family.present(methods)
+        self.matrices = family.present(matrices)
         self.declared = [LAYER_MATRICES[name] for name in self.matrices]
         sites = widths(base)
         self.layers = max(site.layer for site in sites)
@@ -193,15 +224,7 @@ class DocumentMeasurer:
         A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over the
         document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
         """
-
-        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-            declared = self._matrices_on_host(layer_pass)
-            return declared, mixing_ratios(self.methods, layer_pass), coherence(layer_pass)
-
-        by_layer, ratios, coherences = zip(*self._map_layers(measure, ids), strict=True)
-        matrices = contributions(self.declared, by_layer, self.starts)
-        names = with_rollouts(self.matrices)
-        ratios_LMT = torch.stack(ratios)
+        compared = self._compared(ids)
         chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
         level, agreement = [], []
         for reference in REFERENCES:
@@ -209,20 +232,37 @@ class DocumentMeasurer:
                 norms = derivative_norms(chains, reference, directions, seed)
                 shares_LFT = levels(norms)
             level.append(shares_LFT.cpu().numpy())
-            others_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
-            pairs = [(ratios_LT[:, None], others_LT[:, None]) for ratios_LT in ratios_LMT.unbind(1)]
-            pairs += [(matrices[name], norms.entries_LTT) for name in names]
-            agreement.append(np.stack([_mean_spearman(*pair) for pair in pairs], axis=1))
-        mixing = [1 - matrices[name].diagonal(dim1=-2, dim2=-1).cpu().numpy() for name in names if name in ROLLOUTS]
-        from_words_LFT = level[REFERENCES.index("word_embedding")]
+            agreement.append(compared.agreement(shares_LFT[:, FORMS.index("sum_of_norms")], norms.entries_LTT))
+        swaps = [self._swaps(ids, donor_ids) for donor_ids in donors]
+        from_input = []
+        for name, matrix_LTT in compared.matrices.items():
+            if name in ROLLOUTS:
+                own_L1T = matrix_LTT.diagonal(dim1=-2, dim2=-1)[:, None]
+                from_input.append(1 - own_L1T.cpu().numpy())
+        from_input.append(level[REFERENCES.index("word_embedding")])
         return {
             "level": np.stack(level),
-            "swap": np.concatenate([self._swaps(ids, donor_ids) for donor_ids in donors], axis=1),
-            "coherence": torch.stack(coherences)[:, None].cpu().numpy(),
-            "ratio": ratios_LMT.cpu().numpy(),
-            "from_input": np.concatenate([each[:, None] for each in mixing] + [from_words_LFT], axis=1),
+            "swap": np.concatenate(swaps, axis=1),
+            "coherence": compared.coherence_LT[:, None].cpu().numpy(),
+            "ratio": compared.ratios_LMT.cpu().numpy(),
+            "from_input": np.concatenate(from_input, axis=1),
             "agreement": np.stack(agreement)[..., None],
         }
+
+    def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
+        """Return the ratios, matrices and coherence of the document, by one forward pass."""
+        matrices_by_layer: list[dict[str, Tensor]] = []
+        coherences: list[Tensor] = []
+
+        def measure(layer_pass: LayerPass) -> Tensor:
+            matrices_by_layer.append(self._matrices_on_host(layer_pass))
+            coherences.append(coherence(layer_pass))
+            return mixing_ratios(self.methods, layer_pass)
+
+        ratios_LMT = torch.stack(self._map_layers(measure, ids))
+        matrices = contributions(self.declared, matrices_by_layer, self.starts)
+        in_order = {name: matrices[name] for name in with_rollouts(self.matrices)}
+        return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
     def _matrices_on_host(self, layer_pass: LayerPass) -> dict[str, Tensor]:
         """Return the raw matrices of one layer; a GPU holds those of one layer, however many there are."""
@@ -246,7 +286,7 @@ class DocumentMeasurer:
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return what `function` makes of each layer of the document, without the axis of a batch."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(lambda each: function(each.document(0)), self.base, self._batch(ids), points)
+        return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         return padded([ids.tolist()], 0, self.base.device)
@@ -258,9 +298,12 @@ def attention_gain(layer_pass: LayerPass) -> float:
     The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1], of the pass of a text of one token: the root
     mean square by which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
     """
-    value, output = value_map(layer_pass), layer_pass.block.output
-    W, b = value.W @ output.W, value.b @ output.W + output.b
-    return float(torch.sqrt((W.double().square().sum() + b.double().square().sum()) / (len(W) + 1)))
+    value = value_map(layer_pass)
+    output = layer_pass.block.output
+    W = value.W @ output.W
+    b = value.b @ output.W + output.b
+    squared_norm = W.double().square().sum() + b.double().square().sum()
+    return float(torch.sqrt(squared_norm / (len(W) + 1)))
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:

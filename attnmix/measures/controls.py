@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from attnmix.core.names import PREACTIVATION
-from attnmix.measures.document_blocks import DocumentBlock
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.micro_batches import MicroBatch
+from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
 from attnmix.measures.sinks import without_special_sources
 from attnmix.models.attention import AttentionCall, implementation_of
 from attnmix.models.checkpoint import load_config
@@ -76,7 +76,7 @@ class CorpusValues:
         """Return them from the forward passes of `batches` of documents; None without any."""
         sums_LGE, counts_G, names = torch.zeros(()), torch.zeros(()), set[str]()
         for documents in batches:
-            batch = DocumentBlock(documents, slice(None), base.device)
+            batch = MicroBatch(documents, slice(None), base.device)
             members_NG = batch.members_BTG.flatten(0, 1)
 
             def summed(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
@@ -88,21 +88,24 @@ class CorpusValues:
             names.update(batch.names)
         return cls(sums_LGE, counts_G, names) if names else None
 
-    def mean_over_others(self, layer: int, block: DocumentBlock, value_BTE: Tensor) -> Tensor:
+    def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
         """Return the mean over the other texts for each token of some documents, whose own values are given.
 
         Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
         """
-        members_BGT = block.members_within(self.names).mT
+        members_BGT = micro_batch.members_within(self.names).mT
         sums_BGE = self.values_LGE[layer - 1] - members_BGT @ value_BTE.double()
         counts_BG1 = (self.counts_G - members_BGT.sum(-1)).unsqueeze(-1)
-        sums_BCE, counts_BC1 = (each.unflatten(1, (len(CLASSES), -1)).sum(2) for each in (sums_BGE, counts_BG1))
+        by_class = (len(CLASSES), len(POSITIONS))
+        sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
+        counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
         # Without any token a sum is what rounding left of the difference, so it is not divided by 0.
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
-        mean_BTE = torch.take_along_dim(mean_BGE, block.groups_BT.unsqueeze(-1), 1).to(value_BTE)
-        return mean_BTE.masked_fill(~block.mask_BT.unsqueeze(-1), 0)  # a NaN there would pass on with a weight of 0
+        mean_BTE = torch.take_along_dim(mean_BGE, micro_batch.groups_BT.unsqueeze(-1), 1).to(value_BTE)
+        # A NaN of padding would pass on with a weight of 0.
+        return mean_BTE.masked_fill(~micro_batch.mask_BT.unsqueeze(-1), 0)
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
@@ -115,7 +118,11 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
     sample_NC[list(sample)] = counts_NC[list(sample)]
     in_others_NC = sample_NC.sum(0) - sample_NC
     alone_NC = (counts_NC > 0) & (in_others_NC == 0)
-    return {int(number): CLASSES[int(alone_NC[number].argmax())] for number in np.flatnonzero(alone_NC.any(1))}
+    classes = {}
+    for number in np.flatnonzero(alone_NC.any(1)):
+        first_class = int(alone_NC[number].argmax())
+        classes[int(number)] = CLASSES[first_class]
+    return classes
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
@@ -133,13 +140,15 @@ class ControlValues(NamedTuple):
     special_SB: Tensor  # positions of each document's special tokens, then -1
 
 
-def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, values: ControlValues) -> Tensor:
+def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, values: ControlValues) -> Tensor:
     """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[controls, methods, B, T]`.
 
-    `parts` are those of all their tokens, as they are.
+    `splits` are those of all their tokens, as they are.
     """
-    W_ED, diagonal_BTH = layer_pass.block.output.W, layer_pass.diagonal
+    W_ED = layer_pass.block.output.W
+    diagonal_BTH = layer_pass.diagonal
     W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
+    heads_shape = W_HdD.shape[:2]
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
     unbiased_BTE = layer_pass.value - values.bias_E
@@ -147,23 +156,28 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, 
     all_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
     own_2BTD = scaled_heads(diagonal_BTH, values_2BTE) @ W_ED
     others_2BTD = all_2BTE @ W_ED - own_2BTD
+    without_bias = Split(own_2BTD[0].flatten(0, 1), others_2BTD[0].flatten(0, 1))
+    corpus = Split(own_2BTD[1].flatten(0, 1), others_2BTD[1].flatten(0, 1))
+
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
-    f_BHD = torch.einsum("bhd,hde->bhe", values.mean_B1E.squeeze(1).unflatten(-1, W_HdD.shape[:2]), W_HdD)
-    text_mean = Split(*(weights_2BTH @ f_BHD).flatten(1, 2))
-    without_bias, corpus = map(Split, own_2BTD.flatten(1, 2), others_2BTD.flatten(1, 2))
-    without_special = without_special_sources(layer_pass, parts, values.special_SB)
+    mean_BHd = values.mean_B1E.squeeze(1).unflatten(-1, heads_shape)
+    f_BHD = torch.einsum("bhd,hde->bhe", mean_BHd, W_HdD)
+    own_ND, others_ND = (weights_2BTH @ f_BHD).flatten(1, 2)
+    text_mean = Split(own_ND, others_ND)
+    without_special = without_special_sources(layer_pass, splits, values.special_SB)
+
     # In the order of `SAME_PASS`.
     projected = _stacked([text_mean, corpus, without_bias, without_special.projected])
-    weight_N = parts.mixed_weight
+    weight_N = splits.mixed_weight
     weight_CN = torch.stack([weight_N, weight_N, weight_N, without_special.mixed_weight])
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, W_HdD.shape[:2]), W_HdD)
-        mean_layer, without_bias_layer = _layers_of_constants(parts, weights_2BTH, f_BHD, bias_HD)
-        corpus_layer = parts.with_others(corpus, weight_N).layer
-        without_special_layer = without_special.layer_with_own(parts.layer.own)
+        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, heads_shape), W_HdD)
+        mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, f_BHD, bias_HD)
+        corpus_layer = splits.with_others(corpus, weight_N).layer
+        without_special_layer = without_special.layer_with_own(splits.layer.own)
         layer = _stacked([mean_layer, corpus_layer, without_bias_layer, without_special_layer])
-    ratios_MCN = formulas(methods, parts.with_others(projected, weight_CN, layer))
+    ratios_MCN = apply_formulas(methods, splits.with_others(projected, weight_CN, layer))
     ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
 
@@ -173,19 +187,23 @@ def _stacked(splits: Sequence[Split]) -> Split:
     return Split(torch.stack([split.own for split in splits]), torch.stack([split.others for split in splits]))
 
 
-def _layers_of_constants(parts: Parts, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor) -> tuple[Split, Split]:
-    """Return `Parts.layer` of `text_mean_value` and of `without_value_bias`, where heads add multiples of one vector.
+def _layers_of_constants(
+    splits: LayerSplits, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor
+) -> tuple[Split, Split]:
+    """Return `LayerSplits.layer` of `text_mean_value` and of `without_value_bias`.
 
-    `f_BHD` is the vector of each head of a text that is every value's, `bias_HD` that of b_V. The network's first
-    Linear takes the vectors of the heads, not the many sums of them.
+    Heads add multiples of one vector in both: `f_BHD` is the vector of each head of a text that is every value's,
+    `bias_HD` that of b_V. The network's first Linear takes the vectors of the heads, not the many sums of them.
     """
-    rest, norm = parts.rest, parts.block.attention_output_norm
+    rest = splits.rest
+    norm = splits.block.attention_output_norm
     assert rest is not None
-    divided_2BTH = (weights_2BTH.flatten(1, 2) / norm.deviation(parts.projected_ND)).view_as(weights_2BTH)
+    divided_2NH = weights_2BTH.flatten(1, 2) / norm.deviation(splits.projected_ND)
+    divided_2BTH = divided_2NH.view_as(weights_2BTH)
     means = rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
     biases = rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
-    mean_network = means.add_own(rest.network_part(parts.x_ND))
-    without_bias_network = parts.network.minus(biases)
+    mean_network = means.add_own(rest.network_part(splits.x_ND))
+    without_bias_network = splits.network.minus(biases)
     return Split(*rest.output(mean_network)), Split(*rest.output(without_bias_network))
 
 
@@ -238,4 +256,6 @@ def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
         contexts.append(weights_BHRT @ value_BHTx)
         row_sums.append(weights_BHRT.sum(-1))
     context_BHTVd = torch.cat(contexts, -2).unflatten(-1, (len(values_VBTE), -1))
-    return context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2), torch.cat(row_sums, -1).transpose(-1, -2)
+    context_VBTE = context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2)
+    row_sums_BTH = torch.cat(row_sums, -1).transpose(-1, -2)
+    return context_VBTE, row_sums_BTH

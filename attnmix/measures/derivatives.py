@@ -40,7 +40,7 @@ from transformers.activations import ACT2FN
 
 from attnmix.core.names import Site
 from attnmix.models.attention import attention_by, explicit
-from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, recording
+from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, layer_hooks, recording
 from attnmix.models.families import family_of, optional_modules
 
 Reference = Literal["word_embedding", "layer_input"]
@@ -72,7 +72,12 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     calls: list[LayerCall] = []
     chains: list[Chain] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
-    with torch.no_grad(), recording(base, points, calls.append) as features:
+
+    def append_layer(*_: object) -> None:
+        assert features.layer is not None  # torch calls this after a layer
+        calls.append(features.layer)
+
+    with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
         base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
         for stack, point in zip(family_of(base.config).stacks, points, strict=False):
             layers = [call for call in calls if call.stack == stack]

@@ -1,4 +1,4 @@
-"""Documents as the measures see them, read from what `tokenize` wrote, a block of them at a time."""
+"""Documents as the measures see them, read from what `tokenize` wrote, a row group of its files at a time."""
 
 import itertools
 from collections.abc import Iterator
@@ -44,10 +44,12 @@ class Document:
             closing = int((self.words[::-1] >= 0).argmax())
             return self.take(np.r_[: length - closing, len(self) - closing : len(self)])
         special = np.flatnonzero(self.segments < 0)
-        shorter, longer = sorted((np.flatnonzero(self.segments == text) for text in (0, 1)), key=len)
+        texts = [np.flatnonzero(self.segments == text) for text in (0, 1)]
+        shorter, longer = sorted(texts, key=len)
         room = max(0, length - len(special))
         shorter = shorter[: room // 2]
-        return self.take(np.sort(np.concatenate([special, shorter, longer[: room - len(shorter)]])))
+        longer = longer[: room - len(shorter)]
+        return self.take(np.sort(np.concatenate([special, shorter, longer])))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
         """Return the tokens at these places, in their order."""
@@ -63,20 +65,36 @@ def position_groups(tokens: int) -> npt.NDArray[np.int64]:
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     """Return the documents of rows of `texts.parquet` with all their rows of `tokens.parquet`."""
     ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
-    classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
-    columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
-    arrays = (np.split(column, ends) for column in columns)
-    segments = np.split(np.array(tokens[store.SEGMENT]), ends) if store.SEGMENT in tokens else [None] * len(texts)
-    fields = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
-    rows: Iterator[Any] = zip(texts["document"], *arrays, *fields, strict=True)
-    return [Document(*row) for row in rows]
+    class_numbers = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
+    ids = np.split(np.array(tokens["token_id"], np.int32), ends)
+    classes = np.split(class_numbers.astype(np.int8), ends)
+    words = np.split(np.array(tokens["word"], np.int32), ends)
+    segments: list[Any] = [None] * len(texts)
+    if store.SEGMENT in tokens:
+        segments = np.split(np.array(tokens[store.SEGMENT]), ends)
+    documents = []
+    columns = ["document", "measured", "label", "predicted_label"]
+    for place, (name, measured, label, predicted) in enumerate(texts[columns].itertuples(index=False)):
+        document = Document(
+            name,
+            ids[place],
+            classes[place],
+            words[place],
+            measured=bool(measured),
+            label=label,
+            predicted=predicted,
+            segments=segments[place],
+        )
+        documents.append(document)
+    return documents
 
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
-    """Yield the documents of all texts in their order; one block of them is in memory."""
-    for number, tokens in enumerate(files.token_blocks(READ_COLUMNS)):
-        block = files.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
-        yield from documents_of(block, tokens)
+    """Yield the documents of all texts in their order; one row group of them is in memory."""
+    for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
+        first = number * store.ROW_GROUP_TEXTS
+        texts = files.documents.iloc[first : first + store.ROW_GROUP_TEXTS]
+        yield from documents_of(texts, tokens)
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
@@ -86,33 +104,36 @@ def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
 
 
 class Corpus:
-    """The measured reviews of a run, numbered in their order; one block of them is in memory."""
+    """The measured reviews of a run, numbered in their order; one row group of them is in memory."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
         self.files = files
         self.texts = files.documents[files.documents["measured"]]  # the first rows
-        names = ("tokens", "label", "predicted_label")
-        self.lengths, self.labels, self.predicted = (self.texts[name].to_numpy() for name in names)
-        self.blocks = range(-(-len(self.texts) // store.BLOCK))
-        self._block: tuple[int, list[Document]] = (-1, [])
+        self.lengths = self.texts["tokens"].to_numpy()
+        self.labels = self.texts["label"].to_numpy()
+        self.predicted = self.texts["predicted_label"].to_numpy()
+        self.row_groups = range(-(-len(self.texts) // store.ROW_GROUP_TEXTS))
+        self._read_group: tuple[int, list[Document]] = (-1, [])
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def rows(self, block: int) -> slice:
-        """Return the numbers of a block's documents."""
-        return slice(block * store.BLOCK, (block + 1) * store.BLOCK)
+    def rows(self, row_group: int) -> slice:
+        """Return the numbers of the documents in a row group of the file."""
+        first = row_group * store.ROW_GROUP_TEXTS
+        return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return a document; the last block read is kept."""
-        block, place = divmod(number, store.BLOCK)
-        if self._block[0] != block:
-            (tokens,) = self.files.token_blocks(READ_COLUMNS, [block])
-            texts = self.texts.iloc[self.rows(block)]
-            self._block = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
-        return self._block[1][place]
+        """Return a document; the row group read last is kept."""
+        row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
+        if self._read_group[0] != row_group:
+            (tokens,) = self.files.token_row_groups(READ_COLUMNS, [row_group])
+            texts = self.texts.iloc[self.rows(row_group)]
+            self._read_group = (row_group, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
+        return self._read_group[1][place]
 
-    def batches(self, block: int, batch_tokens: int) -> list[list[int]]:
+    def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
         """Return the numbers of documents of similar length in one padded batch."""
-        numbers = np.arange(len(self))[self.rows(block)]
-        return [numbers[batch].tolist() for batch in batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)]
+        numbers = np.arange(len(self))[self.rows(row_group)]
+        batches = batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)
+        return [numbers[batch].tolist() for batch in batches]

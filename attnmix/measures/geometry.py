@@ -39,16 +39,21 @@ class Cloud:
         """Take vectors, and which of their rows are tokens `[..., T]`; without a mask all are."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool) if mask is None else mask
         mask_T1 = self.mask.unsqueeze(-1)
-        self.vectors, self.width = vectors, vectors.shape[-1]
+        self.vectors = vectors
+        self.width = vectors.shape[-1]
         self.tokens = self.mask.sum(-1).double()
         x_TD = vectors.masked_fill(~mask_T1, 0).double()
         length_T = x_TD.norm(dim=-1)
-        self.unit_sum_D = (1 / length_T.clamp_min(SHORTEST)).unsqueeze(-2).matmul(x_TD).squeeze(-2)
-        mean_1D = (x_TD.sum(-2) / self.tokens.unsqueeze(-1)).unsqueeze(-2)
-        self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)  # zeros for padding
+        inverse_length_1T = (1 / length_T.clamp_min(SHORTEST)).unsqueeze(-2)
+        self.unit_sum_D = inverse_length_1T.matmul(x_TD).squeeze(-2)
+        mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
+        self.centred_TD = x_TD.addcmul_(mask_T1, mean_D.unsqueeze(-2), value=-1)  # zeros for padding
         # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long text needs no T x T.
         self.by_tokens = vectors.shape[-2] <= self.width
-        self.gram_NN = self.centred_TD @ self.centred_TD.mT if self.by_tokens else self.centred_TD.mT @ self.centred_TD
+        if self.by_tokens:
+            self.gram_NN = self.centred_TD @ self.centred_TD.mT
+        else:
+            self.gram_NN = self.centred_TD.mT @ self.centred_TD
         self.squares_T = self.centred_TD.norm(dim=-1).square()
         self.norm = length_T.norm(dim=-1)
         self.centred_norm = self.squares_T.sum(-1).sqrt()
@@ -69,23 +74,31 @@ class Words:
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
         """Take the token ids `[..., T]`; padding repeats an id of the text."""
-        rows = ids.reshape(-1, ids.shape[-1])
-        first = [np.unique(row, return_index=True)[1] for row in rows]
+        first = []  # by text: where each of its words stands first
+        for text_ids in ids.reshape(-1, ids.shape[-1]):
+            _, places = np.unique(text_ids, return_index=True)
+            first.append(places)
         most = max(map(len, first))
-        padded = np.stack([np.append(each, np.full(most - len(each), each[0])) for each in first])
-        first_W = torch.as_tensor(padded.reshape(*ids.shape[:-1], most), device=words_TD.device)
+        padded = [np.append(places, np.full(most - len(places), places[0])) for places in first]
+        places_W = np.stack(padded).reshape(*ids.shape[:-1], most)
+        first_W = torch.as_tensor(places_W, device=words_TD.device)
         self.ids_T = torch.as_tensor(ids, device=words_TD.device)
         self.ids_W = self.ids_T.gather(-1, first_W)
-        self.unit_WD = normalize(torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2), dim=-1)
+        different_WD = torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2)
+        self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
         """Return whether the word with the largest cosine is the token's own, of vectors `[..., points, T, D]`."""
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
-        together = max(1, NEAREST_NUMBERS // self.unit_WD[..., 0].numel())
-        nearest = [(part @ self.unit_WD.mT).argmax(-1) for part in rows.split(together, -2)]
+        chunk_rows = max(1, NEAREST_NUMBERS // self.unit_WD[..., 0].numel())
+        nearest = []
+        for chunk in rows.split(chunk_rows, -2):
+            products = chunk @ self.unit_WD.mT
+            nearest.append(products.argmax(-1))
         nearest_ids = self.ids_W.gather(-1, torch.cat(nearest, -1))
-        own = nearest_ids.view(*texts, -1, self.ids_T.shape[-1]) == self.ids_T.unsqueeze(-2)
+        by_point = nearest_ids.view(*texts, -1, self.ids_T.shape[-1])
+        own = by_point == self.ids_T.unsqueeze(-2)
         return own.view(vectors.shape[:-1])
 
 
@@ -140,7 +153,8 @@ def _fetched_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _ranks_by_text(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> list[Tensor]:
     """Return the effective ranks of each text's points, from the part of the products that is not padding."""
-    return list(apply(_effective_rank, [gram[:, :size, :size] for gram, size in zip(gram_BPNN, sizes, strict=True)]))
+    grams = [gram_PNN[:, :size, :size] for gram_PNN, size in zip(gram_BPNN, sizes, strict=True)]
+    return list(apply(_effective_rank, grams))
 
 
 @cache
@@ -161,7 +175,8 @@ def _effective_rank(gram: Tensor) -> Tensor:
     # Eigenvalues that are 0 come out as rounding, whose roots would count: centring and repeated tokens make them.
     rounding = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
     singular = torch.where(values > rounding, values, 0).sqrt()
-    ranks: Tensor = torch.special.entr(singular / singular.sum(-1, keepdim=True)).sum(-1).exp()
+    shares = singular / singular.sum(-1, keepdim=True)
+    ranks: Tensor = torch.special.entr(shares).sum(-1).exp()
     return ranks
 
 
@@ -170,7 +185,8 @@ def _cka(cloud: Cloud, start: Cloud) -> Tensor:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
         # In the precision of the vectors: in a sum of squares no digits cancel.
-        first_TD, second_TD = (each.centred_TD.to(cloud.vectors.dtype) for each in (cloud, start))
+        first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
+        second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product = (first_TD.mT @ second_TD).double().norm(dim=(-2, -1)).square()
     return _hsic(product, cloud, start) / (cloud.own_hsic * start.own_hsic).sqrt()
 
@@ -199,14 +215,8 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     start, before = layer_pass.x, layer_pass.x
     start_length_T = start.norm(dim=-1)
     before_length_T = start_length_T
-    steps, features = [], layer_pass.features
-    points = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
-    # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
-    if layer_pass.block.output_norm.absent:
-        points |= {"ffn_skip": features["layer_output"], "ffn_norm": None}
-    else:
-        points["ffn_skip"] = layer_pass.stream + features["ffn_output"]
-    for vectors in points.values():
+    steps = []
+    for vectors in _step_vectors(layer_pass).values():
         measures = {}
         if vectors is not None:
             length_T = vectors.norm(dim=-1)
@@ -220,6 +230,19 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
         undefined_T = torch.full_like(start_length_T, torch.nan)
         steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
     return torch.stack(steps, dim=-2)
+
+
+def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
+    """Return the vectors after each of `STEP_POINTS`; None where the family does not have the step."""
+    features = layer_pass.features
+    vectors = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
+    # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
+    if layer_pass.block.output_norm.absent:
+        vectors["ffn_skip"] = features["layer_output"]
+        vectors["ffn_norm"] = None
+    else:
+        vectors["ffn_skip"] = layer_pass.stream + features["ffn_output"]
+    return vectors
 
 
 def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:

@@ -46,8 +46,9 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     """Return the ratio `[..., T, H]` of texts' tokens in one layer; 0 where nothing contributes to a token."""
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
     own_THd = layer_pass.diagonal.unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
-    through = (torch.einsum("...thd,hdr->...thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
-    return Split(*through).share()
+    own_THR = torch.einsum("...thd,hdr->...thr", own_THd, factors_HdR)
+    others_THR = torch.einsum("...thd,hdr->...thr", heads_THd - own_THd, factors_HdR)
+    return Split(own_THR, others_THR).share()
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
@@ -66,12 +67,17 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
         return _layer_parts(document, checkpoint_name(base), key_heads, layers)
 
     by_layer = map_layers(layer_parts, base, batch, points)
-    stacked = {name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy() for name in by_layer[0]}
-    return {name: array.astype(np.int32 if name == "reach" else np.float32) for name, array in stacked.items()}
+    parts = {}
+    for name in by_layer[0]:
+        stacked = torch.stack([layer[name] for layer in by_layer])
+        parts[name] = stacked.cpu().numpy().astype(np.int32 if name == "reach" else np.float32)
+    return parts
 
 
 def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    call, block, features = layer_pass.attention, layer_pass.block, layer_pass.features
+    call = layer_pass.attention
+    block = layer_pass.block
+    features = layer_pass.features
     heads = len(call.query)
     first_of_group = slice(None, None, heads // key_heads)
     W_HdD = block.output.W.unflatten(0, (heads, -1))
@@ -88,18 +94,20 @@ def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int)
     }
     if 4 * given_HTD.numel() * layers > VECTOR_BYTES:
         return parts
-    parts |= {
-        "value": call.value[first_of_group],
-        "attended": attended_HTd,
-        "given": given_HTD,
-        "output_bias": block.output.b,
-        "input": layer_pass.x,
-        "result": next(features[point] for point in RESULTS if point in features),
-    }
+    parts["value"] = call.value[first_of_group]
+    parts["attended"] = attended_HTd
+    parts["given"] = given_HTD
+    parts["output_bias"] = block.output.b
+    parts["input"] = layer_pass.x
+    parts["result"] = next(features[point] for point in RESULTS if point in features)
     norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
-    constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
-    weights = {name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not norm.absent}
-    return parts | weights | ({"norm_constants": constants} if weights else {})
+    present = [name for name, norm in norms.items() if not norm.absent]
+    for name in present:
+        parts[name] = torch.stack([norms[name].gamma, norms[name].beta])
+    if present:
+        constants = [[norm.eps, float(norm.centred)] for norm in norms.values()]
+        parts["norm_constants"] = torch.tensor(constants, dtype=torch.float64)
+    return parts
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:
@@ -110,7 +118,8 @@ def _reach(call: AttentionCall, where: str) -> Tensor:
         return torch.stack([torch.zeros_like(tokens), last], dim=-1)
     visible = (call.mask == 0).all(0)
     hidden = (call.mask < FAR_BELOW).all(0)
-    first, last = visible.int().argmax(-1), tokens[-1] - visible.flip(-1).int().argmax(-1)
+    first = visible.int().argmax(-1)
+    last = tokens[-1] - visible.flip(-1).int().argmax(-1)
     inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
     if not torch.equal(visible, inside) or not torch.equal(hidden, ~inside):
         raise InputError(

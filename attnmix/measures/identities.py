@@ -40,7 +40,9 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
     undefined_B = layer_pass.x.new_full((len(mask_BT),), torch.nan)
     places = [place for place in range(len(mask_BT)) if sampled is None or sampled[place]]
     if len(places) == len(mask_BT):
-        return _by_identity(_step_errors(layer_pass, mask_BT) | _source_errors(layer_pass, mask_BT), undefined_B)
+        errors = _step_errors(layer_pass, mask_BT)
+        errors.update(_source_errors(layer_pass, mask_BT))
+        return _by_identity(errors, undefined_B)
     errors_BI = _by_identity(_step_errors(layer_pass, mask_BT), undefined_B)
     if places:
         places_P = torch.tensor(places, device=mask_BT.device)
@@ -55,7 +57,8 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
     words_BTD = base.get_input_embeddings()(ids_BT)
     captured = features.get(Site(0, "word_embedding"), words_BTD.new_empty(0))
     errors = {"word_embedding": vector_errors(captured, words_BTD, mask_BT)}
-    summed, output = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
+    summed = features.get(Site(0, "embedding_sum"))
+    output = features.get(Site(0, "embedding_output"))
     if summed is not None and output is not None:
         for module in optional_modules(base, family_of(base.config).stacks[0].embedding):
             summed = module(summed)
@@ -79,7 +82,8 @@ def _by_identity(errors: Mapping[str, Tensor], undefined: Tensor) -> Tensor:
 
 def _step_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]` of identities between the layer's steps as the model took them."""
-    features, block = layer_pass.features, layer_pass.block
+    features = layer_pass.features
+    block = layer_pass.block
     expected = {"attention_residual": layer_pass.residual}
     if "attention_norm" in features:
         norm, whole_BTD = block.attention_norm, layer_pass.residual
@@ -97,7 +101,9 @@ def _source_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
     not from attention_output.
     """
-    features, block, x_BTD = layer_pass.features, layer_pass.block, layer_pass.x
+    features = layer_pass.features
+    block = layer_pass.block
+    x_BTD = layer_pass.x
     own_BTD, others_BTD, row_errors_BT = _summed_sources(layer_pass)
     norm = block.attention_output_norm
     summed_BTD = norm.part(others_BTD + own_BTD + block.output.b, layer_pass.projected) + norm.beta
@@ -109,18 +115,22 @@ def _source_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     if PREACTIVATION in features:
         cross_BTD = features.get("cross_attention_output")
         rest = block.after_attention(layer_pass.residual, cross_BTD, features[PREACTIVATION])
-        added_BTD = rest.added(rest.stream(x_BTD + (summed_BTD - bias_BTD)))
-        expected["ffn_output"] = added_BTD + rest.added_with_biases(rest.stream_with_biases(bias_BTD))
+        by_sources_BTD = rest.added(rest.stream(x_BTD + (summed_BTD - bias_BTD)))
+        by_biases_BTD = rest.added_with_biases(rest.stream_with_biases(bias_BTD))
+        expected["ffn_output"] = by_sources_BTD + by_biases_BTD
     errors = _errors(expected, features, mask_BT)
     if "ffn_output" in errors:
         errors["feed_forward"] = errors.pop("ffn_output")
-    return errors | {"attention_rows": (row_errors_BT * mask_BT).amax(-1)}
+    errors["attention_rows"] = (row_errors_BT * mask_BT).amax(-1)
+    return errors
 
 
 def _errors(expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor) -> dict[str, Tensor]:
-    return {
-        name: vector_errors(vectors, features[name], mask_BT) for name, vectors in expected.items() if name in features
-    }
+    errors = {}
+    for name, vectors_BTD in expected.items():
+        if name in features:
+            errors[name] = vector_errors(vectors_BTD, features[name], mask_BT)
+    return errors
 
 
 def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,10 +139,12 @@ def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     heads, row_errors = [], []
     for rows in layer_pass.attention.blocks():
         weights_BHRT = layer_pass.attention.weights(rows)
-        heads.append((weights_BHRT @ layer_pass.attention.value).transpose(-3, -2).flatten(-2))
+        heads_BHRd = weights_BHRT @ layer_pass.attention.value
+        heads.append(heads_BHRd.transpose(-3, -2).flatten(-2))
         row_errors.append((weights_BHRT.sum(-1) - 1).abs().amax(-2))
+    others_BTE = torch.cat(heads, -2) - own_BTE
     W_ED = layer_pass.block.output.W
-    return own_BTE @ W_ED, (torch.cat(heads, -2) - own_BTE) @ W_ED, torch.cat(row_errors, -1)
+    return own_BTE @ W_ED, others_BTE @ W_ED, torch.cat(row_errors, -1)
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

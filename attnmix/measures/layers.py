@@ -11,7 +11,6 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
 from attnmix.measures.weights import Linear, Norm, linear_weights, no_norm, norm_of
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
-from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, recording
+from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, layer_hooks, recording
 from attnmix.models.families import PROJECTED, Stack, attention_modules
 
 Result = TypeVar("Result")
@@ -39,7 +38,8 @@ class Block:
     """One layer's modules and weights, as the model holds them (its dtype, its device)."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
-        self.layer, self.stack = layer, stack
+        self.layer = layer
+        self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
         self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
@@ -59,7 +59,7 @@ class Block:
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
         z = self.attention_norm(x + attention_output)
-        if "cross_attention" in call.parts:
+        if "cross_attention" in call.attending:
             z = self.cross_attention_norm(z + _cross_attention(call, self.cross_attention_input_norm(z)))
         added = self.feed_forward_norm(x if self.stack.parallel else z)
         for path in self.stack.feed_forward:
@@ -69,7 +69,7 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the way of N tokens through the rest of the layer, source by source."""
+        """Return the path of N tokens through the rest of the layer, source by source."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
@@ -134,13 +134,13 @@ class LayerPass:
     @cached_property
     def value_bias(self) -> Tensor:
         """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
-        attention = self.call.parts["attention"]
+        attention = self.call.attending["attention"]
         return _values(attention, torch.zeros_like(attention.hidden))[0, :, 0].flatten()
 
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of the vectors after attention's skip connection, as both ways to the end of the layer take them.
+    """Parts of the vectors after attention's skip connection, as both paths to the end of the layer take them.
 
     Linear in the vectors, so that parts add up. They are not divided by deviations: `AfterAttention.output` does that.
     """
@@ -149,23 +149,24 @@ class NetworkPart:
     entering: Sequence[Tensor]  # what it gives to each of the network's inputs, [..., W]
 
     @property
-    def ways(self) -> list[Tensor]:
-        """Both ways."""
+    def paths(self) -> list[Tensor]:
+        """What each path carries."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
         """Return the difference of two parts."""
-        stream, *entering = [first - second for first, second in zip(self.ways, other.ways, strict=True)]
-        return replace(self, stream=stream, entering=entering)
+        entering = [first - second for first, second in zip(self.entering, other.entering, strict=True)]
+        return replace(self, stream=self.stream - other.stream, entering=entering)
 
     def weighted(self, weights_2BTH: Tensor) -> Self:
         """Return the sums of H vectors with the weights of each token, of B texts `[2, B * T, ...]`."""
-        stream, *entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.ways]
+        stream = (weights_2BTH @ self.stream).flatten(1, 2)
+        entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.entering]
         return replace(self, stream=stream, entering=entering)
 
     def add_own(self, other: Self) -> Self:
         """Add to the first of two parts, in place, and return both."""
-        for own_and_others, own in zip(self.ways, other.ways, strict=True):
+        for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
         return self
 
@@ -210,14 +211,17 @@ class AfterAttention:
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
         """The factor `[N, W]` of a source's part of each of the `inputs`."""
-        activation, (p_NW, *gates) = self.block.feed_forward[1], self.inputs
-        if not gates:
+        activation = self.block.feed_forward[1]
+        if not self.block.stack.gated:
+            p_NW = self.preactivation_NW
             return (slopes(activation, p_NW, activation(p_NW)),)
-        mean_NW = mean_on_way(activation, p_NW)
+        p_NW, u_NW = self.inputs
+        mean_NW = mean_on_path(activation, p_NW)  # m
         zero = p_NW.new_zeros(1)
-        at_zero = slopes(activation, zero, activation(zero)) / 2  # g'(0) / 2
-        gate_slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
-        return gates[0] * gate_slope_NW, mean_NW
+        derivative_at_zero = slopes(activation, zero, activation(zero))
+        # (g(p) - m) / p, whose limit at p = 0 is g'(0) / 2.
+        slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, derivative_at_zero / 2)
+        return u_NW * slope_NW, mean_NW
 
     @cached_property
     def constant(self) -> Tensor:
@@ -227,8 +231,12 @@ class AfterAttention:
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
-        parts = parts if len(parts) == len(slopes) else parts[0].chunk(2, dim=-1)
-        return reduce(torch.add, [part * slope for part, slope in zip(parts, slopes, strict=True)])
+        if len(parts) < len(slopes):
+            parts = parts[0].chunk(2, dim=-1)
+        inner_NW = parts[0] * slopes[0]
+        for part, slope in zip(parts[1:], slopes[1:], strict=True):
+            inner_NW = inner_NW + part * slope
+        return inner_NW
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
@@ -277,7 +285,8 @@ class AfterAttention:
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
-        block, (ups, _, down) = self.block, self.block.feed_forward
+        block = self.block
+        ups, _, down = block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
         inner_NW = self._inner([entering_ND @ up.W + up.b for up in ups], self.slopes)
         projected_ND = (inner_NW + self.constant) @ down.W + down.b
@@ -285,12 +294,14 @@ class AfterAttention:
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
         """Return a part of what leaves W_2 as the part of what leaves the network."""
-        norm, (_, activation, down) = self.block.feed_forward_output_norm, self.block.feed_forward
+        norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
-        p_NW, *gates = self.inputs
-        inner_NW = activation(p_NW)
-        return norm.part(projected_ND, (inner_NW * gates[0] if gates else inner_NW) @ down.W + down.b)
+        _, activation, down = self.block.feed_forward
+        inner_NW = activation(self.inputs[0])
+        if self.block.stack.gated:
+            inner_NW = inner_NW * self.inputs[1]
+        return norm.part(projected_ND, inner_NW @ down.W + down.b)
 
     @cached_property
     def _attention_deviation_N1(self) -> Tensor:
@@ -318,13 +329,15 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
     g'(0) is a central difference: the mean of both sides' where g has a corner.
     """
     at_zero = activation(before.new_zeros(1))
-    derivative = (activation(before.new_full((1,), STEP)) - activation(before.new_full((1,), -STEP))) / (2 * STEP)
+    above_zero = activation(before.new_full((1,), STEP))
+    below_zero = activation(before.new_full((1,), -STEP))
+    derivative = (above_zero - below_zero) / (2 * STEP)
     slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
     return slope
 
 
-def mean_on_way(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it, by Gauss's rule."""
+def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
+    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it: its mean on a path, by Gauss's rule."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     mean = torch.zeros_like(before)
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
@@ -345,26 +358,37 @@ def run_layers(
     `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
     `InputError` where a layer does not attend by the library's function.
     """
-    attentions, attention_calls = attention_modules(base), list[AttentionCall]()
+    attentions = attention_modules(base)
+    attention_calls: list[AttentionCall] = []
 
-    def finished(call: LayerCall) -> None:
+    def listen(module: Module, call: AttentionCall) -> None:
+        if module in attentions:
+            attention_calls.append(call)
+
+    def read_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+        call = features.layer
+        if call is None or features.paused:
+            return
         if not attention_calls:
             raise InputError(
                 f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function; without "
                 "its query, key and value nothing can be measured (own_attention of the family in "
                 "attnmix/models/families.yaml says whose function it should call)"
             )
-        block, attention = Block(call.module, call.stack), attention_calls.pop()
-        layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
-        visit(LayerPass(block, call, attention, call.whole.hidden, layer_features), features)
-        for site in [site for site in features if 0 < site.layer == call.number and site.point != "layer_output"]:
-            del features[site]
+        layer_sites = [site for site in features if site.layer == call.number]
+        layer_features = {site.point: features[site] for site in layer_sites}
+        with features.pause():  # the model's modules are called once more, by both
+            block = Block(call.module, call.stack)
+            visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
+        for site in layer_sites:
+            if site.point != "layer_output":
+                del features[site]
 
-    def listen(module: Module, call: AttentionCall) -> None:
-        if module in attentions:
-            attention_calls.append(call)
-
-    with recording(base, points, finished) as features, attention_by(observed(listen), base):
+    with (
+        recording(base, points) as features,
+        layer_hooks(base, read_layer),
+        attention_by(observed(listen), base),
+    ):
         return (model or base)(**batch, **options)
 
 
@@ -392,7 +416,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
     The pass is that of a text of one token: each unit vector is then a text of one token too. x is attention's input;
     the outputs of grouped heads are repeated.
     """
-    attention = layer_pass.call.parts["attention"]
+    attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
     unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
 
@@ -411,7 +435,8 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     """Return what the heads make of other vectors `[B, T, D]`, side by side and before W_O `[B, T, E]`."""
-    attend, outputs = explicit(), list[Tensor]()
+    attend = explicit()
+    outputs: list[Tensor] = []
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         heads_BTHd, weights = attend(module, *arguments, **options)
@@ -425,9 +450,10 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
     """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
-    cross, texts = call.parts["cross_attention"], z.reshape(-1, *z.shape[-2:])
-    options = {
-        name: value.expand(len(texts), *value.shape[1:]) if isinstance(value, Tensor) and value.dim() == 3 else value
-        for name, value in cross.options.items()
-    }
+    cross = call.attending["cross_attention"]
+    texts = z.reshape(-1, *z.shape[-2:])
+    options = dict(cross.options)
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.dim() == 3:
+            options[name] = value.expand(len(texts), *value.shape[1:])
     return first_of(cross.module(texts, *cross.arguments, **options)).view_as(z)

@@ -1,6 +1,6 @@
 """Contribution matrices: what each source token j gives to each token i, declared with their formulas.
 
-A formula gives `[J, T]` for a block of J sources and all T tokens; `attnmix.measures.contributions` computes the
+A formula gives `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
 vectors.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
-    from attnmix.measures.contributions import SourceBlock
+    from attnmix.measures.contributions import SourceChunk
 
 
 MIN_RAW_SUM = 1e-4  # of a row of Value Zeroing
@@ -35,7 +35,7 @@ class Matrix:
 class LayerMatrix(Matrix):
     """One that describes a layer."""
 
-    formula: Callable[[Any], Any]  # from a `SourceBlock` to `[sources, tokens]`
+    formula: Callable[[Any], Any]  # from a `SourceChunk` to `[sources, tokens]`
     rollout: Literal["with identity", "as it is"] | None  # the kind of product over the layers, if it has a rollout
 
     def rolled_out(self) -> Matrix:
@@ -48,17 +48,17 @@ class LayerMatrix(Matrix):
         )
 
 
-def _alti(block: SourceBlock) -> Tensor:
-    y_TD = block.layer_pass.attended
-    return (y_TD.abs().sum(-1) - (y_TD - block.T_JTD).abs().sum(-1)).clamp_min(0)
+def _alti(chunk: SourceChunk) -> Tensor:
+    y_TD = chunk.layer_pass.attended
+    return (y_TD.abs().sum(-1) - (y_TD - chunk.T_JTD).abs().sum(-1)).clamp_min(0)
 
 
-def _turn(block: SourceBlock, part_JTD: Tensor) -> Tensor:
+def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
     """Return 1 - cos of the layer's output with and without a part of W_O's output."""
     # Half the squared distance of unit vectors: 1 - cos itself would cancel.
     with_j, without_j = (
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        for vectors in (block.output_TD, block.output_without(part_JTD))
+        for vectors in (chunk.output_TD, chunk.output_without(part_JTD))
     )
     distance: Tensor = (with_j - without_j).square().sum(-1)
     return distance / 2
@@ -67,7 +67,7 @@ def _turn(block: SourceBlock, part_JTD: Tensor) -> Tensor:
 _DECLARED = (
     LayerMatrix(
         name="attention",
-        formula=lambda block: block.attention_JTH.mean(-1),
+        formula=lambda chunk: chunk.attention_JTH.mean(-1),
         definition="mean of a^h_ij over heads",
         source="weights only",
         rows="sum to 1",
@@ -75,7 +75,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="norm",
-        formula=lambda block: block.F_JTD.norm(dim=-1),
+        formula=lambda chunk: chunk.F_JTD.norm(dim=-1),
         definition="|F_ij|",
         source="Kobayashi et al., EMNLP 2020, equation 5",
         rows="as they are",
@@ -83,7 +83,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing",
-        formula=lambda block: _turn(block, block.projected_JTD),
+        formula=lambda chunk: _turn(chunk, chunk.projected_JTD),
         definition="1 - cos of the whole layer's output with and without value j",
         source="Mohebbi et al., EACL 2023, equation 7",
         rows="made to sum to 1",
@@ -92,7 +92,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing_without_bias",
-        formula=lambda block: _turn(block, block.projected_JTD - block.bias_JTD),
+        formula=lambda chunk: _turn(chunk, chunk.projected_JTD - chunk.bias_JTD),
         definition="1 - cos of the whole layer's output with value j and with b_V in its place",
         source="Mohebbi et al., EACL 2023, with b_V for 0",
         rows="made to sum to 1",
@@ -109,7 +109,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="globenc",
-        formula=lambda block: block.through_output_norm().norm(dim=-1),
+        formula=lambda chunk: chunk.through_output_norm().norm(dim=-1),
         definition="|T_ij through the second LayerNorm|",
         source="Modarressi et al., NAACL 2022, N_ENC",
         rows="made to sum to 1",

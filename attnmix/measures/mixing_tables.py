@@ -1,11 +1,12 @@
-"""The csv files of `measure`: means over documents with their bootstrap intervals.
+"""The csv files of mixing ratios: means over documents with their bootstrap intervals.
 
 Every mean is declared once, as a `Mean`: the rows that it gives to a table, and how documents become sums and counts.
-`MeanTables` resamples each of them. `CorpusMeasures` is what all tables of ratios are made of.
+`MeanTables` resamples each of them. `CorpusMeasures` is what all tables are made of, those of `geometry_table` too;
+`sample_tables` has those of a sample of the documents.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -14,28 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import STEP_MEASURES, STEP_POINTS, Site
-from attnmix.core.statistics import (
-    BOOTSTRAP_SAMPLES,
-    Doubles,
-    Draws,
-    Jackknifed,
-    Resampled,
-    spearman_with_depth,
-)
+from attnmix.core.names import Site
+from attnmix.core.statistics import Doubles, Draws, Resampled, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
-from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.documents import CLASSES
-from attnmix.measures.geometry import GEOMETRY_MEASURES
 from attnmix.measures.identities import IDENTITIES
-from attnmix.measures.input_parts import QUANTITIES, RULES
-from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.measures.sinks import SINK_MEASURES
-from attnmix.measures.swaps import DONORS, SWAPS
 from attnmix.measures.text_pairs import PAIR_SOURCES
-from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 
 DocumentRows = dict[str, npt.NDArray[Any]]
 """Arrays by name `[D, ...]`, with a row for each of D documents, as in `DocumentMeasures.sums`."""
@@ -47,14 +34,6 @@ Labels = dict[str, Any]
 """The values of columns."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
-MEAN_COSINE_ACROSS_TEXTS = "mean_cosine_across"  # mean over pairs of texts (Ethayarajh, EMNLP 2019)
-MEAN_COSINES_BY_CLASS = (
-    "mean_cosine_same_class",
-    "mean_cosine_other_class",
-)  # the same of texts by their predicted class
-LENGTH_MEASURES = ("others_length", "own_length")
-SHARE_MEASURES = tuple(f"share_{part}" for part in PARTS)
-PERMUTED = "share_class_permuted"
 TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
@@ -62,22 +41,22 @@ TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
 }
 """The tokens that a mean of `mixing_weighted` is over: one of `GROUPS`, and which groups of it."""
 
-_INTERVAL = ("mean", "ci_low", "ci_high")
-_SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
+INTERVAL = ("mean", "ci_low", "ci_high")
+SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
 _DEPTH = ("depth_spearman", "depth_ci_low", "depth_ci_high")
-_BELOW = ("below", "below_low", "below_high", "below_simultaneous_low", "below_simultaneous_high")
+_TRUE_MINUS_CONTROL = ("below", "below_low", "below_high", "below_simultaneous_low", "below_simultaneous_high")
 _COUNTS = ("tokens", "documents")
 _KEYS = ("layer", "method")
 TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "mixing": ("checkpoint", *_KEYS, *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
-    "mixing_weighted": ("checkpoint", "weight", "tokens_of", *_KEYS, *_INTERVAL, *_DEPTH, "documents"),
-    "mixing_controls": ("checkpoint", "control", *_KEYS, *_INTERVAL, *_BELOW, *_COUNTS),
-    "mixing_by_group": ("checkpoint", "grouping", "group", *_KEYS, *_INTERVAL, *_COUNTS),
+    "mixing": ("checkpoint", *_KEYS, *INTERVAL, *SIMULTANEOUS, *_COUNTS),
+    "mixing_weighted": ("checkpoint", "weight", "tokens_of", *_KEYS, *INTERVAL, *_DEPTH, "documents"),
+    "mixing_controls": ("checkpoint", "control", *_KEYS, *INTERVAL, *_TRUE_MINUS_CONTROL, *_COUNTS),
+    "mixing_by_group": ("checkpoint", "grouping", "group", *_KEYS, *INTERVAL, *_COUNTS),
     "mixing_by_review": ("checkpoint", "document", "label", *_KEYS, "mean", "tokens"),
-    "geometry": ("checkpoint", "layer", "point", "measure", *_INTERVAL, "documents"),
-    "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
+    "geometry": ("checkpoint", "layer", "point", "measure", *INTERVAL, "documents"),
+    "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *INTERVAL, *SIMULTANEOUS, *_COUNTS),
     "derivatives_by_review": ("checkpoint", "document", "quantity", "reference", *_KEYS, "mean", "tokens"),
-    "parts": ("checkpoint", "rule", "quantity", "layer", *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
+    "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *_COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
 """The columns of every csv file."""
@@ -87,7 +66,7 @@ PART_DOCUMENTS = 256  # in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """What is measured of the documents in the statistics, by checkpoint."""
+    """The measures of the documents in the statistics, by checkpoint."""
 
     rows: Mapping[str, DocumentRows]
     """The documents' sums, and those of the control `shuffled_words`; `document` names the documents."""
@@ -152,7 +131,9 @@ class MeanTables:
         for name in names:
             totals = map(mean.totals, in_parts(self.rows[name]))  # one part is in memory at a time
             means[name] = self.draws.resample(totals)
-        return means if mean.checkpoints else with_difference(means)
+        if mean.checkpoints:
+            return means
+        return with_difference(means)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
@@ -180,8 +161,9 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 def stack_rows(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> DocumentRows:
     """Return the arrays of single documents by name as `[documents, ...]`; none without documents."""
-    names = documents[0] if documents else ()
-    return {name: np.stack([arrays[name] for arrays in documents]) for name in names}
+    if not documents:
+        return {}
+    return {name: np.stack([arrays[name] for arrays in documents]) for name in documents[0]}
 
 
 def in_parts(rows: DocumentRows) -> Iterator[DocumentRows]:
@@ -193,22 +175,24 @@ def in_parts(rows: DocumentRows) -> Iterator[DocumentRows]:
 
 def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> pd.DataFrame:
     """Return the rows of a mean in one checkpoint."""
-    columns: dict[str, Any] = dict(zip(_INTERVAL, means.interval(), strict=True))
+    columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
     columns["documents"] = means.documents
-    if _SIMULTANEOUS[0] in TABLE_COLUMNS[mean.table]:
+    if SIMULTANEOUS[0] in TABLE_COLUMNS[mean.table]:
         _, low, high = means.simultaneous()
-        columns.update(zip(_SIMULTANEOUS, (low, high), strict=True))
+        columns.update(zip(SIMULTANEOUS, (low, high), strict=True))
     if mean.more is not None:
         columns.update(mean.more(checkpoint, means))
-    rows = _rows(mean.table, checkpoint, mean.labels, columns)
+    rows = table_rows(mean.table, checkpoint, mean.labels, columns)
     return rows if mean.complete else rows.dropna(subset="mean")
 
 
-def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
+def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each combination of the labels, the last one running fastest."""
-    combinations = list(product([checkpoint], *labels.values()))
-    cells: dict[str, Any] = dict(zip(["checkpoint", *labels], zip(*combinations, strict=True), strict=True))
+    combinations = list(product(*labels.values()))
+    cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
+    for place, name in enumerate(labels):
+        cells[name] = [combination[place] for combination in combinations]
     if "site" in cells:
         sites = cells.pop("site")
         cells["layer"] = [site.layer for site in sites]
@@ -221,22 +205,13 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups, geometry and identities by name."""
+    """Return the tables of ratios, controls, groups and identities by name."""
     tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
     ratios = {"layer": measured.layers, "method": measured.methods}
     true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
     _add_controls(tables, measured, true_means)
     _add_groups(tables, measured)
-    _add_geometry(tables, measured)
     finished = tables.tables()
-    attention = _attention_labels(measured)
-    geometry = [finished["geometry"]]
-    for checkpoint, gains_L in measured.gains.items():
-        labels = attention | {"measure": ["attention_gain"]}
-        geometry.append(_rows("geometry", checkpoint, labels, {"mean": gains_L}))
-    geometry.extend(cosine_rows(measured.rows, measured.sites))
-    geometry.extend(share_rows(measured.rows, attention, measured.seed))
-    finished["geometry"] = pd.concat(geometry)
     finished["identities"] = _identity_table(measured.identities)
     return finished
 
@@ -244,15 +219,15 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 def weighted_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return `mixing_weighted`: the mean of some of the tokens, of which each or each review counts as much."""
     tables = MeanTables(measured.rows, measured.draws)
-    for tokens_of, weight in product(TOKEN_SUBSETS, ("token", "review")):
+    for subset, weight in product(TOKEN_SUBSETS, ("token", "review")):
         labels = {
             "weight": [weight],
-            "tokens_of": [tokens_of],
+            "tokens_of": [subset],
             "layer": ["all", *measured.layers],
             "method": measured.methods,
         }
-        more = _depth if (tokens_of, weight) == ("all", "token") else None
-        tables.add(Mean("mixing_weighted", labels, ratios_with_all_layers(tokens_of, weight), more=more))
+        more = _depth if (subset, weight) == ("all", "token") else None
+        tables.add(Mean("mixing_weighted", labels, ratios_with_all_layers(subset, weight), more=more))
     return tables.tables()["mixing_weighted"]
 
 
@@ -261,24 +236,25 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
     for name in CONTROLS:
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         checkpoints = (RANDOM,) if name == "random_weights" else ()
-        same_documents = true_means
+        means_of_same_documents = true_means
         if name == "corpus_value" and (np.asarray(measured.first["corpus_value_counts"]) == 0).any():
             # Some documents have no such value: they do not count for the true ratio beside it either.
-            beside = Mean("mixing", labels, ratios_where_present(name))
-            same_documents = tables.resample(beside)
-        tables.add(Mean("mixing_controls", labels, stored(name), checkpoints, below(same_documents)))
+            present = Mean("mixing", labels, ratios_where_present(name))
+            means_of_same_documents = tables.resample(present)
+        difference = true_minus_control(means_of_same_documents)
+        tables.add(Mean("mixing_controls", labels, stored(name), checkpoints, difference))
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add `mixing_by_group`: the ratios by the kind, position and source of tokens, by a text's length, by head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
 
-    def add(grouping: str, groups: Sequence[Any], labels: Labels, totals: ReadTotals) -> None:
-        labels = {"grouping": [grouping], "group": groups} | labels
+    def add(grouping: str, groups: Sequence[Any], axes: Labels, totals: ReadTotals) -> None:
+        labels = {"grouping": [grouping], "group": groups, **axes}
         tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
 
     for grouping, groups in GROUPS.items():
-        add(grouping, groups, ratios, stored(grouping))
+        add(grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
     for source in measured.sources:
         add("source", [source], ratios, stored(source))
     add("length", LENGTHS, ratios, ratios_by_length)
@@ -287,94 +263,14 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     add("head", heads, {"layer": measured.layers, "method": ["attn_n"]}, stored("by_head"))
 
 
-def _add_geometry(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the means in `geometry`: of vectors at each site, of steps, of sinks, and of the lengths of what is mixed."""
-    checkpoints = tuple(measured.rows)
-    attention = _attention_labels(measured)
-    sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
-    steps = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
-    to_first = attention | {"measure": ["attention_to_first"]}
-    sinks = attention | {"measure": SINK_MEASURES}
-    tables.add(Mean("geometry", sites, stored("geometry"), checkpoints))
-    tables.add(Mean("geometry", steps, stored("steps"), checkpoints, complete=False))
-    tables.add(Mean("geometry", to_first, stored("to_first"), checkpoints))
-    tables.add(Mean("geometry", sinks, stored("sinks"), checkpoints, complete=False))
-    tables.add(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, part_lengths))
-
-
-def _attention_labels(measured: CorpusMeasures) -> Labels:
-    """Return the labels of `geometry` that say that a measure is of attention itself, in each layer."""
-    return {"layer": measured.layers, "point": ["attention"]}
-
-
 def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
     """Return `identities`: the largest error of each that was checked."""
     frames = []
     for checkpoint, (largest, checked) in identities.items():
         labels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
-        frames.append(_rows("identities", checkpoint, labels, columns).query("documents > 0"))
+        frames.append(table_rows("identities", checkpoint, labels, columns).query("documents > 0"))
     return pd.concat(frames)
-
-
-def cosine_rows(rows: Mapping[str, DocumentRows], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
-    for checkpoint, document_rows in rows.items():
-        sums_NXD, tokens_N, classes_N = _first_texts(document_rows, "unit_sums")
-        one_class_N = np.zeros(len(tokens_N))
-        kept = usable(classes_N, tokens_N)
-        intervals = []  # by site: the mean and its ends, of all texts, of the same class and of another one
-        for place in range(len(sites)):
-            units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
-            whole, without = products(units, one_class_N)
-            all_texts = Jackknifed(whole.same, without.same)
-            whole, without = products(_texts_of(units, kept), classes_N[kept])
-            same_class = Jackknifed(whole.same, without.same)
-            other_class = Jackknifed(whole.other, without.other)
-            cosines = [np.ravel(cosine.interval()) for cosine in (all_texts, same_class, other_class)]
-            intervals.append(np.stack(cosines, -1))
-        columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
-        columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
-        labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
-        table = _rows("geometry", checkpoint, labels, columns)
-        yield table[table["mean"].notna() | (table["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
-
-
-def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` on what other tokens give: its shares by corpus, predicted class, text and token.
-
-    And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
-    """
-    shares: dict[str, Jackknifed] = {}
-    for checkpoint, document_rows in rows.items():
-        sums_NLD, tokens_N, classes_N = _first_texts(document_rows, "others")
-        kept = usable(classes_N, tokens_N)
-        if len(np.unique(classes_N[kept])) < 2:
-            return
-        squares_NL = document_rows["lengths"][: len(kept), :, 0]
-        texts = _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept)
-        whole, without = products(texts, classes_N[kept])
-        shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
-        null_L = class_share_null(texts, classes_N[kept], seed)
-        columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
-        yield _rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
-    for checkpoint, share in with_difference(shares).items():
-        columns = dict(zip(_INTERVAL, share.interval(), strict=True))
-        columns["documents"] = np.full(share.whole.shape, share.documents)
-        yield _rows("geometry", checkpoint, attention | {"measure": SHARE_MEASURES}, columns)
-
-
-def _first_texts(rows: DocumentRows, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
-    """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
-    sums = np.asarray(rows[name][:MAX_TEXTS])
-    counts = np.asarray(rows[f"{name}_counts"][:MAX_TEXTS])
-    classes = np.asarray(rows["predicted"][:MAX_TEXTS])
-    return sums, counts.ravel(), classes
-
-
-def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
-    """Return the moments of the texts that are `kept`."""
-    return Moments(*(part[kept] for part in moments))
 
 
 def stored(name: str) -> ReadTotals:
@@ -386,17 +282,14 @@ def stored(name: str) -> ReadTotals:
     return totals
 
 
-def part_lengths(rows: DocumentRows) -> Totals:
-    """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
-    return rows["lengths"][:, :, 1:], rows["lengths_counts"]
-
-
-def ratios_of(tokens_of: str) -> ReadTotals:
-    """Return the reader of sums of the ratios over a kind of tokens `[D, layers, methods]`, and of their numbers."""
-    grouping, groups = TOKEN_SUBSETS[tokens_of]
+def ratios_of(subset: str) -> ReadTotals:
+    """Return the reader of sums of the ratios `[D, layers, methods]` over one of `TOKEN_SUBSETS`, and of its sizes."""
+    grouping, groups = TOKEN_SUBSETS[subset]
+    read_groups = stored(f"ratios_by_{grouping}")
 
     def totals(rows: DocumentRows) -> Totals:
-        return rows[grouping][:, groups].sum(1), rows[f"{grouping}_counts"][:, groups].sum(1)
+        sums_DGLM, tokens_DG11 = read_groups(rows)
+        return sums_DGLM[:, groups].sum(1), tokens_DG11[:, groups].sum(1)
 
     return totals
 
@@ -415,9 +308,9 @@ def ratios_where_present(control: str) -> ReadTotals:
     return totals
 
 
-def ratios_with_all_layers(tokens_of: str, weight: str) -> ReadTotals:
+def ratios_with_all_layers(subset: str, weight: str) -> ReadTotals:
     """Return the reader of ratios `[D, 1 + layers, methods]` with the mean over the layers before the layers."""
-    read_layers = ratios_of(tokens_of)
+    read_layers = ratios_of(subset)
 
     def totals(rows: DocumentRows) -> Totals:
         sums, tokens = read_layers(rows)
@@ -432,7 +325,8 @@ def ratios_with_all_layers(tokens_of: str, weight: str) -> ReadTotals:
 def ratios_by_length(rows: DocumentRows) -> Totals:
     """Return the sums of the ratios of documents by their length `[D, lengths, layers, methods]`, and their numbers."""
     sums, tokens = ratios_of_all(rows)
-    membership_DG11 = np.eye(len(LENGTHS))[length_class(tokens.ravel())][..., None, None]
+    membership_DG = np.eye(len(LENGTHS))[length_class(tokens.ravel())]
+    membership_DG11 = membership_DG[..., None, None]
     return sums[:, None] * membership_DG11, tokens[:, None] * membership_DG11
 
 
@@ -445,16 +339,17 @@ def _depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
     return columns
 
 
-def below(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
+def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
     """Return the maker of the columns of true means less those of a control, of the same documents in every sample."""
 
     def columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         if checkpoint not in true_means:
             return {}
-        rest = true_means[checkpoint].minus(means)
-        mean, low, high = rest.interval()
-        _, simultaneous_low, simultaneous_high = rest.simultaneous()
-        return dict(zip(_BELOW, (mean, low, high, simultaneous_low, simultaneous_high), strict=True))
+        difference = true_means[checkpoint].minus(means)
+        mean, low, high = difference.interval()
+        _, simultaneous_low, simultaneous_high = difference.simultaneous()
+        ends = (mean, low, high, simultaneous_low, simultaneous_high)
+        return dict(zip(_TRUE_MINUS_CONTROL, ends, strict=True))
 
     return columns
 
@@ -471,7 +366,7 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
                 "tokens": np.broadcast_to(tokens, sums.shape),
                 "label": np.broadcast_to(label_D11, sums.shape),
             }
-            yield _rows("mixing_by_review", checkpoint, labels, columns)
+            yield table_rows("mixing_by_review", checkpoint, labels, columns)
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
@@ -479,101 +374,18 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     written: dict[str, Any] = {}
-    for name, table in tables["identities"].groupby("checkpoint", sort=False):
-        written[str(name)] = {method: means[name, method] for method in methods if RATIOS[method].headline}
-        written[str(name)]["identity_error"] = table["largest_error_ppm"].max() / 1e6
+    headlines = [method for method in methods if RATIOS[method].headline]
+    for name, errors in tables["identities"].groupby("checkpoint", sort=False):
+        values = {method: means[name, method] for method in headlines}
+        values["identity_error"] = errors["largest_error_ppm"].max() / 1e6
         own = tables["parts"].query("checkpoint == @name and rule == 'chord' and quantity == 'own_share'")
         if len(own):
-            written[str(name)]["own_share"] = float(own["mean"].iloc[-1])
+            values["own_share"] = float(own["mean"].iloc[-1])
+        written[str(name)] = values
     if len(written) == 2:
         method = preferred_ratio(methods)
-        change = rows[(rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)]
-        written[DIFFERENCE] = {method: change[list(_INTERVAL)].iloc[0].to_dict()}
-    return written | {"documents": int(rows["documents"].iloc[0])}
-
-
-def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return the columns of correlations, which are no means over tokens."""
-    unknown = dict.fromkeys(("tokens", *_SIMULTANEOUS), np.full(means.mean.shape, np.nan))
-    return dict(zip(_INTERVAL, means.correlations(), strict=True)) | unknown
-
-
-def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int) -> pd.DataFrame:
-    """Return `parts` from each checkpoint's documents, whose arrays `by_token` `[quantities, levels, T]` go by rule.
-
-    Without documents it has no rows. The simultaneous intervals hold for all quantities and levels of a rule at once.
-    """
-    documents = next(iter(parts.values()))
-    if not documents:
-        return pd.DataFrame(columns=TABLE_COLUMNS["parts"])
-    rows = {checkpoint: _total_rows(measured, RULES) for checkpoint, measured in parts.items()}
-    levels = range(documents[0][next(iter(RULES))].shape[1])
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
-    for rule in RULES:
-        labels = {"rule": [rule], "quantity": QUANTITIES, "layer": levels}
-        tables.add(Mean("parts", labels, stored(rule), complete=False))
-    return tables.tables()["parts"]
-
-
-def derivative_tables(
-    derivatives: Mapping[str, Mapping[str, Mapping[str, Doubles]]],
-    methods: Sequence[str],
-    matrices: Sequence[str],
-    seed: int,
-) -> dict[str, pd.DataFrame]:
-    """Return `derivatives` and `derivatives_by_review`, from what `DocumentMeasurer.derivatives` returns.
-
-    `derivatives` has it by checkpoint and document; without documents the tables have no rows. The simultaneous
-    intervals hold for all cells of a quantity at once.
-    """
-    documents = next(iter(derivatives.values()))
-    if not documents:
-        return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    layers = range(1, len(next(iter(documents.values()))["ratio"]) + 1)
-    axes = _derivative_axes(layers, methods, with_rollouts(matrices))
-    rows: dict[str, DocumentRows] = {}
-    for checkpoint, by_name in derivatives.items():
-        rows[checkpoint] = _total_rows(list(by_name.values()), axes)
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
-    for quantity, labels in axes.items():
-        mean = Mean("derivatives", {"quantity": [quantity]} | labels, stored(quantity))
-        if quantity == "agreement":
-            mean = mean._replace(checkpoints=tuple(derivatives), more=_correlations)
-        tables.add(mean)
-    by_document = []
-    for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
-        sums, tokens = stored(quantity)(rows[checkpoint])
-        means = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
-        labels = {"document": list(documents), "quantity": [quantity]} | axes[quantity]
-        by_document.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": means, "tokens": tokens}))
-    return tables.tables() | {"derivatives_by_review": pd.concat(by_document)}
-
-
-def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
-    """Return the labels along the axes of each quantity of `derivatives`."""
-    rollouts = [name for name in matrices if name in ROLLOUTS]
-    from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
-    swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
-    return {
-        "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
-        "swap": {"reference": ["layer_input"], "layer": layers, "method": swaps},
-        "coherence": {"reference": [None], "layer": layers, "method": ["attn_n"]},
-        "ratio": {"reference": [None], "layer": layers, "method": methods},
-        "from_input": {"reference": [None], "layer": layers, "method": from_input},
-        "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *matrices]},
-    }
-
-
-def _total_rows(documents: Sequence[Mapping[str, Doubles]], names: Iterable[str]) -> DocumentRows:
-    """Return sums over the tokens and counts, as `stored` reads them, of the named arrays `[..., T]` of documents."""
-    rows: DocumentRows = {}
-    for name in names:
-        rows[name], rows[f"{name}_counts"] = _token_totals([document[name] for document in documents])
-    return rows
-
-
-def _token_totals(documents: Sequence[Doubles]) -> Totals:
-    """Return sums over the tokens `[D, ...]` of arrays `[..., T]`, and numbers of those that are not NaN."""
-    sums = [np.nansum(array, -1) for array in documents]
-    tokens = [(~np.isnan(array)).sum(-1, dtype=np.float64) for array in documents]
-    return np.stack(sums), np.stack(tokens)
+        is_change = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
+        change = rows.loc[is_change, list(INTERVAL)].iloc[0]
+        written[DIFFERENCE] = {method: change.to_dict()}
+    written["documents"] = int(rows["documents"].iloc[0])
+    return written

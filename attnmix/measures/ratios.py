@@ -1,6 +1,6 @@
 """Mixing ratios of every token: Kobayashi et al., EMNLP 2020 and EMNLP 2021.
 
-Shapes: H heads, T tokens, N tokens of a block, E = heads * head width, D hidden. i is the output token,
+Shapes: H heads, T tokens, N tokens of a chunk, E = heads * head width, D hidden. i is the output token,
 j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
@@ -34,7 +34,7 @@ DEVICE_TOKENS = 2**16  # tokens at once on any other device, where an operation 
 class Ratio:
     """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
 
-    formula: Callable[[Any], Any]  # from a layer's `Parts` to the ratio `[N]` of N tokens
+    formula: Callable[[Any], Any]  # from a layer's `LayerSplits` to the ratio `[N]` of N tokens
     definition: str  # the formula, as the documents show it
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer after which it is taken
@@ -44,41 +44,41 @@ class Ratio:
 
 RATIOS = {
     "attn_w": Ratio(
-        formula=lambda parts: parts.mixed_weight,
+        formula=lambda splits: splits.mixed_weight,
         definition="1 - mean_h a_ii",
         source="weights only",
         headline=True,
     ),
     "attnres_w": Ratio(
-        formula=lambda parts: parts.mixed_weight / 2,
+        formula=lambda splits: splits.mixed_weight / 2,
         definition="(1 - mean_h a_ii) / 2",
         source="weights, skip as half",
     ),
     "attn_n": Ratio(
-        formula=lambda parts: parts.attention.share(),
+        formula=lambda splits: splits.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
     ),
     "attnres_n": Ratio(
-        formula=lambda parts: parts.residual.share(),
+        formula=lambda splits: splits.residual.share(),
         definition="|sum_{j!=i} R_ij| / (|sum_{j!=i} R_ij| + |R_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
     ),
     "attnresln_n": Ratio(
-        formula=lambda parts: parts.attention_norm.share(),
+        formula=lambda splits: splits.attention_norm.share(),
         definition="|sum_{j!=i} T_ij| / (|sum_{j!=i} T_ij| + |T_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
         headline=True,
     ),
     # The feed-forward network counts in the standard deviation only (section 3.3).
     "enc_n": Ratio(
-        formula=lambda parts: parts.layer_norm.share(),
+        formula=lambda splits: splits.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
         covers="layer",
     ),
     "layer_n": Ratio(
-        formula=lambda parts: parts.layer.share(),
+        formula=lambda splits: splits.layer.share(),
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
         covers="layer",
@@ -112,7 +112,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class LayerSplits:
     """N tokens in one layer, step by step split into what is their own and what comes from others.
 
     Several ways to split the same tokens stand before the axis of the tokens.
@@ -124,7 +124,7 @@ class Parts:
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the same without b_O
     rest: AfterAttention | None  # the model's own pass through the rest of the layer, for the ratio that needs it
-    known_layer: Split | None = None  # `layer`, where it follows from that of other parts
+    known_layer: Split | None = None  # `layer`, where it follows from other splits
 
     @cached_property
     def attention(self) -> Split:
@@ -161,8 +161,8 @@ class Parts:
         assert self.rest is not None
         return self.known_layer or Split(*self.rest.output(self.network))
 
-    def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> Parts:
-        """Return the parts with other vectors in the place of `projected`, on the same way through the layer."""
+    def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
+        """Return the splits of other vectors in the place of `projected`, taken through the same layer."""
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
@@ -173,51 +173,62 @@ class Parts:
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     """Return the ratio by each of `methods`, `[methods, ..., T]`."""
-    ratios_MN = layer_pass.x.new_empty(len(methods), layer_pass.x[..., 0].numel())
-    for rows, parts in _parts_by_block(layer_pass, ratio_points(methods), block_tokens(layer_pass.x.device)):
-        ratios_MN[:, rows] = formulas(methods, parts)
+    tokens = layer_pass.x[..., 0].numel()
+    ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
+    size = chunk_tokens(layer_pass.x.device)
+    for rows, splits in _splits_by_chunk(layer_pass, ratio_points(methods), size):
+        ratios_MN[:, rows] = apply_formulas(methods, splits)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
 
-def formulas(methods: Sequence[str], parts: Parts) -> Tensor:
+def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratio of N tokens by each of `methods`, `[methods, ..., N]`."""
     import torch  # not at the top, as the declarations are read without it
 
-    return torch.stack([RATIOS[method].formula(parts) for method in methods])
+    return torch.stack([RATIOS[method].formula(splits) for method in methods])
 
 
-def block_tokens(device: Any) -> int:
+def chunk_tokens(device: Any) -> int:
     """Return how many tokens are computed at once on this device."""
     return CACHE_TOKENS if device.type == "cpu" else DEVICE_TOKENS
 
 
-def all_parts(layer_pass: LayerPass) -> Parts:
-    """Return the parts of all tokens of a document, or of a batch of texts of one length, at once."""
-    ((_, parts),) = _parts_by_block(layer_pass, layer_pass.features, layer_pass.x[..., 0].numel())
-    return parts
+def split_layer(layer_pass: LayerPass) -> LayerSplits:
+    """Return the splits of all tokens of a document, or of a batch of texts of one length, at once."""
+    tokens = layer_pass.x[..., 0].numel()
+    ((_, splits),) = _splits_by_chunk(layer_pass, layer_pass.features, tokens)
+    return splits
 
 
-def _parts_by_block(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, Parts]]:
-    """Yield which tokens are in a block of at most `size`, and their parts, with the features at `points`."""
-    output, tokens = layer_pass.block.output, layer_pass.x.shape[-2]
-    diagonal_TH, value_TE = (each[..., :tokens, :] for each in (layer_pass.diagonal, layer_pass.value))
-    features = {point: layer_pass.features[point] for point in points if point in layer_pass.features}
-    weight_N = (1 - diagonal_TH.mean(-1)).flatten()
-    tensors = (diagonal_TH, value_TE, layer_pass.x, layer_pass.projected, *features.values())
-    vectors = [each.flatten(0, -2) for each in tensors]
-    for start in range(0, len(weight_N), size):
+def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
+    """Yield which tokens are in a chunk of at most `size`, and their splits, with the features at `points`."""
+    block = layer_pass.block
+    tokens = layer_pass.x.shape[-2]
+    diagonal_TH = layer_pass.diagonal[..., :tokens, :]
+    all_diagonal_NH = diagonal_TH.flatten(0, -2)
+    all_value_NE = layer_pass.value[..., :tokens, :].flatten(0, -2)
+    all_x_ND = layer_pass.x.flatten(0, -2)
+    all_projected_ND = layer_pass.projected.flatten(0, -2)
+    all_features = {
+        point: layer_pass.features[point].flatten(0, -2) for point in points if point in layer_pass.features
+    }
+    mixed_weight_N = (1 - diagonal_TH.mean(-1)).flatten()
+    for start in range(0, len(mixed_weight_N), size):
         rows = slice(start, start + size)
-        diagonal_NH, value_NE, x_ND, projected_ND, *at_points = (each[rows] for each in vectors)
-        own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
-        split = Split(own_ND, (projected_ND - output.b).sub_(own_ND))
-        rest = rest_of_layer(layer_pass.block, x_ND, projected_ND, dict(zip(features, at_points, strict=True)))
-        yield rows, Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, rest)
+        x_ND = all_x_ND[rows]
+        projected_ND = all_projected_ND[rows]
+        own_ND = scaled_heads(all_diagonal_NH[rows], all_value_NE[rows]) @ block.output.W
+        others_ND = (projected_ND - block.output.b).sub_(own_ND)
+        features = {point: vectors[rows] for point, vectors in all_features.items()}
+        rest = rest_of_layer(block, x_ND, projected_ND, features)
+        split = Split(own_ND, others_ND)
+        yield rows, LayerSplits(block, mixed_weight_N[rows], x_ND, projected_ND, split, rest)
 
 
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the way of N tokens from the skip connection on; None without the vectors within the network."""
+    """Return the path of N tokens from the skip connection on; None without the vectors within the network."""
     if PREACTIVATION not in features:
         return None
     norm = block.attention_output_norm

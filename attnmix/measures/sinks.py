@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import Parts, Split
+from attnmix.measures.ratios import LayerSplits, Split
 from attnmix.models.attention import AttentionCall
 
 SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
@@ -40,8 +40,8 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     return weights_BTH.masked_fill(hidden_BT.unsqueeze(-1), 0)
 
 
-def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Tensor) -> Parts:
-    """Return the parts of all tokens without what other tokens give that are special.
+def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_SB: Tensor) -> LayerSplits:
+    """Return the splits of all tokens without what other tokens give that are special.
 
     `special_SB` has the positions of each document's special tokens, -1 where it has no more. A token's own part is
     kept. Weights on the other tokens are relative to what is left of them and to its own weight.
@@ -52,16 +52,18 @@ def without_special_sources(layer_pass: LayerPass, parts: Parts, special_SB: Ten
     places_T = torch.arange(weight_BT.shape[1], device=weight_BT.device)
     for place_B in special_SB:
         position_B = place_B.clamp_min(0)
-        is_other_BT = (place_B >= 0).unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
+        is_special_B = place_B >= 0
+        is_other_BT = is_special_B.unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
         weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
         value_B1Hd = call.value.take_along_dim(position_B[:, None, None, None], -2).transpose(1, 2)
         removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
         weight_BT += weights_BTH.mean(-1)
     removed_ND = removed_BTHd.flatten(-2).flatten(0, 1) @ layer_pass.block.output.W
-    others_weight_N = (parts.mixed_weight - weight_BT.flatten()).clamp_min(0)
-    total_N = others_weight_N + 1 - parts.mixed_weight
+    others_weight_N = (splits.mixed_weight - weight_BT.flatten()).clamp_min(0)
+    total_N = others_weight_N + 1 - splits.mixed_weight
     mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
-    return parts.with_others(Split(parts.projected.own, parts.projected.others - removed_ND), mixed_weight_N)
+    remaining = Split(splits.projected.own, splits.projected.others - removed_ND)
+    return splits.with_others(remaining, mixed_weight_N)
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -69,7 +71,8 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
     before_last_BT = places_T < last_B.unsqueeze(-1)
-    on_last_BT = weights_on(layer_pass.attention, last_B).mean(-1).double()
+    on_last_BTH = weights_on(layer_pass.attention, last_B)
+    on_last_BT = on_last_BTH.mean(-1).double()
     length_BT = layer_pass.value.double().norm(dim=-1)
     between_B = _mean(length_BT, before_last_BT & (places_T > 0))
     last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)

@@ -42,11 +42,14 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     (bool) says which tokens j are exchanged for each i; its diagonal does not count.
     Source: interchange interventions (Geiger et al., NeurIPS 2021), here of the others and of the token itself.
     """
-    y_BTD, own_TT = layer(x_BTD), torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
+    y_BTD = layer(x_BTD)
+    own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
     def moved(exchanged_TT: Tensor) -> Tensor:
-        inputs = (torch.where(row_T[:, None], donor_BTD, x_BTD) for row_T in exchanged_TT)
-        return _own_rows(torch.stack([layer(input_BTD) for input_BTD in inputs])) - y_BTD
+        outputs = []
+        for exchanged_T in exchanged_TT:
+            outputs.append(layer(torch.where(exchanged_T[:, None], donor_BTD, x_BTD)))
+        return _own_rows(torch.stack(outputs)) - y_BTD
 
     return _share_of_others(moved(others_TT & ~own_TT), moved(own_TT), y_BTD)
 
@@ -55,16 +58,19 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
     """Return the next text of the same class as text `number` and of another, by `DONORS`; None where there is none."""
     others = np.roll(np.arange(len(classes)), -number)[1:]
     same = classes[others] == classes[number]
-    return [int(chosen[0]) if len(chosen) else None for chosen in (others[same], others[~same])]
+    donors: list[int | None] = []
+    for candidates in (others[same], others[~same]):
+        donors.append(int(candidates[0]) if len(candidates) else None)
+    return donors
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
     """Return `layer_swap_ratios` `[L, swaps, T]` of the tokens that both documents have, NaN of the others."""
     tokens = min(len(ids), len(donor_ids))
-    chains, donors = (
-        document_chains(base, padded([each[:tokens].tolist()], 0, base.device)["input_ids"])
-        for each in (ids, donor_ids)
-    )
+    batch = padded([ids[:tokens].tolist()], 0, base.device)
+    donor_batch = padded([donor_ids[:tokens].tolist()], 0, base.device)
+    chains = document_chains(base, batch["input_ids"])
+    donors = document_chains(base, donor_batch["input_ids"])
     with attention_by(explicit(), base):
         ratios_LST = layer_swap_ratios(chains, donors).double()
     return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
@@ -90,7 +96,9 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     Each token has an exchange of its own, of which only that token's output counts. Attention alone reads the other
     tokens, so only its heads are computed of every exchange: the rest of the layer takes one row of each.
     """
-    block, attention, x_1TD = Block(call.module, call.stack), call.parts["attention"], call.whole.hidden
+    block = Block(call.module, call.stack)
+    attention = call.attending["attention"]
+    x_1TD = call.whole.hidden
     own_T1T1 = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)[:, None, :, None]
 
     def heads(input_1TD: Tensor) -> Tensor:
@@ -101,19 +109,24 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
         return block.rest(call, input_BTD, block.attention_output_norm(projected_BTD))
 
     heads_1TE = heads(x_1TD)
-    exchanges = [torch.where(own_T1T1, x_1TD, donor_1TD), torch.where(own_T1T1, donor_1TD, x_1TD)]
-    others_1TE, own_1TE = (_own_rows(exchanged) for exchanged in vmap(heads)(torch.cat(exchanges)).chunk(2))
+    others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
+    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
+    exchanged_heads = vmap(heads)(torch.cat([others_exchanged_T1TD, own_exchanged_T1TD]))
+    others_1TE, own_1TE = map(_own_rows, exchanged_heads.chunk(2))
     inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
-    y_1TD, others_1TD, own_1TD = output(inputs_3TD, torch.cat([heads_1TE, others_1TE, own_1TE])).split(1)
+    heads_3TE = torch.cat([heads_1TE, others_1TE, own_1TE])
+    y_1TD, others_1TD, own_1TD = output(inputs_3TD, heads_3TE).split(1)
     swap_T = _share_of_others(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
 
     move_1TD = donor_1TD - x_1TD
-    moved = differentials(heads, x_1TD, torch.cat([move_1TD[None], torch.where(own_T1T1, move_1TD, 0)]))
+    own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
+    moved = differentials(heads, x_1TD, torch.cat([move_1TD[None], own_moves_T1TD]))
     own_moved_1TE = _own_rows(moved[1:])
     others_moved_1TE = moved[0] - own_moved_1TE  # a derivative is linear
+    inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
-    tangents = (moves_2TD, torch.cat([others_moved_1TE, own_moved_1TE]))
-    moved_2TD = jvp(output, (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE])), tangents)[1]
+    moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
+    moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))[1]
     derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
     return [swap_T, derivative_T]
 
@@ -125,12 +138,14 @@ def _own_rows(exchanged_TBTx: Tensor) -> Tensor:
 
 def _share_of_others(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """Return a / (a + o) `[T]` from how far the output y goes with the moves of each token's others, and of itself."""
-    least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * y_BTD.square().sum(-1).mean(0).sqrt()
+    output_length_T = y_BTD.square().sum(-1).mean(0).sqrt()
+    least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * output_length_T
 
     def length(moved_BTD: Tensor) -> Tensor:
         length_T = moved_BTD.square().sum(-1).mean(0).sqrt()
         return torch.where(length_T > least_T, length_T, 0)
 
-    others_T, own_T = length(others_BTD), length(own_BTD)
-    share_T: Tensor = (others_T / (others_T + own_T)).masked_fill(others_T + own_T == 0, 0)
+    others_T = length(others_BTD)
+    total_T = others_T + length(own_BTD)
+    share_T: Tensor = (others_T / total_T).masked_fill(total_T == 0, 0)
     return share_T

@@ -16,40 +16,52 @@ from torch import Tensor
 
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import Parts, Split, formulas, ratio_points, scaled_heads
+from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
+from attnmix.models.attention import AttentionCall
 
 PAIR_SOURCES = ("own text", "other text", "special tokens")
 SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
 
 
-def source_ratios(methods: Sequence[str], layer_pass: LayerPass, parts: Parts, segments_BT: Tensor) -> Tensor:
+def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
     """Return the ratios of all tokens by each group of sources, `[sources, methods, B, T]`; those of texts count.
 
     `segments_BT` has one of `SEGMENTS` for each token, and another number for padding.
     """
-    call, W_ED = layer_pass.attention, layer_pass.block.output.W
+    vectors_SBTE, weights_SBT = _by_segment(layer_pass.attention, segments_BT)
+    first_BTE, second_BTE, special_BTE = vectors_SBTE
+    first_BT, second_BT, special_BT = weights_SBT
+
+    # The segments of the sources become each token's own text and the other one; the token itself is no source.
+    in_second_BT = segments_BT == 1
+    in_second_BT1 = in_second_BT.unsqueeze(-1)
+    itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
+    from_own_BTE = torch.where(in_second_BT1, second_BTE, first_BTE) - itself_BTE
+    from_other_BTE = torch.where(in_second_BT1, first_BTE, second_BTE)
+    weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - layer_pass.diagonal.mean(-1)
+    weight_other_BT = torch.where(in_second_BT, first_BT, second_BT)
+
+    heads_SNE = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2)
+    others_SND = heads_SNE @ layer_pass.block.output.W
+    weights_SN = torch.stack([weight_own_BT, weight_other_BT, special_BT]).flatten(1)
+    by_source = splits.with_others(Split(splits.projected.own, others_SND), weights_SN)
+    if PREACTIVATION in ratio_points(methods):
+        by_source = replace(by_source, known_layer=by_source.layer_with_own(splits.layer.own))
+    ratios_MSN = apply_formulas(methods, by_source)
+    ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
+    return ratios_SMBT
+
+
+def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the sources of each of `SEGMENTS` give before W_O `[S, B, T, E]`, and their weight `[S, B, T]`."""
     members_BTS = torch.stack([segments_BT == segment for segment in SEGMENTS], -1).to(call.value)
     values = [call.value * member_BT[:, None, :, None] for member_BT in members_BTS.unbind(-1)]
     value_BHTx = torch.cat(values, -1)
-    contexts, sums = [], []
+    contexts, weights = [], []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         contexts.append(weights_BHRT @ value_BHTx)
-        sums.append(weights_BHRT.mean(1) @ members_BTS)
-    by_source_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
-    first_BTE, second_BTE, special_BTE = by_source_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2)
-    first_BT, second_BT, special_BT = torch.cat(sums, -2).unbind(-1)
-
-    diagonal_BTH, in_second_BT = layer_pass.diagonal, segments_BT == 1
-    own_BTE = scaled_heads(diagonal_BTH, layer_pass.value)
-    from_own_BTE = torch.where(in_second_BT.unsqueeze(-1), second_BTE, first_BTE) - own_BTE
-    from_other_BTE = torch.where(in_second_BT.unsqueeze(-1), first_BTE, second_BTE)
-    others_SND = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2) @ W_ED
-    weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - diagonal_BTH.mean(-1)
-    weights_SN = torch.stack([weight_own_BT, torch.where(in_second_BT, first_BT, second_BT), special_BT]).flatten(1)
-    by_source = parts.with_others(Split(parts.projected.own, others_SND), weights_SN)
-    if PREACTIVATION in ratio_points(methods):
-        by_source = replace(by_source, known_layer=by_source.layer_with_own(parts.layer.own))
-    ratios_MSN = formulas(methods, by_source)
-    ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
-    return ratios_SMBT
+        weights.append(weights_BHRT.mean(1) @ members_BTS)
+    vectors_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
+    weights_BTS = torch.cat(weights, -2)
+    return vectors_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2), weights_BTS.permute(2, 0, 1)

@@ -41,10 +41,13 @@ class Moments(NamedTuple):
     @staticmethod
     def from_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
         """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens."""
-        sums, squares = np.asarray(sums_NXD, np.float64), np.asarray(squares_NX, np.float64)
+        sums = np.asarray(sums_NXD, np.float64)
+        squares = np.asarray(squares_NX, np.float64)
         tokens = np.asarray(tokens_N, np.float64)[:, None]
+        products_of_two = np.square(sums).sum(-1) - squares
+        pairs = tokens * (tokens - 1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            within = (np.square(sums).sum(-1) - squares) / (tokens * (tokens - 1))
+            within = products_of_two / pairs
         return Moments(sums / tokens[..., None], within, squares / tokens)
 
 
@@ -77,13 +80,22 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     same_NN = classes[:, None] == classes
     np.fill_diagonal(same_NN, False)
     different_NN = ~np.eye(len(classes), dtype=bool)
-    in_class_XN, all_XN, size_N = (gram_XNN * same_NN).sum(-1), (gram_XNN * different_NN).sum(-1), same_NN.sum(-1)
+    in_class_XN = (gram_XNN * same_NN).sum(-1)
+    all_XN = (gram_XNN * different_NN).sum(-1)
+    size_N = same_NN.sum(-1)
     squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
     whole = _products(in_class_XN, all_XN, size_N, squares_XN, within_XN, np.ones(len(classes), bool))
     # Without text u, the sums of text t lack its product with u.
-    less = (in_class_XN[:, None] - gram_XNN * same_NN, all_XN[:, None] - gram_XNN, size_N - same_NN)
-    without = _products(*less, squares_XN[:, None], within_XN[:, None], different_NN)
-    return Products(*(each.T for each in whole)), Products(*(each.T for each in without))
+    in_class_XNN = in_class_XN[:, None] - gram_XNN * same_NN
+    all_XNN = all_XN[:, None] - gram_XNN
+    size_NN = size_N - same_NN
+    without = _products(in_class_XNN, all_XNN, size_NN, squares_XN[:, None], within_XN[:, None], different_NN)
+    return _transposed(whole), _transposed(without)
+
+
+def _transposed(means: Products) -> Products:
+    """Return the mean products with the sites last."""
+    return Products(*(mean.T for mean in means))
 
 
 def _products(
@@ -98,31 +110,40 @@ def _products(
     corpus = ((mean_in_class * (size + 1)) * kept).sum(-1) + apart
     with np.errstate(invalid="ignore", divide="ignore"):
         other = np.where(pairs_apart > 0, apart / pairs_apart, np.nan)
-        means = [(each * kept).sum(-1) / number for each in (squares, within, mean_in_class)]
-        return Products(means[0], means[1], means[2], other, corpus / number**2)
+        return Products(
+            square=(squares * kept).sum(-1) / number,
+            within=(within * kept).sum(-1) / number,
+            same=(mean_in_class * kept).sum(-1) / number,
+            other=other,
+            corpus=corpus / number**2,
+        )
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
     """Return the 95 % quantile of the share `class` `[X]` where classes are permuted over the texts."""
-    classes, gram_XNN = np.asarray(classes_N), _gram(texts)
-    generator, different_NN = np.random.default_rng(seed), ~np.eye(len(classes), dtype=bool)
-    all_XN, kept = (gram_XNN * different_NN).sum(-1), np.ones(len(classes), bool)
+    classes = np.asarray(classes_N)
+    gram_XNN = _gram(texts)
+    generator = np.random.default_rng(seed)
+    different_NN = ~np.eye(len(classes), dtype=bool)
+    all_XN = (gram_XNN * different_NN).sum(-1)
+    squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
+    kept = np.ones(len(classes), bool)
     shares = []
     for _ in range(PERMUTATIONS):
         permuted = generator.permutation(classes)
         same_NN = (permuted[:, None] == permuted) & different_NN
-        columns = (texts.squares_NX.T, texts.within_NX.T, kept)
-        sums = ((gram_XNN * same_NN).sum(-1), all_XN, same_NN.sum(-1))
-        shares.append(_products(*sums, *columns).shares()[..., PARTS.index("class")])
+        in_class_XN = (gram_XNN * same_NN).sum(-1)
+        means = _products(in_class_XN, all_XN, same_NN.sum(-1), squares_XN, within_XN, kept)
+        shares.append(means.shares()[..., PARTS.index("class")])
     return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of the texts of two tokens or more, with a class (-1: none) that three of them or more have."""
-    classes, chosen = classes_N, (classes_N >= 0) & (tokens_N > 1)
-    sizes = {label: int((classes[chosen] == label).sum()) for label in np.unique(classes)}
-    enough = np.array([sizes.get(label, 0) >= 3 for label in classes.tolist()], bool)
-    return np.asarray(chosen & enough)
+    chosen_N = (classes_N >= 0) & (tokens_N > 1)
+    same_NN = classes_N[:, None] == classes_N
+    size_N = (same_NN & chosen_N).sum(-1)  # of each text's class
+    return np.asarray(chosen_N & (size_N >= 3))
 
 
 def _gram(texts: Moments) -> Doubles:

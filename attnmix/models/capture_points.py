@@ -42,7 +42,7 @@ class LayerCall:
     number: int  # from 1 on, through all stacks
     stack: Stack
     whole: ModuleCall
-    parts: dict[str, ModuleCall]  # of the modules that attend: `attention`, `cross_attention`
+    attending: dict[str, ModuleCall]  # its modules that attend, by name: `attention`, `cross_attention`
 
     @property
     def module(self) -> Module:
@@ -50,24 +50,55 @@ class LayerCall:
         return self.whole.module
 
 
+class Recording(dict[Site, Tensor]):
+    """The features `[batch, tokens, width]` of a forward pass by their site, and the layer in which the pass is."""
+
+    layer: LayerCall | None = None
+    """The current layer; None before the first one."""
+    paused: bool = False
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Record nothing inside: modules of the model can be called once more, with other vectors."""
+        self.paused = True
+        yield
+        self.paused = False
+
+
 @contextmanager
 def recording(
-    base: PreTrainedModel,
-    points: Collection[str],
-    finished: Callable[[LayerCall], None] | None = None,
-    taken: Callable[[Site, Tensor], None] | None = None,
-) -> Iterator[dict[Site, Tensor]]:
+    base: PreTrainedModel, points: Collection[str], taken: Callable[[Site, Tensor], None] | None = None
+) -> Iterator[Recording]:
     """Yield a dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
 
-    The tensors are the model's own, not copies; read them before the next forward pass. `finished` is called
-    after each layer, once its features are there. With `taken` nothing is kept: it is called with each tensor as soon
-    as that is computed.
+    The tensors are the model's own, not copies; read them before the next forward pass. With `taken` nothing is kept:
+    it is called with each tensor as soon as that is computed.
     """
-    features: dict[Site, Tensor] = {}
+    features = Recording()
     with ExitStack() as hooks:
         hooks.enter_context(base.register_forward_pre_hook(lambda *_: features.clear()))
-        _Recorder(points, finished, taken or features.__setitem__, hooks).attach(base)
+        _Recorder(points, features, taken or features.__setitem__, hooks).attach(base)
         yield features
+
+
+@contextmanager
+def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
+    """Let torch call `hook` after each layer of the forward passes inside.
+
+    Within `recording` the layer's features are there by then: torch calls hooks in the order in which they come.
+    """
+    with ExitStack() as hooks:
+        for _, layer in layer_modules(base):
+            hooks.enter_context(layer.register_forward_hook(hook))
+        yield
+
+
+def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
+    """Yield the layers of each stack, one that is called many times once."""
+    for stack in family_of(base.config).stacks:
+        for path, module in base.named_modules():
+            if stack.is_layer(path):
+                yield stack, module
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
@@ -79,46 +110,32 @@ def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site
 
 @dataclass
 class _Recorder:
-    """The hooks of `recording`, and the layer in which the forward pass is."""
+    """The hooks of `recording`."""
 
     points: Collection[str]
-    finished: Callable[[LayerCall], None] | None
+    recorded: Recording
     taken: Callable[[Site, Tensor], None]
     hooks: ExitStack  # the registered ones, each of which is a context
-    layer: LayerCall | None = None
-    pausing: bool = False
 
     def attach(self, base: PreTrainedModel) -> None:
         """Register the hooks."""
         family = family_of(base.config)
-        self.hooks.enter_context(base.register_forward_pre_hook(lambda *_: setattr(self, "layer", None)))
+        self.hooks.enter_context(base.register_forward_pre_hook(lambda *_: setattr(self.recorded, "layer", None)))
         self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
                 self._keep(base.get_submodule(path), point, "input")
-            for path, module in base.named_modules():
-                if stack.is_layer(path):
-                    self._watch(module, stack)
+        for stack, module in layer_modules(base):
+            self._watch(module, stack)
 
     def _watch(self, layer: Module, stack: Stack) -> None:
         def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self.pausing:
-                return
-            before, call = self.layer, _call_of(layer, arguments, options)
-            number = before.number if before else 0
-            self.layer = LayerCall(number + 1, stack, call, {})
-            if before is None or before.stack is not stack:
-                self._take(Site(number, DECODER_INPUT if before else "embedding_output"), call.hidden)
+            if not self.recorded.paused:
+                self._begin_layer(stack, _call_of(layer, arguments, options))
 
         def attends(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self.layer and not self.pausing:
-                self.layer.parts[name] = _call_of(module, arguments, options)
-
-        def ends(_module: Module, _arguments: Any, _output: Any) -> None:
-            if self.finished and self.layer and not self.pausing:
-                self.pausing = True  # it may call the model's modules too
-                self.finished(self.layer)
-                self.pausing = False
+            if self.recorded.layer and not self.recorded.paused:
+                self.recorded.layer.attending[name] = _call_of(module, arguments, options)
 
         self.hooks.enter_context(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
@@ -128,11 +145,21 @@ class _Recorder:
                 self.hooks.enter_context(register(partial(attends, name), with_kwargs=True))
         for point, (path, side) in stack.places().items():
             self._keep(layer.get_submodule(path), point, side)
-        self.hooks.enter_context(layer.register_forward_hook(ends))
+
+    def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
+        """Count the layer; the first one of a stack takes the input of the stack, which is a point too."""
+        before = self.recorded.layer
+        number = before.number if before else 0
+        self.recorded.layer = LayerCall(number + 1, stack, call, {})
+        if before is None:
+            self._take(Site(0, "embedding_output"), call.hidden)
+        elif before.stack is not stack:
+            self._take(Site(number, DECODER_INPUT), call.hidden)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
-            site = Site(self.layer.number if self.layer else 0, point)
+            layer = self.recorded.layer
+            site = Site(layer.number if layer else 0, point)
             self._take(site, arguments[0] if side == "input" else first_of(output))
 
         if point in self.points:
@@ -140,9 +167,10 @@ class _Recorder:
             self.hooks.enter_context(register(hook))
 
     def _take(self, site: Site, feature: Tensor) -> None:
-        if site.point in self.points and not self.pausing:
+        if site.point in self.points and not self.recorded.paused:
+            layer = self.recorded.layer
             # OPT's feed-forward network works on all tokens of a batch in one row.
-            texts = self.layer.whole.hidden.shape[:-1] if self.layer else feature.shape[:-1]
+            texts = layer.whole.hidden.shape[:-1] if layer else feature.shape[:-1]
             self.taken(site, feature.view(*texts, feature.shape[-1]))
 
 

@@ -93,27 +93,27 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     stores = {site: store.open_to_write(place, site) for site in sites}
     groups = _groups(units, 1 if capture.elsewhere else group_tokens(base.device))
     share = groups[state.process_index :: state.num_processes]
+    pass_cost = pass_cost_tokens(base.device)
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = {unit: rows for unit, rows in group if not _done_file(folder, unit).exists()}
+            remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
             if not remaining:
                 continue
-            destinations = {unit: _destinations(stores, rows) for unit, rows in remaining.items()}
+            to_fill = [(rows, _destinations(stores, rows)) for _, rows in remaining]
             # The texts of the whole group, so that a run that resumes has the same batches.
-            whole = slice(group[0][1].start, group[-1][1].stop)
-            batches = _batches(ids, lengths, whole, padding, capture.batch_tokens, pass_cost_tokens(base.device))
-            to_fill = [(rows, destinations[unit]) for unit, rows in remaining.items()]
+            group_rows = slice(group[0][1].start, group[-1][1].stop)
+            batches = _batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost)
             fill_rows(base, batches, to_fill, capture.precision, threads)
-            for unit, rows in remaining.items():
-                finish = partial(_finish, stores, rows, destinations[unit], capture.elsewhere)
-                digests = threads.map(finish, sites)
-                _mark_done(folder, unit, dict(zip(map(str, sites), digests, strict=True)))
+            for (unit, _), (rows, destinations) in zip(remaining, to_fill, strict=True):
+                finish = partial(_finish, stores, rows, destinations, capture.elsewhere)
+                digests = dict(zip(map(str, sites), threads.map(finish, sites), strict=True))
+                _mark_done(folder, unit, digests)
             _trim_heap()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
-            by_unit = [json.loads(_done_file(folder, unit).read_text(encoding="utf-8")) for unit, _ in units]
-            store.write_manifest(folder / "stores", capture.store, by_unit)
+            digests_by_unit = [_read_digests(folder, unit) for unit, _ in units]
+            store.write_manifest(folder / "stores", capture.store, digests_by_unit)
         publish_output(folder / "stores", run.activations)
         remove_unfinished(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
@@ -186,17 +186,23 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     begun.rename(file)
 
 
+def _read_digests(folder: Path, unit: int) -> dict[str, str]:
+    """Return the digests by site that `_mark_done` wrote."""
+    digests: dict[str, str] = json.loads(_done_file(folder, unit).read_text(encoding="utf-8"))
+    return digests
+
+
 def _write_tokens(folder: Path, run: Run) -> None:
-    """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
+    """Write the table of the stores' rows, and all token ids in a row, one row group of the texts at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
         writing(folder / "stores" / store.TOKENS_FILE) as path,
         pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
-        for block in run.captured.token_blocks(columns=schema.names):
-            writer.write_table(pa.Table.from_pandas(block, schema, preserve_index=False))
-            block["token_id"].to_numpy().tofile(file)
+        for tokens in run.captured.token_row_groups(columns=schema.names):
+            writer.write_table(pa.Table.from_pandas(tokens, schema, preserve_index=False))
+            tokens["token_id"].to_numpy().tofile(file)
 
 
 def group_tokens(device: torch.device) -> int:
@@ -363,6 +369,8 @@ def _batches(
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
     for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
-        in_batch = [texts[number] for number in batch]
-        kept = [(place, slice(0, len(texts[number])), text_rows[number]) for place, number in enumerate(batch)]
-        yield padded(in_batch, padding), kept
+        kept = []
+        for place, number in enumerate(batch):
+            tokens = slice(0, len(texts[number]))
+            kept.append((place, tokens, text_rows[number]))
+        yield padded([texts[number] for number in batch], padding), kept

@@ -96,9 +96,8 @@ def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run
     """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
     measurer = BatchMeasurer(texts.base, texts.methods, padding)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
-        contributions, heads = (
-            arrays_folder(kind, checkpoint, document.name, folder / PUBLISHED) for kind in ("contributions", "heads")
-        )
+        contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
+        heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():
             continue
         (measures,) = measurer.measures([document])
@@ -144,13 +143,18 @@ def _write_scores(run: Run, folder: Path) -> None:
     predictions, tables = [], []
     for number, document in enumerate(run.documents["document"]):
         with np.load(_scores_file(folder, number)) as arrays:
-            row = (document, str(arrays["predicted"]), float(arrays["probability"]), int(arrays["read_position"]))
-            predictions.append(row)
+            prediction = {
+                "document": document,
+                "predicted": str(arrays["predicted"]),
+                "probability": float(arrays["probability"]),
+                "read_position": int(arrays["read_position"]),
+            }
+            predictions.append(prediction)
             for name in IMPORTANCE_NAMES:
-                columns = {"document": document, "position": np.arange(len(arrays[name]), dtype=np.int32)}
-                tables.append(pd.DataFrame({**columns, "method": name, "score": arrays[name]}))
-    names = ["document", "predicted", "probability", "read_position"]
-    write_table(folder / PUBLISHED / run.predictions_file.name, pd.DataFrame(predictions, columns=names))
+                positions = np.arange(len(arrays[name]), dtype=np.int32)
+                columns = {"document": document, "position": positions, "method": name, "score": arrays[name]}
+                tables.append(pd.DataFrame(columns))
+    write_table(folder / PUBLISHED / run.predictions_file.name, pd.DataFrame(predictions))
     write_table(folder / PUBLISHED / run.token_scores_file.name, pd.concat(tables, ignore_index=True))
 
 

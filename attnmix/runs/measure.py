@@ -27,6 +27,7 @@ from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import exact_products, measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
+from attnmix.core.names import Site
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
@@ -36,24 +37,24 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.mixing_tables import (
     CorpusMeasures,
     DocumentRows,
     by_review,
-    derivative_tables,
     metrics,
     mixing_tables,
-    parts_table,
     stack_rows,
     weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sample_tables import derivative_tables, parts_table
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.measures.variance_shares import MAX_TEXTS
-from attnmix.models.checkpoint import check_max_length, load_tokenizer
+from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
@@ -81,80 +82,41 @@ def measure(
     arithmetic: str,
     device: torch.device,
 ) -> None:
-    """Write what is measured of the reviews that `tokenize` drew, a block of them in memory at a time.
+    """Write what is measured of the reviews that `tokenize` drew, a group of them in memory at a time.
 
     Unfinished work is in `folder`. A `device` without float64 is replaced by the CPU.
     """
-    first = run.checkpoints[checkpoints[0]]
-    tokenizer = load_tokenizer(first)
     device = measuring_device(device)
     state = process_state(device)
-    pairs = run.drawn_reviews.pairs
     corpus = Corpus(run.drawn_reviews)
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
-    samples = _draw_samples(corpus, parameters, seed)
-    new_work = partial(
-        CheckpointWork,
+    first = run.checkpoints[checkpoints[0]]
+    family = family_of(load_config(first))
+    plan = _Plan(
+        parameters=parameters,
+        run=run,
         folder=folder,
         corpus=corpus,
+        tokenizer=load_tokenizer(first),
+        methods=present_names("measure.methods", parameters.methods, family, RATIOS),
+        matrices=present_names("measure.matrices", parameters.matrices, family),
+        samples=_draw_samples(corpus, parameters, seed),
+        seed=seed,
         batch_tokens=batch_tokens,
+        device=device,
         process=state.process_index,
         processes=state.num_processes,
     )
-    methods, matrices = parameters.methods, parameters.matrices
-    works: dict[str, CheckpointWork] = {}
-    gains: dict[str, npt.NDArray[np.float64]] = {}
-    for name in checkpoints:
-        base: Any = load_base(run.checkpoints[name])
-        base.to(device)
-        read_segments(base, tokenizer, pairs)
-        methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
-        matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
-        batches.read_corpus(_corpus_batches(corpus, batch_tokens, seed))
-        documents = DocumentMeasurer(base, methods, matrices)
-        work = new_work(checkpoint=name)
-        work.measure(batches, samples.identities)
-        work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
-        work.gradients(documents, samples.gradients, parameters.gradient_max_length, seed)
-        work.parts(base, samples.parts, parameters.parts_max_length)
-        works[name] = work
-        gains[name] = documents.gains()
-    random_model: Any = random_base(first, seed)
-    random_model.to(device)
-    read_segments(random_model, tokenizer, pairs)
-    random = new_work(checkpoint=RANDOM)
-    random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
+    measured = {name: _measure_checkpoint(name, plan) for name in checkpoints}
+    random = _measure_random_model(first, plan)
     state.wait_for_everyone()
-    if not state.is_main_process:
-        return
-    measured = CorpusMeasures(
-        rows={name: work.rows() for name, work in works.items()},
-        random=random.gathered("random_weights"),
-        identities={name: work.identities() for name, work in works.items()},
-        methods=methods,
-        sites=batches.sites,
-        draws=Draws(len(corpus), BOOTSTRAP_SAMPLES, seed),
-        seed=seed,
-        gains=gains,
-    )
-    _log_left_out(corpus, measured.first, seed)
-    derivatives = {name: work.derivatives(samples.gradients) for name, work in works.items()}
-    parts = {name: work.read_parts(samples.parts) for name, work in works.items()}
-    tables = mixing_tables(measured)
-    tables["mixing_weighted"] = weighted_table(measured)
-    tables.update(derivative_tables(derivatives, methods, matrices, seed))
-    tables["parts"] = parts_table(parts, seed)
-    for name, table in tables.items():
-        writers.write_plot(f"measure/{name}", table, run.tables)
-    writers.write_plot("measure/mixing_by_review", by_review(measured), run.tables)
-    machine = {"computed_on": computed_on(arithmetic, device)}
-    writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
-    writers.write_ratios(folder / PUBLISHED, methods, _token_ratios(works.values(), tokenizer, methods))
-    publish_output(folder / PUBLISHED, run.measured)
-    remove_unfinished(folder)
-    logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
+    if state.is_main_process:
+        corpus_measures = _corpus_measures(measured, random, plan)
+        _log_left_out(corpus, corpus_measures.first, seed)
+        tables = _tables(corpus_measures, measured, plan)
+        _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
+        logging.info("measured %d documents in %s", len(corpus), " and ".join(checkpoints))
 
 
 class _Samples(NamedTuple):
@@ -162,25 +124,138 @@ class _Samples(NamedTuple):
 
     identities: Collection[int]
     """Every identity is checked."""
-    gradients: Sequence[int]
+    derivatives: Sequence[int]
     parts: Sequence[int]
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
     """Return the drawn documents; the longest one's identities are checked too."""
     identities = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist()
-    gradients = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
+    derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
     longest = int(corpus.lengths.argmax())
-    return _Samples({*identities, longest}, gradients, parts)
+    return _Samples({*identities, longest}, derivatives, parts)
 
 
-def _token_ratios(
-    works: Iterable["CheckpointWork"], tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]
-) -> Iterator[pd.DataFrame]:
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is measured, of which documents, and where: the same for every checkpoint."""
+
+    parameters: MeasureParameters
+    run: Run
+    folder: Path  # of the unfinished work
+    corpus: Corpus
+    tokenizer: PreTrainedTokenizerFast
+    methods: list[str]
+    matrices: list[str]
+    samples: _Samples
+    seed: int
+    batch_tokens: int
+    device: torch.device
+    process: int
+    processes: int
+
+    def work(self, checkpoint: str) -> "CheckpointWork":
+        """Return the files of one checkpoint's measures."""
+        return CheckpointWork(
+            self.folder, checkpoint, self.corpus, self.batch_tokens, process=self.process, processes=self.processes
+        )
+
+    def prepare(self, base: Any) -> Any:
+        """Return a model without a head, which reads the texts or pairs of this run on its device."""
+        base.to(self.device)
+        read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
+        return base
+
+
+class _MeasuredCheckpoint(NamedTuple):
+    """One checkpoint, measured."""
+
+    work: "CheckpointWork"
+    sites: Sequence[Site]
+    gains_L: npt.NDArray[np.float64]
+    """`attention_gain` of each layer."""
+
+
+def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
+    """Measure this process's share of the documents in one checkpoint."""
+    base = plan.prepare(load_base(plan.run.checkpoints[name]))
+    batches = BatchMeasurer(base, plan.methods, plan.tokenizer.pad_token_id)
+    batches.read_corpus(_corpus_batches(plan.corpus, plan.batch_tokens, plan.seed))
+    documents = DocumentMeasurer(base, plan.methods, plan.matrices)
+    work = plan.work(name)
+    work.measure_documents(batches, plan.samples.identities)
+    work.measure_control("shuffled_words", batches, partial(shuffled_words, seed=plan.seed))
+    work.measure_derivatives(documents, plan.samples.derivatives, plan.parameters.gradient_max_length, plan.seed)
+    work.measure_parts(base, plan.samples.parts, plan.parameters.parts_max_length)
+    return _MeasuredCheckpoint(work, batches.sites, documents.gains())
+
+
+def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
+    """Measure the control `random_weights`: a model of the architecture in `folder`."""
+    base = plan.prepare(random_base(folder, plan.seed))
+    work = plan.work(RANDOM)
+    work.measure_control("random_weights", BatchMeasurer(base, plan.methods, plan.tokenizer.pad_token_id))
+    return work
+
+
+def _corpus_measures(
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork", plan: _Plan
+) -> CorpusMeasures:
+    """Return what was measured of all documents, once every process has done its share."""
+    first = next(iter(measured.values()))
+    return CorpusMeasures(
+        rows={name: checkpoint.work.read_rows() for name, checkpoint in measured.items()},
+        random=random.read_sums("random_weights"),
+        identities={name: checkpoint.work.read_identities() for name, checkpoint in measured.items()},
+        methods=plan.methods,
+        sites=first.sites,
+        draws=Draws(len(plan.corpus), BOOTSTRAP_SAMPLES, plan.seed),
+        seed=plan.seed,
+        gains={name: checkpoint.gains_L for name, checkpoint in measured.items()},
+    )
+
+
+def _tables(
+    corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
+) -> dict[str, pd.DataFrame]:
+    """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
+    derivatives, parts = {}, {}
+    for name, checkpoint in measured.items():
+        derivatives[name] = checkpoint.work.read_derivatives(plan.samples.derivatives)
+        parts[name] = checkpoint.work.read_parts(plan.samples.parts)
+    tables = mixing_tables(corpus_measures)
+    tables["mixing_weighted"] = weighted_table(corpus_measures)
+    tables["geometry"] = geometry_table(corpus_measures)
+    tables.update(derivative_tables(derivatives, plan.methods, plan.matrices, plan.seed))
+    tables["parts"] = parts_table(parts, plan.seed)
+    return tables
+
+
+def _write_results(
+    corpus_measures: CorpusMeasures,
+    tables: Mapping[str, pd.DataFrame],
+    measured: Mapping[str, _MeasuredCheckpoint],
+    plan: _Plan,
+    machine: str,
+) -> None:
+    """Write the csv files, the metrics and the ratios of every token; then remove the unfinished work."""
+    for name, table in tables.items():
+        writers.write_plot(f"measure/{name}", table, plan.run.tables)
+    writers.write_plot("measure/mixing_by_review", by_review(corpus_measures), plan.run.tables)
+    values = metrics(tables, plan.methods)
+    values["computed_on"] = machine
+    writers.write_metrics("measure", values, plan.run.metrics_folder)
+    published = plan.folder / PUBLISHED
+    writers.write_ratios(published, plan.methods, _token_ratios(measured, plan))
+    publish_output(published, plan.run.measured)
+    remove_unfinished(plan.folder)
+
+
+def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
     """Yield the ratios of every document in every checkpoint."""
-    for work in works:
-        yield from work.token_ratios(tokenizer, methods)
+    for checkpoint in measured.values():
+        yield from checkpoint.work.token_ratios(plan.tokenizer, plan.methods)
 
 
 def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
@@ -212,7 +287,7 @@ def _log_left_out(corpus: Corpus, rows: DocumentRows, seed: int) -> None:
 
 @dataclass(frozen=True)
 class CheckpointWork:
-    """One checkpoint's measures of the corpus under `folder`; `PUBLISHED` in it holds what is published as it is.
+    """One checkpoint's measures of the corpus, in files of `folder`; each is whole once it is there.
 
     This process takes every `processes`-th batch or document, from its own number on.
     """
@@ -224,9 +299,9 @@ class CheckpointWork:
     process: int
     processes: int
 
-    def measure(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
+    def measure_documents(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
         """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
-        for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
+        for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             all_measures = measurer.measures(documents, [number in sampled for number in batch])
             errors = largest_errors([measures.identities for measures in all_measures])
@@ -236,20 +311,24 @@ class CheckpointWork:
             _write_arrays(_token_file(file), token_arrays)
             _write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
 
-    def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
+    def measure_control(
+        self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None
+    ) -> None:
         """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
-        for batch, file in self._remaining(name, self.batches(name)):
+        for batch, file in self._remaining(name, self._batches(name)):
             documents = [self.corpus.document(number) for number in batch]
             if change is not None:
                 documents = [change(document) for document in documents]
             _write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
 
-    def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
+    def measure_derivatives(
+        self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int
+    ) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them.
 
         Inputs are exchanged with those of the next measured review of the same and of another predicted class.
         """
-        tasks = [(number, self._gradient(number)) for number in numbers]
+        tasks = [(number, self._derivatives_file(number)) for number in numbers]
         for number, file in self._remaining("gradients", tasks):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
@@ -262,14 +341,12 @@ class CheckpointWork:
     def _donors(self, number: int) -> Iterator[Document]:
         """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
         for donor in next_donors(number, self.corpus.predicted):
-            own = self.corpus.document(number)
-            yield own.take(np.arange(0)) if donor is None else self.corpus.document(donor)
+            if donor is None:
+                yield self.corpus.document(number).take(np.arange(0))
+            else:
+                yield self.corpus.document(donor)
 
-    def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """Return what `gradients` wrote, by the name of the review."""
-        return {self.corpus.document(number).name: dict(np.load(self._gradient(number))) for number in numbers}
-
-    def parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
+    def measure_parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
         """Write what of each vector of some documents, truncated, is the token's own since the input, by rule."""
         family = family_of(base.config)
         obstacle = parts_obstacle(family)
@@ -287,52 +364,63 @@ class CheckpointWork:
                 quantities[rule] = quantities_QKT.double().cpu().numpy()
             _write_arrays(file, quantities)
 
-    def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
-        """Return what `parts` wrote, review by review; nothing of a family without parts."""
-        files = [self._parts_file(number) for number in numbers]
-        return [dict(np.load(file)) for file in files if file.exists()]
-
-    def _parts_file(self, number: int) -> Path:
-        return self.folder / self.checkpoint / f"parts-{number}.npz"
-
-    def identities(self) -> npt.NDArray[np.float64]:
-        """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
-        files = [_token_file(file) for _, file in self.batches(MEASURES)]
-        errors, documents = np.stack([np.load(file)[IDENTITY_ERRORS] for file in files], axis=1)
-        return np.stack([np.fmax.reduce(errors), documents.sum(0)])
-
-    def rows(self) -> DocumentRows:
+    def read_rows(self) -> DocumentRows:
         """Return the sums of all documents, and of the control with shuffled words, with a row for each document."""
-        rows = self.gathered(MEASURES) | self.gathered("shuffled_words")
+        rows = self.read_sums(MEASURES)
+        rows.update(self.read_sums("shuffled_words"))
         rows["document"] = self.corpus.texts["document"].to_numpy()
         return rows
 
-    def gathered(self, kind: str) -> DocumentRows:
+    def read_sums(self, kind: str) -> DocumentRows:
         """Return the sums of the documents, or of a control with a pass of its own, with a row for each document."""
-        return _gather_rows(self.batches(kind), len(self.corpus), self.folder / self.checkpoint / kind)
+        return _gather_rows(self._batches(kind), len(self.corpus), self._folder / kind)
+
+    def read_identities(self) -> npt.NDArray[np.float64]:
+        """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
+        by_batch = []
+        for _, file in self._batches(MEASURES):
+            by_batch.append(np.load(_token_file(file))[IDENTITY_ERRORS])
+        errors, documents = np.stack(by_batch, axis=1)
+        return np.stack([np.fmax.reduce(errors), documents.sum(0)])
+
+    def read_derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """Return what `measure_derivatives` wrote, by the name of the review."""
+        return {self.corpus.document(number).name: dict(np.load(self._derivatives_file(number))) for number in numbers}
+
+    def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
+        """Return what `measure_parts` wrote, review by review; nothing of a family without parts."""
+        files = [self._parts_file(number) for number in numbers]
+        return [dict(np.load(file)) for file in files if file.exists()]
 
     def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the ratios of the documents in their order, with what each token is."""
-        for block in self.corpus.blocks:
-            batches = self.batches(MEASURES, [block])
+        for row_group in self.corpus.row_groups:
             files: dict[int, Path] = {}
-            for batch, file in batches:
+            for batch, file in self._batches_in(row_group, MEASURES):
                 files.update(dict.fromkeys(batch, _token_file(file)))
             for number in sorted(files):
                 document = self.corpus.document(number)
                 ratios_MLT = np.load(files[number])[str(number)]
                 yield labelled_ratio_rows(self.checkpoint, document, methods, ratios_MLT, tokenizer)
 
-    def _gradient(self, number: int) -> Path:
-        return self.folder / self.checkpoint / f"gradient-{number}.npz"
+    @property
+    def _folder(self) -> Path:
+        return self.folder / self.checkpoint
 
-    def batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
+    def _derivatives_file(self, number: int) -> Path:
+        return self._folder / f"gradient-{number}.npz"
+
+    def _parts_file(self, number: int) -> Path:
+        return self._folder / f"parts-{number}.npz"
+
+    def _batches(self, kind: str) -> Iterator[tuple[list[int], Path]]:
         """Yield the batches of documents, and the file that exists once each is done."""
-        if blocks is None:
-            blocks = self.corpus.blocks
-        for block in blocks:
-            for place, batch in enumerate(self.corpus.batches(block, self.batch_tokens)):
-                yield batch, self.folder / self.checkpoint / f"{kind}-{block}-{place}.npz"
+        for row_group in self.corpus.row_groups:
+            yield from self._batches_in(row_group, kind)
+
+    def _batches_in(self, row_group: int, kind: str) -> Iterator[tuple[list[int], Path]]:
+        for place, batch in enumerate(self.corpus.batches(row_group, self.batch_tokens)):
+            yield batch, self._folder / f"{kind}-{row_group}-{place}.npz"
 
     def _remaining(self, kind: str, tasks: Iterable[tuple[Task, Path]]) -> Iterator[tuple[Task, Path]]:
         """Yield this process's share of the tasks whose file does not exist yet."""

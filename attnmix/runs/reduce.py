@@ -100,12 +100,18 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
 def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
     """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
-    stream = mode([width for site, width in widths.items() if site.point not in OTHER_WIDTHS] or widths.values())
-    others = dict.fromkeys(f"{site.point} ({width})" for site, width in widths.items() if width != stream)
+    stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
+    stream_width = mode(stream_widths or widths.values())
+    stream, others = {}, []
+    for site, vectors_TD in vectors.items():
+        if widths[site] == stream_width:
+            stream[site] = vectors_TD
+        else:
+            others.append(f"{site.point} ({widths[site]})")
     if others:
         message = "%s: without %s, which are not as wide as the residual stream (%d)"
-        logging.info(message, " and ".join(ONE_PLANE), ", ".join(others), stream)
-    return {site: vectors_TD for site, vectors_TD in vectors.items() if widths[site] == stream}
+        logging.info(message, " and ".join(ONE_PLANE), ", ".join(dict.fromkeys(others)), stream_width)
+    return stream
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
@@ -113,5 +119,8 @@ def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
-    shown = whole[whole["measure"].isin(COMPARED_SCORES)].set_index("measure").groupby("layout", sort=False)["value"]
-    write_metrics("reduce", {str(layout): values.to_dict() for layout, values in shown}, run.metrics_folder)
+    compared = whole[whole["measure"].isin(COMPARED_SCORES)].set_index("measure")
+    metrics = {}
+    for layout, values in compared.groupby("layout", sort=False)["value"]:
+        metrics[str(layout)] = values.to_dict()
+    write_metrics("reduce", metrics, run.metrics_folder)

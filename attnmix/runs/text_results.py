@@ -46,6 +46,7 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.mixing_tables import (
@@ -164,6 +165,7 @@ class TextMeasurer:
             seed=SEED,
         )
         tables = mixing_tables(corpus)
+        tables["geometry"] = geometry_table(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))

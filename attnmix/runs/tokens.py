@@ -42,10 +42,10 @@ class TokenizedTexts(NamedTuple):
         store.write_tokenized(files.folder, self._blocks())
 
     def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        """Yield `store.BLOCK` texts at a time with their tokens."""
+        """Yield `store.ROW_GROUP_TEXTS` texts at a time with their tokens."""
         first = 0
-        for start in range(0, len(self.texts), store.BLOCK):
-            texts = self.texts.iloc[start : start + store.BLOCK]
+        for start in range(0, len(self.texts), store.ROW_GROUP_TEXTS):
+            texts = self.texts.iloc[start : start + store.ROW_GROUP_TEXTS]
             last = first + int(texts["tokens"].sum())
             yield texts, self.tokens.iloc[first:last]
             first = last
@@ -115,13 +115,13 @@ def write_tokens(
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         remaining = iter(texts)
-        block = list(islice(remaining, store.BLOCK))
+        block = list(islice(remaining, store.ROW_GROUP_TEXTS))
         while block:
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
             if warn:
                 _warn(documents)
             yield documents, tokens
-            block = list(islice(remaining, store.BLOCK))
+            block = list(islice(remaining, store.ROW_GROUP_TEXTS))
 
     store.write_tokenized(files.folder, blocks())
 

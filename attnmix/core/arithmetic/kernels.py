@@ -11,11 +11,11 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_
 from attnmix.core.device import chosen_device, device_name, prepare_device
 
 Array = npt.NDArray[Any]
-Part = TypeVar("Part")
-Result = TypeVar("Result")
 ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
 CACHED_WEIGHTS = 2**21  # attention weights that are computed together
@@ -79,29 +77,27 @@ def cores() -> int:
 
 
 @cache
-def _pool(_purpose: str) -> ThreadPoolExecutor:
+def _product_threads() -> ThreadPoolExecutor:
+    """Return the threads that share the blocks of one product."""
     return ThreadPoolExecutor(cores())
 
 
-def in_threads(function: Callable[[Part], Result], parts: Sequence[Part], device: torch.device) -> list[Result]:
-    """Return `function(part)` of each part, in order, without derivatives; on a CPU as many at once as it has cores.
+@cache
+def _task_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), initializer=setattr, initargs=(_thread, "has_task", True))
 
-    `device` is that of the tensors which `function` computes with: a GPU takes the work of one thread.
 
-    For work of many small operations, each too short for several cores. With the kernels of this module each part's
-    products stay in its thread; torch's own would start threads in every thread, so with them the parts come in turn.
+def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
+    """Return a thread for each core, for tasks of many operations that are each too short for several cores.
+
+    With the kernels of this module each task's products stay in its thread. None where tasks had better come in turn:
+    torch's own kernels would start threads in every thread, and a GPU takes the work of one. `device` is that of the
+    tensors which the tasks compute with.
     """
-
-    def compute(part: Part) -> Result:
-        _thread.has_part = True
-        with torch.inference_mode():
-            return function(part)
-
     on_own_kernels = device.type == "cpu" and _registered
-    if len(parts) < 2 or cores() < 2 or not on_own_kernels or hasattr(_thread, "has_part"):
-        with torch.inference_mode():
-            return [function(part) for part in parts]
-    return list(_pool("parts").map(compute, parts))
+    if cores() < 2 or not on_own_kernels or hasattr(_thread, "has_task"):
+        return None
+    return _task_threads()
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
@@ -119,14 +115,14 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     else:
         for rows, columns in _blocks(*out.shape):
             jobs.append((a[rows], b[:, columns], out[rows, columns]))
-    in_one_thread = out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_part")
+    in_one_thread = out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_task")
     threads = 1 if in_one_thread else max(1, min(cores(), len(jobs)))
 
     def compute(thread: int) -> None:
         for one, other, place in jobs[thread::threads]:
             np.matmul(one, other, out=place)
 
-    futures = [_pool("products").submit(compute, thread) for thread in range(1, threads)]
+    futures = [_product_threads().submit(compute, thread) for thread in range(1, threads)]
     compute(0)
     for future in futures:
         future.result()

@@ -12,7 +12,7 @@ second of a pair of texts.
 `tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person reads it), start and
 end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and `segment` where there
 are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where there is a decoder next to
-an encoder. Both files hold `BLOCK` texts in a row group.
+an encoder. Both files hold `ROW_GROUP_TEXTS` texts in a row group.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from attnmix.core.store.files import PARQUET_OPTIONS, atomic_path, read_table, r
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
-BLOCK = 256  # texts in a row group
+ROW_GROUP_TEXTS = 256  # texts in a row group
 DECODER_TOKEN = "decoder_token"
 SEGMENT = "segment"
 TEXT_COLUMNS = ("text", "text_pair")
@@ -93,15 +93,17 @@ class TokenizedFiles:
         with reading(self.tokens_file, "tokenize") as path:
             return SEGMENT in pq.read_schema(path).names
 
-    def token_blocks(
-        self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
+    def token_row_groups(
+        self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
+        """Yield the tokens of one row group of texts after another, or of those with these `numbers`."""
         with (
             reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,
         ):
-            for number in range(file.num_row_groups) if blocks is None else blocks:
+            if numbers is None:
+                numbers = range(file.num_row_groups)
+            for number in numbers:
                 yield file.read_row_group(number, columns=columns).to_pandas()
 
 
@@ -142,13 +144,13 @@ def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
             yield texts_of(batch.to_pandas())
 
 
-def write_tokenized(folder: Path, blocks: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> None:
-    """Write both tables into `folder`, given as blocks of texts with their tokens; one block is in memory at a time.
+def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> None:
+    """Write both tables into `folder`, given as row groups of texts with their tokens, one of which is in memory.
 
-    Tokens have the columns of `MORE_TOKEN_FIELDS` that the first block has.
+    Tokens have the columns of `MORE_TOKEN_FIELDS` that those of the first row group have.
     """
-    blocks = iter(blocks)
-    first = next(blocks)
+    row_groups = iter(row_groups)
+    first = next(row_groups)
     more = [field for field in MORE_TOKEN_FIELDS if field[0] in first[1]]
     text_schema, token_schema = pa.schema(TEXT_FIELDS), pa.schema([*TOKEN_FIELDS, *more])
     with (
@@ -157,7 +159,7 @@ def write_tokenized(folder: Path, blocks: Iterable[tuple[pd.DataFrame, pd.DataFr
         pq.ParquetWriter(texts_part, text_schema, **PARQUET_OPTIONS) as texts_writer,
         pq.ParquetWriter(tokens_part, token_schema, **PARQUET_OPTIONS) as tokens_writer,
     ):
-        for texts, tokens in itertools.chain([first], blocks):
+        for texts, tokens in itertools.chain([first], row_groups):
             texts_writer.write_table(pa.Table.from_pandas(texts, text_schema, preserve_index=False))
             table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
             tokens_writer.write_table(table, row_group_size=max(1, len(table)))

@@ -1,9 +1,9 @@
-"""Documents of one padded batch, in the blocks that are measured at once: what is known of their tokens, as tensors.
+"""Micro-batches: documents of a padded batch that are measured at once, and what is known of their tokens, as tensors.
 
-On a CPU a block is small enough for its vectors to stay in the processor's cache, and blocks run in threads. On any
-other device a block is the whole batch, as each operation costs the same for one document as for all.
+On a CPU a micro-batch is small enough for its vectors to stay in the processor's cache, and they run in threads. On any
+other device it is the whole batch, as each operation costs the same for one document as for all.
 
-Shapes: B documents of a block, T tokens of the longest of them, G groups of tokens.
+Shapes: B documents of a micro-batch, T tokens of the longest of them, G groups of tokens.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,17 +17,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attnmix.core.lazy import cached_property
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
-from attnmix.measures.ratios import block_tokens
+from attnmix.measures.ratios import chunk_tokens
 
 TOKEN_GROUPS = len(CLASSES) * len(POSITIONS)
 PADDING_SEGMENT = 2  # in place of a segment of the two texts of a pair (0, 1) or of a special token (-1)
 
 
-class DocumentBlock:
+class MicroBatch:
     """Neighbouring documents of a padded batch."""
 
     def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
-        """Take all documents of the batch, and the places of those in the block."""
+        """Take all documents of the batch, and the places of those in the micro-batch."""
         self.documents, self.places, self.device = documents[places], places, device
         self.lengths = [len(document) for document in self.documents]
         self.tokens = max(self.lengths)
@@ -101,7 +101,7 @@ class DocumentBlock:
         return self._padded(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:
-        """Return the block's part of the vectors of all documents of the batch."""
+        """Return the micro-batch's part of the vectors of all documents of the batch."""
         return vectors_BTD[self.places, : self.tokens]
 
     def sums(self, values: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ class DocumentBlock:
         return pad_sequence(tensors, batch_first=True, padding_value=padding).to(self.device)
 
 
-def document_blocks(documents: Sequence[Document], device: torch.device) -> list[DocumentBlock]:
-    """Return the blocks of a batch, which follow from its documents' lengths and the kind of device alone."""
-    return [DocumentBlock(documents, places, device) for places in _places(documents, block_tokens(device))]
+def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
+    """Return the micro-batches of a batch, which follow from its documents' lengths and the kind of device alone."""
+    return [MicroBatch(documents, places, device) for places in _places(documents, chunk_tokens(device))]
 
 
 def _places(documents: Sequence[Document], most_tokens: int) -> Iterator[slice]:

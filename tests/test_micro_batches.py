@@ -11,8 +11,8 @@ import torch
 from conftest import plain_document
 
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
-from attnmix.measures.document_blocks import DocumentBlock, document_blocks
 from attnmix.measures.geometry import Cloud, _fetched_ranks, effective_ranks
+from attnmix.measures.micro_batches import MicroBatch, micro_batches
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_base
 
@@ -30,14 +30,14 @@ def test_blocks_hold_all_documents_in_their_order(
     most_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", most_tokens)
-    blocks = document_blocks(documents(), CPU)
+    blocks = micro_batches(documents(), CPU)
     assert [len(block.documents) for block in blocks] == sizes
     assert [name for block in blocks for name in block.names] == [f"text/{length}" for length in LENGTHS]
     assert [block.tokens for block in blocks] == [max(block.lengths) for block in blocks]
 
 
 def test_sums_and_means_leave_padding_out() -> None:
-    block = DocumentBlock(documents(), slice(1, 4), CPU)
+    block = MicroBatch(documents(), slice(1, 4), CPU)
     values = torch.randn(3, 33, 2, generator=torch.Generator().manual_seed(0))
     values[0, 9:] = torch.nan
     expected = torch.stack([values[place, :length].double().sum(0) for place, length in enumerate((9, 20, 33))])
@@ -62,9 +62,9 @@ def test_a_batch_in_one_block_has_the_numbers_of_documents_one_by_one(
         np.testing.assert_allclose(each.ratios, other.ratios, atol=4e-7)
         np.testing.assert_allclose(each.to_first, other.to_first, atol=4e-7)
         assert (np.isnan(each.identities) == np.isnan(other.identities)).all()
-        assert each.counted.keys() == other.counted.keys()
-        for name, array in other.counted.items():
-            np.testing.assert_allclose(each.counted[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+        assert each.statistics.keys() == other.statistics.keys()
+        for name, array in other.statistics.items():
+            np.testing.assert_allclose(each.statistics[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_effective_ranks_fetched_from_a_device_are_those_of_the_cpu() -> None:
