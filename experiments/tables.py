@@ -1,8 +1,9 @@
 """One table and one figure of experiments: means over the seeds of each setting, with Student's t interval.
 
 Each seed trains its own model and draws its own reviews, so the seeds' means are independent and vary with both:
-mean ± t(n - 1) sd / sqrt(n). Changes of a checkpoint (`difference`) are tested against 0 by the
-two-sided t test; `p_holm` is adjusted by Holm's step-down method over the layers of one row's other keys.
+mean ± t(n - 1) sd / sqrt(n). Two settings are compared seed by seed. Changes of a checkpoint (`difference`) are tested
+against 0 by the two-sided t test; `p_holm` is adjusted by Holm's step-down method over the layers of one row's other
+keys.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ PANEL_HEIGHT = 1.9  # inches
 
 def write_table(names: Sequence[str], csv: str, to: Path) -> None:
     """Write `<csv>.csv` to the folder `to` and, for mixing ratios, their figure as png and pdf."""
-    table = over_seeds(read_experiments(names, csv))
+    experiments = read_experiments(names, csv)
+    table = over_seeds(pd.concat([experiments, paired_differences(experiments)], ignore_index=True))
     to.mkdir(parents=True, exist_ok=True)
     path = to / f"{Path(csv).name}.csv"
     table.round(DIGITS).to_csv(path, index=False, lineterminator="\n")
     if csv == MIXING:
-        draw_ratios(table, path.with_suffix(""))
+        draw_ratios(over_seeds(experiments), path.with_suffix(""))
     seeds = table.groupby("setting", sort=False)["seeds"].max()
     print(f"{path}:", "; ".join(f"{setting} ({number} seeds)" for setting, number in seeds.items()))
 
@@ -130,6 +132,20 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     others = [key for key in keys if key != "layer"]
     result.insert(result.columns.get_loc("seeds"), "p_holm", result.groupby(others, dropna=False)["p"].transform(holm))
     return result
+
+
+def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the first of two settings less the second, of the seeds that both have; of any other number nothing.
+
+    A seed draws the same reviews and the same new head in both, so that pairs of runs are compared.
+    """
+    settings = list(table["setting"].unique())
+    if len(settings) != 2:
+        return table.iloc[:0]
+    keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "setting"]
+    first, second = (rows.set_index(keys)["mean"] for _, rows in table.groupby("setting", sort=False))
+    difference = (first - second).dropna().reset_index()
+    return difference.assign(setting=" minus ".join(settings))
 
 
 def holm(p: pd.Series) -> pd.Series:

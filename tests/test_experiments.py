@@ -16,7 +16,7 @@ from scipy import stats
 from attnmix.core.errors import InputError
 from experiments import __main__ as command
 from experiments.answer_tables import differences_of_settings
-from experiments.tables import over_seeds, read_experiments
+from experiments.tables import over_seeds, paired_differences, read_experiments
 
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
 KEYS = ["setting", "checkpoint", "layer", "method"]
@@ -99,6 +99,30 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     alone = over_seeds(table[table["seed"] == 0])
     assert alone[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
     assert (alone["seeds"] == 1).all()
+
+
+def test_two_settings_are_compared_seed_by_seed() -> None:
+    generator = np.random.default_rng(3)
+    runs = [("big", 3), ("small", 1), ("big", 1), ("small", 2), ("small", 3)]
+    tables = {run: ratios(*run).assign(mean=generator.normal(size=3 * len(LAYERS) * len(METHODS))) for run in runs}
+    table = pd.concat(tables, names=["setting", "seed"]).droplevel(2).reset_index()
+    differences = paired_differences(table)
+    assert set(differences["setting"]) == {"big minus small"}
+    assert set(differences["seed"]) == {1, 3}
+    result = over_seeds(differences).set_index(KEYS)
+    keys = ["checkpoint", "layer", "method"]
+    for key in tables["big", 3][keys].itertuples(index=False):
+        big, small = (
+            [tables[model, seed].set_index(keys).loc[tuple(key), "mean"] for seed in (1, 3)]
+            for model in ("big", "small")
+        )
+        row = result.loc[("big minus small", *key)]
+        expected = stats.ttest_rel(big, small)
+        assert row["mean"] == pytest.approx(np.mean(big) - np.mean(small))
+        assert [row["ci_low"], row["ci_high"]] == pytest.approx(list(expected.confidence_interval()))
+        assert row["seeds"] == 2
+        assert key.checkpoint != "difference" or row["p"] == pytest.approx(expected.pvalue)
+    assert paired_differences(table[table["setting"] == "big"]).empty
 
 
 def test_difference_of_two_settings_is_welchs() -> None:
