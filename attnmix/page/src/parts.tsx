@@ -6,7 +6,6 @@ import { showAtOnce } from "./state";
 
 /** How many of the parts are drawn, from the top of the page. */
 const drawnParts = signal(0);
-const LONGEST_WAIT = 200; // milliseconds, for a moment without other work
 
 /** A part of the page below its first picture; until it is drawn, an empty place as high as the window. */
 export function Later({ part, view: View }: { part: number; view: FunctionComponent }) {
@@ -30,11 +29,8 @@ export function drawWhole(): void {
 /** Draw one part after the other, so that none makes a choice wait for all, and then call `whenDone`. */
 export function drawRest(whenDone: () => void): void {
   if (!nextPart()) return whenDone();
-  requestIdleCallback(
-    () => {
-      drawNext();
-      drawRest(whenDone);
-    },
-    { timeout: LONGEST_WAIT },
-  );
+  setTimeout(() => {
+    drawNext();
+    drawRest(whenDone);
+  });
 }
