@@ -6,7 +6,7 @@ import { Answer, Layers, More } from "./curves";
 import { checkpoints, data, layerCount } from "./data";
 import { Heads } from "./heads";
 import { MapPane } from "./map";
-import { drawFirstScreen, drawRest, drawWhole, Later } from "./parts";
+import { drawFirstScreen, drawRest, drawWhole, Later, nextFrame } from "./parts";
 import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
 import { Select, Slider } from "./ui";
@@ -78,14 +78,7 @@ addEventListener("click", ({ target }) => {
   const link = target instanceof Element && target.closest<HTMLAnchorElement>('a[href^="#"]');
   if (link) uncover(link.hash.slice(1));
 });
-if (location.hash && !location.hash.includes("=")) uncover(location.hash.slice(1))?.scrollIntoView();
 const root = document.documentElement;
-requestAnimationFrame(() =>
-  setTimeout(() => {
-    root.dataset.ready = "yes";
-    drawRest(() => (root.dataset.whole = "yes"));
-  }),
-);
 addEventListener("beforeprint", () => {
   drawWhole();
   root.classList.add("paper");
@@ -97,3 +90,10 @@ addEventListener("afterprint", () => {
   root.classList.remove("paper");
   printing.value = false;
 });
+// The address of a choice is no place on the page.
+if (location.hash && !location.hash.includes("=")) uncover(location.hash.slice(1))?.scrollIntoView();
+
+await nextFrame();
+root.dataset.ready = "yes"; // what the window shows is drawn, and reacts
+await drawRest();
+root.dataset.whole = "yes";

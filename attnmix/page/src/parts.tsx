@@ -1,8 +1,10 @@
-// When the page's parts are drawn: what the window shows first, and the rest while the browser has nothing else to do.
+// When the page's parts are drawn: what the window shows first, and then the rest, one part after the other.
 
 import { signal, useComputed } from "@preact/signals";
 import type { FunctionComponent } from "preact";
 import { showAtOnce } from "./state";
+
+const LONGEST_FRAME = 1000; // milliseconds; a page in the background has no frames, and is not to wait for one
 
 /** How many of the parts are drawn, from the top of the page. */
 const drawnParts = signal(0);
@@ -13,24 +15,32 @@ export function Later({ part, view: View }: { part: number; view: FunctionCompon
   return isDrawn.value ? <View /> : <div class="undrawn" />;
 }
 
-const nextPart = () => document.querySelector(".undrawn");
+const undrawn = () => document.querySelector(".undrawn");
 const drawNext = () => showAtOnce(() => drawnParts.value++);
 
 /** Draw the parts that the window shows. */
 export function drawFirstScreen(): void {
-  for (let next = nextPart(); next && next.getBoundingClientRect().top < innerHeight; next = nextPart()) drawNext();
+  for (let next = undrawn(); next && next.getBoundingClientRect().top < innerHeight; next = undrawn()) drawNext();
 }
 
 /** Draw all parts before this returns: paper, and links to a place on the page, do not wait. */
 export function drawWhole(): void {
-  while (nextPart()) drawNext();
+  while (undrawn()) drawNext();
 }
 
-/** Draw one part after the other, so that none makes a choice wait for all, and then call `whenDone`. */
-export function drawRest(whenDone: () => void): void {
-  if (!nextPart()) return whenDone();
-  setTimeout(() => {
-    drawNext();
-    drawRest(whenDone);
+/** Wait until the window shows what was drawn. */
+export const nextFrame = () =>
+  new Promise<void>((resolve) => {
+    requestAnimationFrame(() => setTimeout(resolve));
+    setTimeout(resolve, LONGEST_FRAME);
   });
+
+const pause = () => new Promise((resolve) => setTimeout(resolve));
+
+/** Draw all parts with a pause before each, in which the page reacts. */
+export async function drawRest(): Promise<void> {
+  if (!undrawn()) return;
+  await pause();
+  drawNext();
+  await drawRest();
 }
