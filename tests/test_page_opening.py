@@ -20,9 +20,9 @@ READY = "html[data-ready]"
 UNDRAWN = ".undrawn"
 STAY_READY = """
 const begin = window.setTimeout;
-window.setTimeout = (...given) => (document.documentElement?.dataset.ready ? 0 : begin(...given));
+window.setTimeout = (call, wait) => (wait || document.documentElement?.dataset.ready ? 0 : begin(call));
 """
-"""Holds a page in the moment when it is ready: the rest would be drawn by timers."""
+"""Holds a page in the moment when it is ready: all that is drawn later is drawn by timers."""
 NO_FRAMES = "window.requestAnimationFrame = () => 0;"
 SMOOTHING = 16  # of 255, by which the browser may smooth a dotted line otherwise
 WINDOW = {"width": 1280, "height": 720}

@@ -6,7 +6,7 @@ import { Answer, Layers, More } from "./curves";
 import { checkpoints, data, layerCount } from "./data";
 import { Heads } from "./heads";
 import { MapPane } from "./map";
-import { drawFirstScreen, drawRest, drawWhole, Later, nextFrame } from "./parts";
+import { drawFirstScreen, drawRest, drawWhole, Later, nextFrame, report } from "./parts";
 import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
 import { Select, Slider } from "./ui";
@@ -94,6 +94,6 @@ addEventListener("afterprint", () => {
 if (location.hash && !location.hash.includes("=")) uncover(location.hash.slice(1))?.scrollIntoView();
 
 await nextFrame();
-root.dataset.ready = "yes"; // what the window shows is drawn, and reacts
+report("ready");
 await drawRest();
-root.dataset.whole = "yes";
+report("whole");

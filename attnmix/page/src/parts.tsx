@@ -28,6 +28,13 @@ export function drawWhole(): void {
   while (undrawn()) drawNext();
 }
 
+const root = document.documentElement;
+/** Whether the window has shown all that belongs into it as the page opens. */
+export const isReady = () => "ready" in root.dataset;
+
+/** Say what is drawn: `data-ready` that the window's part is, and reacts; `data-whole` that all parts are. */
+export const report = (drawn: "ready" | "whole") => (root.dataset[drawn] = "yes");
+
 /** Wait until the window shows what was drawn. */
 export const nextFrame = () =>
   new Promise<void>((resolve) => {
