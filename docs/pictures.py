@@ -97,11 +97,11 @@ def _browser() -> Iterator[Any]:
 
 
 def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
-    """Return the page of the last run, ready, in a window of this size."""
+    """Return the page of the last run, drawn as a whole, in a window of this size."""
     looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
     page = browser.new_page(viewport=screen, **looks)
     page.goto(require_output(RUN.page, "render").resolve().as_uri())
-    page.wait_for_selector("html[data-ready]", state="attached")
+    page.wait_for_selector("html[data-whole]", state="attached")
     return page
 
 

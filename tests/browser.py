@@ -17,6 +17,8 @@ import axe_playwright_python
 import pytest
 
 LIMIT_MILLISECONDS = 300_000  # for a busy machine; it decides no test
+WHOLE = "html[data-whole]"
+"""A page whose parts below the first screen are drawn too; `data-ready` says that the first screen is."""
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
@@ -78,7 +80,7 @@ class Opened:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("html[data-ready]", state="attached")
+        self.page.wait_for_selector(WHOLE, state="attached")
 
     def drawn(self) -> dict[str, Any]:
         """Return what the map shows once nothing moves: tokens, their pixels and names."""

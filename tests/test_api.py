@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from browser import Opened
+from browser import WHOLE, Opened
 from conftest import REPOSITORY, digest
 from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
@@ -258,7 +258,7 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     shown = chromium.new_page()
     shown.goto((tmp_path / "notebook.html").as_uri())
     views = shown.frame_locator("iframe")
-    views.locator("html[data-ready]").wait_for(state="attached")
+    views.locator(WHOLE).wait_for(state="attached")
     assert views.locator("#grid-canvas, #words").count() == 2
     assert views.locator("#heads, #heads-note").count() == 0
     assert set(views.locator("#share option").evaluate_all("all => all.map(each => each.value)")) > {"parts", "alti"}

@@ -15,14 +15,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from browser import Opened, browser, violations
+from browser import WHOLE, Opened, browser, violations
 from conftest import REPOSITORY
 from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
 
 from attnmix.core.store.runs import Run
 from attnmix.page.answer import headline
-from attnmix.page.arrays import visible
-from attnmix.page.shape import SHAPE, typescript
+from attnmix.page.arrays import as_json, visible
+from attnmix.page.shape import HEADS_SHAPE, SHAPE, typescript
 from stages import render
 from stages.common.parameters import read_parameters
 
@@ -75,7 +75,7 @@ def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None
 def follow(page: Any, link: str) -> None:
     page.goto("about:blank")
     page.goto(link)
-    page.wait_for_selector("html[data-ready]", state="attached")
+    page.wait_for_selector(WHOLE, state="attached")
 
 
 CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "share": "attention", "threshold": "7"}
@@ -192,8 +192,10 @@ def test_foreign_scripts_are_stopped_and_broken_data_is_an_error(run: Path, chro
 
 
 def test_data_have_the_declared_shape_which_is_that_of_the_scripts_types(run: Path) -> None:
-    _, packed = Run(run).page.read_text(encoding="utf-8").split('id="data">')
-    check_shape(json.loads(zlib.decompress(base64.b64decode(packed.partition("<")[0]))), SHAPE)
+    page = Run(run).page.read_text(encoding="utf-8")
+    packed, head_parts = (re.search(rf'id="{name}">([^<]*)<', page)[1] for name in ("data", "head-parts"))
+    check_shape(json.loads(zlib.decompress(base64.b64decode(packed))), SHAPE)
+    check_shape(json.loads(head_parts), HEADS_SHAPE)
     bare = [re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())]
     assert bare[0].endswith(f"exporttypePayload={bare[1]}")
     script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
@@ -278,6 +280,13 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     shown = open_changed(chromium)
     assert "contribution matrices in measure.matrices" in shown.page.locator("#card").inner_text()
     shown.close()
+
+
+def test_no_text_ends_the_element_of_the_json_that_holds_it() -> None:
+    hostile = {"</script><script>": ["<!--", "\u2028", "\\u003c"]}
+    written = as_json(hostile)
+    assert "<" not in written
+    assert json.loads(written) == hostile
 
 
 def test_signs_that_a_page_drops_are_spelt_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Opened, violations
+from browser import WHOLE, Opened, violations
 from colours import distance, lab, linear, shade
 from conftest import write_tiny_bert
 from page_grid import colour_of, drawn, pixels, share_from_others
@@ -203,14 +203,14 @@ def test_link_back_and_choice_of_the_text_to_compare_with(pair: Compared) -> Non
     assert page.locator("#differences").count() == 0
     page.wait_for_function("() => location.hash.includes('compare=null')")
     page.reload()
-    page.wait_for_selector("html[data-ready]", state="attached")
+    page.wait_for_selector(WHOLE, state="attached")
     assert page.locator("#compare").input_value() == "null"
     choose(page, "compare", "1")
     page.go_back()
     page.wait_for_function("() => document.getElementById('compare').value === 'null'")
     page.goto("about:blank")
     page.goto(f"{pair.path.resolve().as_uri()}#document=1")  # whose sender's page opened with other choices
-    page.wait_for_selector("html[data-ready]", state="attached")
+    page.wait_for_selector(WHOLE, state="attached")
     assert (page.locator("#document").input_value(), page.locator("#compare").input_value()) == ("1", "0")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import Opened
+from browser import WHOLE, Opened
 from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
@@ -287,8 +287,9 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()
-    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.wait_for_selector("#grid-canvas", state="attached")
     page.clock.run_for(1000)
+    page.wait_for_selector(WHOLE, state="attached")
     choose(page, "layout", "aligned")
     page.locator("#words").press("Escape")
     page.evaluate(RECORD_DOTS)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from browser import LIMIT_MILLISECONDS, violations
+from browser import LIMIT_MILLISECONDS, WHOLE, violations
 from conftest import REPOSITORY, digest
 from playwright.sync_api import expect
 from starlette.types import Message, Scope
@@ -108,7 +108,7 @@ def shown(page: Any) -> Any:
     name = page.url.partition("#")[2]
     frame = page.frames[1]
     frame.wait_for_url(f"**/page/{name}*")
-    frame.locator("html[data-ready]").wait_for(state="attached")
+    frame.locator(WHOLE).wait_for(state="attached")
     return frame
 
 

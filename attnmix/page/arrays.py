@@ -86,10 +86,15 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def pack(data: Any) -> str:
-    """Return JSON, deflated, as base64: no text in it can end the element that holds it."""
+def as_json(data: Any) -> str:
+    """Return JSON in ASCII without a "<", so that no text in it can end the element that holds it."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
+    return text.replace("<", r"\u003c")
+
+
+def pack(data: Any) -> str:
+    """Return JSON, deflated, as base64."""
+    return base64.b64encode(zlib.compress(as_json(data).encode("ascii"), 9)).decode("ascii")
 
 
 def visible(text: str, kept: str = "\n\t") -> str:

@@ -19,7 +19,7 @@ from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import Results
 from attnmix.core.store.runs import Run
 from attnmix.figures.labels import POINT_MARKS, in_text
-from attnmix.page.arrays import pack, visible
+from attnmix.page.arrays import as_json, pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe
 
@@ -41,6 +41,7 @@ def page_text(run: Results, subject: Subject) -> str:
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
     data = page_data(run, tokens, words["checkpoints"])
+    head_parts = data["attention"].pop("documents")
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
         raise AssertionError("the script would end the element that holds it")
@@ -52,10 +53,11 @@ def page_text(run: Results, subject: Subject) -> str:
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     return environment.get_template("template.html.j2").render(
         policy=_content_security_policy(script),
-        # Only the project's own files are marked as safe.
+        # Only the project's own files, and JSON without a "<", are marked as safe.
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         data=pack(data),
+        head_parts=Markup(as_json(head_parts)),
         **subject._asdict() | words,
         versions=package_versions(),
         documents_left_out=documents_left_out,

@@ -64,7 +64,7 @@ SHAPE: Data = {
     "partsLimit": int,  # tokens of a text whose vectors are taken apart
     "matrices": [str],
     # Of heads, as contributions; `skip` where a skip connection follows attention.
-    "attention": {"number": int, "width": int, "skip": bool, "documents": {...: {...: _HEADS}}},
+    "attention": {"number": int, "width": int, "skip": bool},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
     "mapNote": str,  # why there is no UMAP, if so
     "maps": {...: {"x": str, "y": str, "absent": [int]}},  # places `[sites, tokens]`, and sites without any
@@ -76,6 +76,9 @@ SHAPE: Data = {
 A key that ends in `?` may be left out. The number of a token, layer or site is its place in a list or array.
 """
 
+
+HEADS_SHAPE: Data = {...: {...: _HEADS}}
+"""What heads are computed from, by document and checkpoint: half of a page, in an element of its own."""
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 

@@ -23,10 +23,17 @@ function sideOf(part: Packed, name: "query" | "key", length: number): Side {
   });
 }
 
+/** What heads are computed from, by text and checkpoint: half of the page, so it is read when heads are first shown. */
+const headParts = once((): Record<string, Record<string, Packed>> =>
+  JSON.parse(document.getElementById("head-parts")!.textContent!),
+);
+/** Whether a text's queries and keys are on the page. */
+export const hasHeads = (number: number) => data.documents[number].name in headParts();
+
 /** A text's heads in one checkpoint; null where its queries and keys are not on the page. */
 export const headsOf = once((number: number, checkpoint: string) => {
   const { name, length } = data.documents[number];
-  const part = data.attention.documents[name]?.[checkpoint];
+  const part = headParts()[name]?.[checkpoint];
   if (!part) return null;
   return {
     ...part,

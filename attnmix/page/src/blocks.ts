@@ -126,7 +126,8 @@ function layoutOf(width: number) {
 }
 export type Layout = ReturnType<typeof layoutOf>;
 
-export const screenWidth = signal(900); // of the picture
+/** The picture's width. It is as wide as the page's column, which is known before the first picture is drawn. */
+export const screenWidth = signal(document.getElementById("app")!.clientWidth || 900);
 export const layout = computed(() => layoutOf(printing.value ? PRINTED_WIDTH : screenWidth.value));
 
 /** The layers of a block, from the input up. */

@@ -2,7 +2,7 @@
 
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { interpolateViridis, least, pointer, select, timer, zoom, zoomIdentity, type ZoomTransform } from "d3";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { kindColours } from "./colours";
 import * as run from "./data";
 import { captured, data, documentOf, nearestTo, once, placesOf, positionOf, range, tokensOf } from "./data";
@@ -290,8 +290,9 @@ const drawn = () => ({
 
 export function Canvas() {
   const canvas = useRef<HTMLCanvasElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element: DrawnCanvas = Object.assign(canvas.current!, { drawn, shapes });
+    screen.value = { width: element.clientWidth, height: element.clientHeight };
     held().call(behaviour);
     const observer = new ResizeObserver(([{ contentRect }]) => {
       if (contentRect.width > 0 && !printing.peek()) screen.value = contentRect;

@@ -17,6 +17,7 @@ const KINDS = {
 const STEPS = 200;
 const EQUAL_CONTRAST = 0.179; // luminance on which black and white are equally readable
 
+type Theme = keyof typeof COLOURS;
 /** What a colour says: that a value is above 0, below it, or that a token is a source of the chosen one. */
 type Meaning = keyof typeof COLOURS.light;
 type Shade = { colour: string; ink: string };
@@ -27,7 +28,7 @@ function luminance(colour: string): number {
   return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 }
 
-function shadesOf(theme: "light" | "dark", meaning: Meaning): Shade[] {
+function shadesOf(theme: Theme, meaning: Meaning): Shade[] {
   const mixed = piecewise(interpolateLab, [PAPER[theme], ...COLOURS[theme][meaning]]);
   return Array.from({ length: STEPS + 1 }, (_, step) => {
     const colour = rgb(mixed(step / STEPS)).formatHex();
@@ -35,17 +36,15 @@ function shadesOf(theme: "light" | "dark", meaning: Meaning): Shade[] {
   });
 }
 
-const SHADES = Object.fromEntries(
-  (["light", "dark"] as const).map((theme) => [
-    theme,
-    { more: shadesOf(theme, "more"), less: shadesOf(theme, "less"), source: shadesOf(theme, "source") },
-  ]),
-);
+/** The scales that were asked for: a page opens with two of the six. */
+const shades: Record<Theme, Partial<Record<Meaning, Shade[]>>> = { light: {}, dark: {} };
 
 /** The shade of a place on a scale from -1 to 1, and the colour of a text on it. */
 export function shade(place: number, meaning: Meaning = place < 0 ? "less" : "more"): Shade {
   const strength = Math.min(Math.abs(place), 1);
-  return SHADES[dark.value ? "dark" : "light"][meaning][Math.round(strength * STEPS)];
+  const theme = dark.value ? "dark" : "light";
+  const scale = (shades[theme][meaning] ??= shadesOf(theme, meaning));
+  return scale[Math.round(strength * STEPS)];
 }
 
 export const kindColours = () => KINDS[dark.value ? "dark" : "light"];

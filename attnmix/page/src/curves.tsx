@@ -2,7 +2,7 @@
 
 import * as Plot from "@observablehq/plot";
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { checkpoints, data, layers, type Maybe, modelText, ratioOf, reviewRatios } from "./data";
 import { Grid } from "./grid";
@@ -111,7 +111,7 @@ function changeText(measure: string): string {
 /** A measure's means by layer as a small picture, by which it is chosen. */
 function Thumb({ measure }: { measure: string }) {
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const lines = meanLines(measure).map(({ values, colour }) =>
       Plot.lineY(values, { stroke: colour, strokeWidth: 2 }),
     );

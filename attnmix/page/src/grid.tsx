@@ -1,7 +1,7 @@
 // Tokens by layers: how much of each token comes from others after every layer, and from which the chosen one does.
 
 import { effect, signal } from "@preact/signals";
-import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import {
   type Block,
   blocks,
@@ -113,7 +113,7 @@ function canvasLabel(): string {
 function Canvas() {
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width, height, cellAt: cellOf } = layout.value;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const shapes = () => shapesOf(marksOf(layout.peek()));
     const drawn: DrawnCanvas = Object.assign(canvas.current!, { shapes, drawn: drawnCells });
     const stops = [effect(() => paint(drawn)), effect(() => scrollToChosen(drawn.closest(".scroll")!))];
@@ -316,7 +316,7 @@ const SHARE_GROUPS = {
 const texts = [...data.documents.keys()];
 
 export function Grid() {
-  const { box, width } = useWidth(900);
+  const { box, width } = useWidth(screenWidth.peek());
   useLayoutEffect(() => {
     if (!printing.peek()) screenWidth.value = width;
   }, [width]);

@@ -2,7 +2,7 @@
 
 import { linkHorizontal, max, sum } from "d3";
 import { useMemo } from "preact/hooks";
-import { headCount, headRows, headsOf } from "./attention";
+import { hasHeads, headCount, headRows, headsOf } from "./attention";
 import { strength } from "./colours";
 import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
@@ -208,7 +208,7 @@ function All() {
 
 /** Why a text has no heads here, and which texts have. */
 function MissingHeads() {
-  const texts = [...data.documents.keys()].filter((each) => data.documents[each].name in data.attention.documents);
+  const texts = [...data.documents.keys()].filter(hasHeads);
   return (
     <p class="note" id="heads-note">
       This text's queries and keys are not on the page, which would grow too large; they are in features/inspect/heads.{" "}

@@ -6,6 +6,7 @@ import { Answer, Layers, More } from "./curves";
 import { checkpoints, data, layerCount } from "./data";
 import { Heads } from "./heads";
 import { MapPane } from "./map";
+import { drawFirstScreen, drawRest, drawWhole, Later, nextFrame, report } from "./parts";
 import { canChange, followAddress, position, printing, set, showAtOnce, state } from "./state";
 import { Text } from "./text";
 import { Select, Slider } from "./ui";
@@ -53,32 +54,33 @@ const Page = () => (
     <Answer />
     <section id="inside" aria-labelledby="inside-title">
       <h2 id="inside-title">Text{headCount > 0 && " and heads"}</h2>
-      <Text />
-      {headCount > 0 && <Heads />}
+      <Later part={0} view={Text} />
+      {headCount > 0 && <Later part={1} view={Heads} />}
     </section>
-    <Layers />
-    <MapPane />
-    <More />
+    <Later part={2} view={Layers} />
+    <Later part={3} view={MapPane} />
+    <Later part={4} view={More} />
   </>
 );
 
-/** Open what folds, where a link leads to it. */
-function unfold(id: string): void {
+/** Draw and open what a link leads to; return it, if it is there. */
+function uncover(id: string): HTMLElement | null {
+  drawWhole();
   const target = document.getElementById(id);
   if (target instanceof HTMLDetailsElement) target.open = true;
+  return target;
 }
 
 followAddress();
 render(<Page />, document.getElementById("app")!);
+drawFirstScreen();
 addEventListener("click", ({ target }) => {
   const link = target instanceof Element && target.closest<HTMLAnchorElement>('a[href^="#"]');
-  if (link) unfold(link.hash.slice(1));
+  if (link) uncover(link.hash.slice(1));
 });
-unfold(location.hash.slice(1));
 const root = document.documentElement;
-root.dataset.drawn = "";
-requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));
 addEventListener("beforeprint", () => {
+  drawWhole();
   root.classList.add("paper");
   showAtOnce(() => (printing.value = true));
   document.getElementById("printed")!.textContent = `Printed ${new Date().toISOString().slice(0, 10)}.`;
@@ -88,3 +90,10 @@ addEventListener("afterprint", () => {
   root.classList.remove("paper");
   printing.value = false;
 });
+// The address of a choice is no place on the page.
+if (location.hash && !location.hash.includes("=")) uncover(location.hash.slice(1))?.scrollIntoView();
+
+await nextFrame();
+report("ready");
+await drawRest();
+report("whole");

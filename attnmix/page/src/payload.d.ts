@@ -69,7 +69,7 @@ export type Payload = {
   sourcesKept: number;
   partsLimit: number;
   matrices: string[];
-  attention: { number: number; width: number; skip: boolean; documents: Record<string, Record<string, Heads>> };
+  attention: { number: number; width: number; skip: boolean };
   sites: { layer: number; point: string; label: string; reading: number }[];
   mapNote: string;
   maps: Record<string, { x: string; y: string; absent: number[] }>;

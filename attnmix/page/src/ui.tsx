@@ -5,6 +5,7 @@ import type { ComponentChildren, TargetedMouseEvent } from "preact";
 import { useId, useLayoutEffect, useRef } from "preact/hooks";
 import { shade } from "./colours";
 import { data } from "./data";
+import { isReady } from "./parts";
 import { pictureOf, pngOf } from "./picture";
 import { type Choice, dark, printing, saving, set, state } from "./state";
 
@@ -193,7 +194,7 @@ export function Cells(props: {
   };
   const atOnce = !later || saving.value || printing.value;
   useLayoutEffect(() => {
-    if (atOnce) return paint();
+    if (atOnce || !isReady()) return paint();
     const timer = setTimeout(paint, 100);
     return () => clearTimeout(timer);
   }, [...by, night, atOnce]);
