@@ -64,25 +64,27 @@ class MicroBatch:
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
         """Token ids, those of padding as the document's first: no further word."""
-        ids = np.stack([np.resize(document.ids[:1], self.tokens) for document in self.documents])
-        for row, document in zip(ids, self.documents, strict=True):
-            row[: len(document)] = document.ids
-        return ids.astype(np.int64)
+        ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
+        for place, document in enumerate(self.documents):
+            ids_BT[place] = document.ids[0]
+            ids_BT[place, : len(document)] = document.ids
+        return ids_BT
 
     @cached_property
     def segments_BT(self) -> Tensor | None:
         """The text of each token of a pair: 0 or 1, -1 for special tokens; None where no document is a pair."""
-        segments = [document.segments for document in self.documents]
-        if any(each is None for each in segments):
+        segments = [document.segments for document in self.documents if document.segments is not None]
+        if len(segments) < len(self.documents):
             return None
-        return self._padded([np.asarray(each, np.int64) for each in segments], PADDING_SEGMENT)
+        return self._padded([segments_T.astype(np.int64) for segments_T in segments], PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
         """Return `segments_BT`; `shifted` as a decoder reads them, one token later behind its first."""
         if self.segments_BT is None or not shifted:
             return self.segments_BT
         first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
-        return torch.cat([first_B1, self.segments_BT[:, :-1]], 1).masked_fill(~self.mask_BT, PADDING_SEGMENT)
+        shifted_BT = torch.cat([first_B1, self.segments_BT[:, :-1]], 1)
+        return shifted_BT.masked_fill(~self.mask_BT, PADDING_SEGMENT)
 
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each document's special tokens, then -1.
@@ -93,7 +95,8 @@ class MicroBatch:
             return self._special_SB
         first_1B = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64).T
         has_next_SB = (self._special_SB >= 0) & (self._special_SB < self.tokens_B - 1)
-        return torch.cat([first_1B, torch.where(has_next_SB, self._special_SB + 1, -1)])
+        next_SB = torch.where(has_next_SB, self._special_SB + 1, -1)
+        return torch.cat([first_1B, next_SB])
 
     @cached_property
     def _special_SB(self) -> Tensor:
@@ -106,12 +109,14 @@ class MicroBatch:
 
     def sums(self, values: Tensor) -> Tensor:
         """Return the sums of `[B, T, ...]` over the tokens of each document, in float64."""
-        mask = self.mask_BT.view(*self.mask_BT.shape, *[1] * (values.dim() - 2))
+        more_axes = [1] * (values.dim() - 2)
+        mask = self.mask_BT.view(*self.mask_BT.shape, *more_axes)
         return values.double().masked_fill(~mask, 0).sum(1)
 
     def means(self, values_BTE: Tensor) -> Tensor:
         """Return the mean over the tokens of each document `[B, 1, E]`."""
-        return (self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)).unsqueeze(1).to(values_BTE)
+        means_BE = self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)
+        return means_BE.unsqueeze(1).to(values_BTE)
 
     def _padded(self, arrays: Sequence[npt.NDArray[Any]], padding: float) -> Tensor:
         tensors = [torch.as_tensor(array) for array in arrays]
@@ -124,10 +129,12 @@ def micro_batches(documents: Sequence[Document], device: torch.device) -> list[M
 
 
 def _places(documents: Sequence[Document], most_tokens: int) -> Iterator[slice]:
+    """Yield neighbouring documents as long as they have at most so many tokens, padding included; one at least."""
     start, longest = 0, 0
     for place, document in enumerate(documents):
         longest = max(longest, len(document))
-        if place > start and (place + 1 - start) * longest > most_tokens:
+        padded_tokens = (place + 1 - start) * longest
+        if place > start and padded_tokens > most_tokens:
             yield slice(start, place)
             start, longest = place, len(document)
     yield slice(start, len(documents))

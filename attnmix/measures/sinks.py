@@ -55,10 +55,12 @@ def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_
         is_special_B = place_B >= 0
         is_other_BT = is_special_B.unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
         weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
-        value_B1Hd = call.value.take_along_dim(position_B[:, None, None, None], -2).transpose(1, 2)
+        value_BH1d = call.value.take_along_dim(position_B[:, None, None, None], -2)
+        value_B1Hd = value_BH1d.transpose(1, 2)
         removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
         weight_BT += weights_BTH.mean(-1)
-    removed_ND = removed_BTHd.flatten(-2).flatten(0, 1) @ layer_pass.block.output.W
+    removed_NE = removed_BTHd.flatten(-2).flatten(0, 1)
+    removed_ND = removed_NE @ layer_pass.block.output.W
     others_weight_N = (splits.mixed_weight - weight_BT.flatten()).clamp_min(0)
     total_N = others_weight_N + 1 - splits.mixed_weight
     mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)

@@ -55,11 +55,12 @@ def norm_of(module: Any, like: Tensor) -> Norm:
 
     An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
     """
-    eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
+    eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
     bias: Tensor | None = getattr(module, "bias", None)
     if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
         gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
-        return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
+        beta = torch.zeros_like(gamma) if bias is None else bias.detach()
+        return Norm(module, gamma, beta, eps, centred=True)
     with torch.no_grad():
         gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
     return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
@@ -75,4 +76,5 @@ def linear_weights(module: Module) -> Linear:
     parameters: Any = module
     weight = parameters.weight.detach()
     W = weight.T if isinstance(module, torch.nn.Linear) else weight
-    return Linear(W, W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach())
+    b = W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach()
+    return Linear(W, b)

@@ -138,10 +138,12 @@ class Run(MixingTables):
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
             raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
         layers = captured_layers if layers is None else list(layers)
-        if not layers or not set(layers) <= set(captured_layers):
-            wrong = ", ".join(str(layer) for layer in layers if layer not in captured_layers) or "none"
-            raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, captured_layers))}")
-        sites, rows = [Site(layer, point) for layer in layers], self.rows(document)
+        wrong = [str(layer) for layer in layers if layer not in captured_layers]
+        if wrong or not layers:
+            captured = ", ".join(map(str, captured_layers))
+            raise InputError(f"layers: {', '.join(wrong) or 'none'}; {point} was captured in {captured}")
+        sites = [Site(layer, point) for layer in layers]
+        rows = self.rows(document)
         first = stored.open_store(self.activations, sites[0])
         shape = (len(sites), rows.stop - rows.start, first.shape[1])
         return Features(self, sites, rows, shape, first.dtype)
@@ -298,8 +300,12 @@ class Features:
             return stored.read_features(self.run.activations, site, slice(start, stop))
 
         store = stored.open_store(self.run.activations, self.sites[0])
-        chunks, meta = array.core.normalize_chunks(store.chunks, store.shape), np.empty((0, 0), self.dtype)
-        layers = [array.map_blocks(partial(read, site), chunks=chunks, meta=meta)[self.rows] for site in self.sites]
+        chunks = array.core.normalize_chunks(store.chunks, store.shape)
+        meta = np.empty((0, 0), self.dtype)
+        layers = []
+        for site in self.sites:
+            whole = array.map_blocks(partial(read, site), chunks=chunks, meta=meta)
+            layers.append(whole[self.rows])
         tokens = self.run.tokens.iloc[self.rows]
         labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
         labels["layer"] = "layer", [site.layer for site in self.sites]
