@@ -55,7 +55,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", **set
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 10)
-    monkeypatch.setattr(mixing_tables, "PART_DOCUMENTS", 10)
+    monkeypatch.setattr(mixing_tables, "CHUNK_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:

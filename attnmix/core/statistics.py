@@ -96,10 +96,10 @@ class Draws:
             stop = min(start + step, samples)
             self.counts[start:stop] = generator.multinomial(documents, shares, size=stop - start)
 
-    def resample(self, parts: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
+    def resample(self, chunks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
         """Return means of the documents' sums `[documents, ...]` and their counts, which broadcast to the sums.
 
-        The documents come in `parts`, in their order, of which one is in memory at a time.
+        The documents come in `chunks`, in their order, of which one is in memory at a time.
         """
         sums: Any = 0.0
         counts: Any = 0.0
@@ -107,7 +107,7 @@ class Draws:
         sums_of_samples: Any = 0.0
         counts_of_samples: Any = 0.0
         start = 0
-        for sums_D, counts_D in parts:
+        for sums_D, counts_D in chunks:
             weights_SD = self.counts[:, start : start + len(sums_D)].astype(np.float64)
             start += len(sums_D)
             sums = sums + sums_D.sum(0)
@@ -123,7 +123,7 @@ class Draws:
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return `Draws.resample` of the documents as one part."""
+    """Return `Draws.resample` of the documents as one chunk."""
     return Draws(len(sums), samples, seed).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
 

@@ -61,7 +61,7 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """The columns of every csv file."""
 
-PART_DOCUMENTS = 256  # in memory at a time
+CHUNK_DOCUMENTS = 256  # in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class MeanTables:
         names = mean.checkpoints or [name for name in self.rows if name != RANDOM]
         means = {}
         for name in names:
-            totals = map(mean.totals, in_parts(self.rows[name]))  # one part is in memory at a time
+            totals = map(mean.totals, in_chunks(self.rows[name]))  # one chunk is in memory at a time
             means[name] = self.draws.resample(totals)
         if mean.checkpoints:
             return means
@@ -166,11 +166,11 @@ def stack_rows(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> DocumentR
     return {name: np.stack([arrays[name] for arrays in documents]) for name in documents[0]}
 
 
-def in_parts(rows: DocumentRows) -> Iterator[DocumentRows]:
-    """Yield `PART_DOCUMENTS` of the documents at a time; arrays on disk are read where they are used."""
+def in_chunks(rows: DocumentRows) -> Iterator[DocumentRows]:
+    """Yield `CHUNK_DOCUMENTS` of the documents at a time; arrays on disk are read where they are used."""
     documents = len(next(iter(rows.values())))
-    for start in range(0, documents, PART_DOCUMENTS):
-        yield {name: array[start : start + PART_DOCUMENTS] for name, array in rows.items()}
+    for start in range(0, documents, CHUNK_DOCUMENTS):
+        yield {name: array[start : start + CHUNK_DOCUMENTS] for name, array in rows.items()}
 
 
 def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> pd.DataFrame:
@@ -357,10 +357,10 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield `mixing_by_review`, some documents at a time: each one's mean over all its tokens, and their number."""
     for checkpoint, rows in measured.rows.items():
-        for part in in_parts(rows):
-            sums, tokens = ratios_of_all(part)
-            labels = {"document": part["document"], "layer": measured.layers, "method": measured.methods}
-            label_D11 = part["label"][:, None, None]
+        for chunk in in_chunks(rows):
+            sums, tokens = ratios_of_all(chunk)
+            labels = {"document": chunk["document"], "layer": measured.layers, "method": measured.methods}
+            label_D11 = chunk["label"][:, None, None]
             columns = {
                 "mean": sums / tokens,
                 "tokens": np.broadcast_to(tokens, sums.shape),

@@ -37,9 +37,10 @@ def _rounded(value: Any) -> Any:
 
 
 def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
-    """Write `<folder>/<name>.csv`, numbers rounded to six decimals; of a table in parts, one is in memory at a time."""
+    """Write `<folder>/<name>.csv`, numbers rounded to six decimals; one chunk of the table is in memory at a time."""
     with atomic_path(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
-        for number, rows in enumerate([table] if isinstance(table, pd.DataFrame) else table):
+        chunks = [table] if isinstance(table, pd.DataFrame) else table
+        for number, rows in enumerate(chunks):
             rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
 
@@ -85,5 +86,7 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
     """Return `document, position, layer, point`, and the `columns` of each site in their order."""
     keys = tokens[["document", "position"]]
-    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **values) for site, values in columns.items())
-    return pd.concat(parts, ignore_index=True)
+    tables = []
+    for site, values in columns.items():
+        tables.append(keys.assign(layer=np.int32(site.layer), point=site.point, **values))
+    return pd.concat(tables, ignore_index=True)
