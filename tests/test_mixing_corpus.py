@@ -118,7 +118,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 def test_a_number_crosses_the_modules_that_contributing_names(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where `attn_n` is computed, where its mean is taken, where its table is written: whose code called it."""
+    """Compare the table with the callers of the formula of `attn_n`, of its mean, and of the writer of its csv file."""
     prepare(workspace, 4)
     crossed: dict[str, set[str]] = {}
 

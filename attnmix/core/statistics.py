@@ -138,8 +138,8 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     """Return the rank correlation of layer means `[layers, ...]` with depth; NaN where they are constant."""
     depth = np.arange(len(by_layer.mean))
     correlation = rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth)
-    of_samples = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
-    return Resampled(correlation, of_samples, by_layer.documents.min(0)).correlations()
+    sample_correlations = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
+    return Resampled(correlation, sample_correlations, by_layer.documents.min(0)).correlations()
 
 
 class Jackknifed(NamedTuple):

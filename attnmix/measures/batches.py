@@ -387,10 +387,12 @@ class _BatchPass:
 
     def _joined_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry of all sites, and sums of unit vectors, to whose width zeros are added."""
-        groups: list[tuple[SiteMeasures, ...]] = []  # the same sites of every micro-batch
+        groups: list[list[SiteMeasures]] = []  # by group of sites: the measures of each micro-batch
+        sites: list[Site] = []
         for layer in self.layers:
-            groups.extend(zip(*(measures.sites for measures in layer), strict=True))
-        sites = [site for group in groups for site in group[0].sites]
+            for place, site_measures in enumerate(layer[0].sites):
+                groups.append([measures.sites[place] for measures in layer])
+                sites.extend(site_measures.sites)
         order = [sites.index(site) for site in self.measurer.sites]
 
         measures = [torch.cat([measured.measures_BXm for measured in group]) for group in groups]
@@ -400,8 +402,8 @@ class _BatchPass:
 
         unit_sums = [torch.cat([measured.unit_sums_BXD for measured in group]) for group in groups]
         width = max(sums_BXD.shape[-1] for sums_BXD in unit_sums)
-        of_one_width = [pad(sums_BXD, (0, width - sums_BXD.shape[-1])) for sums_BXD in unit_sums]
-        unit_sums_BXD = torch.cat(of_one_width, 1).float().cpu()
+        padded_sums = [pad(sums_BXD, (0, width - sums_BXD.shape[-1])) for sums_BXD in unit_sums]
+        unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _errors(self, output: Any) -> npt.NDArray[np.float64]:

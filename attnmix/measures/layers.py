@@ -150,7 +150,7 @@ class NetworkPart:
 
     @property
     def paths(self) -> list[Tensor]:
-        """What each path carries."""
+        """The vectors that each path carries."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:

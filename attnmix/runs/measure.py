@@ -139,7 +139,7 @@ def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What is measured, of which documents, and where: the same for every checkpoint."""
+    """The documents, quantities and settings of this run of the stage: the same for every checkpoint."""
 
     parameters: MeasureParameters
     run: Run

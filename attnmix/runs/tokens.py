@@ -74,7 +74,8 @@ def tokenize_given(
     texts = pd.DataFrame(list(free_texts(items)))
     texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):
-        ids, key = text.table["token_id"].to_numpy(), f"texts: number {number}"
+        key = f"texts: number {number}"
+        ids = text.table["token_id"].to_numpy()
         check_no_padding(tokenizer, ids.tolist(), key)
         if ids.max() >= rows:
             raise InputError(f"{key}: the tokenizer gives the token {ids.max()}, the model's embedding has {rows} rows")
