@@ -145,7 +145,8 @@ def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
     keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "setting"]
     first, second = (rows.set_index(keys)["mean"] for _, rows in table.groupby("setting", sort=False))
     difference = (first - second).dropna().reset_index()
-    return difference.assign(setting=" minus ".join(settings))
+    difference.insert(0, "setting", " minus ".join(settings))
+    return difference
 
 
 def holm(p: pd.Series) -> pd.Series:
