@@ -222,10 +222,7 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, groups, geometry and identities by name."""
-    tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
-    ratios = {"layer": measured.layers, "method": measured.methods}
-    true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
-    _add_controls(tables, measured, true_means)
+    tables = _ratio_tables(measured)
     _add_groups(tables, measured)
     _add_geometry(tables, measured)
     finished = tables.tables()
@@ -239,6 +236,30 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     finished["geometry"] = pd.concat(geometry)
     finished["identities"] = _identity_table(measured.identities)
     return finished
+
+
+def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
+    """Return those rows of `mixing_tables` that a page draws of its own texts, without the rest, which takes longer.
+
+    Of `mixing_by_group` these are the sources of pairs, of `geometry` the steps of a layer and the share of the class.
+    """
+    tables = _ratio_tables(measured)
+    _add_sources(tables, measured)
+    _add_steps(tables, measured)
+    finished = tables.tables()
+    finished.setdefault("mixing_by_group", pd.DataFrame(columns=list(TABLE_COLUMNS["mixing_by_group"])))
+    shares = share_rows(measured.rows, _attention_labels(measured), measured.seed)
+    finished["geometry"] = pd.concat([finished["geometry"], *shares])
+    return finished
+
+
+def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
+    """Return the tables of ratios and of their controls, to which others can be added."""
+    tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
+    ratios = {"layer": measured.layers, "method": measured.methods}
+    true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
+    _add_controls(tables, measured, true_means)
+    return tables
 
 
 def weighted_table(measured: CorpusMeasures) -> pd.DataFrame:
@@ -272,19 +293,33 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add `mixing_by_group`: the ratios by the kind, position and source of tokens, by a text's length, by head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
-
-    def add(grouping: str, groups: Sequence[Any], labels: Labels, totals: ReadTotals) -> None:
-        labels = {"grouping": [grouping], "group": groups} | labels
-        tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
-
     for grouping, groups in GROUPS.items():
-        add(grouping, groups, ratios, stored(grouping))
-    for source in measured.sources:
-        add("source", [source], ratios, stored(source))
-    add("length", LENGTHS, ratios, ratios_by_length)
+        _add_group(tables, measured, grouping, groups, ratios, stored(grouping))
+    _add_sources(tables, measured)
+    _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
     heads = range(1, measured.first["by_head"].shape[1] + 1)
     # A ratio is NaN where a stack has fewer heads.
-    add("head", heads, {"layer": measured.layers, "method": ["attn_n"]}, stored("by_head"))
+    by_head = {"layer": measured.layers, "method": ["attn_n"]}
+    _add_group(tables, measured, "head", heads, by_head, stored("by_head"))
+
+
+def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
+    """Add the ratios of pairs of texts by the text that gives."""
+    ratios: Labels = {"layer": measured.layers, "method": measured.methods}
+    for source in measured.sources:
+        _add_group(tables, measured, "source", [source], ratios, stored(source))
+
+
+def _add_group(
+    tables: MeanTables,
+    measured: CorpusMeasures,
+    grouping: str,
+    groups: Sequence[Any],
+    labels: Labels,
+    totals: ReadTotals,
+) -> None:
+    labels = {"grouping": [grouping], "group": groups} | labels
+    tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
 
 
 def _add_geometry(tables: MeanTables, measured: CorpusMeasures) -> None:
@@ -292,14 +327,19 @@ def _add_geometry(tables: MeanTables, measured: CorpusMeasures) -> None:
     checkpoints = tuple(measured.rows)
     attention = _attention_labels(measured)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
-    steps = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}
     tables.add(Mean("geometry", sites, stored("geometry"), checkpoints))
-    tables.add(Mean("geometry", steps, stored("steps"), checkpoints, complete=False))
+    _add_steps(tables, measured)
     tables.add(Mean("geometry", to_first, stored("to_first"), checkpoints))
     tables.add(Mean("geometry", sinks, stored("sinks"), checkpoints, complete=False))
     tables.add(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, part_lengths))
+
+
+def _add_steps(tables: MeanTables, measured: CorpusMeasures) -> None:
+    """Add the geometry of each step of a layer."""
+    steps = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
+    tables.add(Mean("geometry", steps, stored("steps"), tuple(measured.rows), complete=False))
 
 
 def _attention_labels(measured: CorpusMeasures) -> Labels:

@@ -53,7 +53,7 @@ from attnmix.measures.mixing_tables import (
     CorpusMeasures,
     DocumentRows,
     by_review,
-    mixing_tables,
+    page_tables,
     stack_rows,
 )
 from attnmix.measures.ratios import RATIOS
@@ -163,7 +163,7 @@ class TextMeasurer:
             draws=Draws(len(documents), samples, SEED),
             seed=SEED,
         )
-        tables = mixing_tables(corpus)
+        tables = page_tables(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
