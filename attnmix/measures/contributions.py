@@ -18,7 +18,7 @@ from attnmix.core.lazy import cached_property
 from attnmix.core.names import DECODER_INPUT, INPUT_PARTS, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
-from attnmix.measures.input_parts import document_shares
+from attnmix.measures.input_parts import PartsReader, document_shares
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
@@ -164,13 +164,13 @@ class DocumentMeasurer:
         by_layer = self._map_layers(self._matrices_on_host, ids)
         return contributions(self.declared, by_layer, self.starts)
 
-    def all_matrices(self, ids: npt.NDArray[np.int32], parts_base: PreTrainedModel) -> dict[str, Tensor]:
+    def all_matrices(self, ids: npt.NDArray[np.int32], parts: PartsReader | None) -> dict[str, Tensor]:
         """Return `contributions`, and as `INPUT_PARTS` the shares of parts since the input where the text has them.
 
-        Parts are computed in the dtype of `parts_base`, which is this model: in float32 they take half the time.
+        `parts` reads this model, in a dtype of its own: in float32 that takes half the time. None without parts.
         """
         matrices = self.contributions(ids)
-        shares_LTT = document_shares(parts_base, ids)
+        shares_LTT = None if parts is None else document_shares(parts, ids)
         if shares_LTT is not None:
             matrices[INPUT_PARTS] = shares_LTT
         return matrices

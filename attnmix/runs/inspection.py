@@ -29,6 +29,7 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, read_documents
 from attnmix.measures.heads import record_heads
+from attnmix.measures.input_parts import parts_reader
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -94,7 +95,7 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
 
 def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run, folder: Path, share: slice) -> None:
     """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
-    measurer = BatchMeasurer(texts.base, texts.methods, padding)
+    measurer, parts = BatchMeasurer(texts.base, texts.methods, padding), parts_reader(texts.base)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
         contributions, heads = (
             arrays_folder(kind, checkpoint, document.name, folder / PUBLISHED) for kind in ("contributions", "heads")
@@ -105,7 +106,7 @@ def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
             np.save(file, measures.ratios)
         contributions.mkdir(parents=True, exist_ok=True)
-        for method, matrix in texts.all_matrices(document.ids, texts.base).items():
+        for method, matrix in texts.all_matrices(document.ids, parts).items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
             array = matrix.float().cpu().numpy()
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)

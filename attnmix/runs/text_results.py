@@ -48,6 +48,7 @@ from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
+from attnmix.measures.input_parts import PartsReader, parts_reader
 from attnmix.measures.mixing_tables import (
     TABLE_COLUMNS,
     CorpusMeasures,
@@ -78,6 +79,8 @@ class _Checkpoint(NamedTuple):
 
     batches: BatchMeasurer
     texts: DocumentMeasurer
+    parts: PartsReader | None
+    """In float32; None of a family without parts."""
 
 
 class _Measured(NamedTuple):
@@ -118,7 +121,7 @@ class TextMeasurer:
             family = family_of(base.config)
             self.methods = present_names("measure.methods", list(methods), family, RATIOS)
             texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
-            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts, parts_reader(base))
         self.base = base
         """The model whose vectors are laid out: the last."""
         self.captured = name
@@ -183,7 +186,7 @@ class TextMeasurer:
             return self._measures(name, documents)
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
-        batches, texts = self.checkpoints[name]
+        batches, texts, parts = self.checkpoints[name]
         lengths = [len(document) for document in documents]
         numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
         batches.corpus = None
@@ -197,7 +200,7 @@ class TextMeasurer:
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
-            by_method = texts.all_matrices(document.ids, batches.base)
+            by_method = texts.all_matrices(document.ids, parts)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         sums = stack_rows([measured.sums() for measured in measures])
         sums.update(_control_sums(batches, "shuffled_words", shuffled))
