@@ -83,7 +83,7 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
     return dict(zip(combinations, curves, strict=True))
 
 
-def _curves(table: pd.DataFrame, group_N: npt.NDArray[np.int64], groups: int, layers: range) -> list[Curve]:
+def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
     """Return the curve of each group of rows; `group_N` has the group of each of the N rows."""
     in_layers = table["layer"].isin(layers).to_numpy()
     rows, group_N = table[in_layers], group_N[in_layers]
@@ -94,8 +94,11 @@ def _curves(table: pd.DataFrame, group_N: npt.NDArray[np.int64], groups: int, la
     if "documents" in rows:
         is_few = rows["documents"].to_numpy(float, na_value=np.nan) < MIN_INTERVAL_DOCUMENTS
         values_3GL[1:, group_N[is_few], place_N[is_few]] = np.nan
-    numbers_3GL = np.where(np.isnan(values_3GL), None, values_3GL.astype(object)).tolist()  # JSON knows no NaN
-    return [dict(zip(("values", "low", "high"), curve, strict=True)) for curve in zip(*numbers_3GL, strict=True)]
+    numbers_3GL = values_3GL.astype(object)
+    numbers_3GL[np.isnan(values_3GL)] = None  # JSON knows no NaN
+    values, lows, highs = numbers_3GL.tolist()
+    curves = zip(values, lows, highs, strict=True)
+    return [{"values": value_L, "low": low_L, "high": high_L} for value_L, low_L, high_L in curves]
 
 
 def pack(data: Any) -> str:
