@@ -303,9 +303,8 @@ def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 def _importance(tokens: pd.DataFrame, run: Results) -> Data:
     """Return by name of the score the scores of the tokens that have any."""
     scores, known = run.token_scores, list(names.IMPORTANCE_NAMES)
-    (scores_XT,) = _by_token(
-        scores, tokens, pd.Index(known).get_indexer(pd.Index(scores["method"])), len(known), ["score"]
-    )
+    name_N = pd.Index(known).get_indexer(pd.Index(scores["method"]))
+    (scores_XT,) = _by_token(scores, tokens, name_N, len(known), ["score"])
     importance = {}
     for name, values in zip(known, scores_XT, strict=True):
         if np.isnan(values).all():
