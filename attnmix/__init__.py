@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from attnmix.core.imports import frozen_imports
+
 if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
@@ -36,13 +38,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "interventions":
-        return import_module("attnmix.interventions")
     if name == "__version__":
         return _version()
-    if name not in MODULES:
+    if name != "interventions" and name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
-    return getattr(import_module(MODULES[name]), name)
+    with frozen_imports():
+        if name == "interventions":
+            return import_module("attnmix.interventions")
+        return getattr(import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ import attnmix
 from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError, first_line, is_out_of_memory, model_errors
 from attnmix.core.extras import require_extra
+from attnmix.core.imports import frozen_imports
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 
@@ -81,9 +82,10 @@ def _show(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
-        from attnmix.core.store.runs import Run
-        from attnmix.models.fetching import fetch_model
-        from attnmix.serve import serve
+        with frozen_imports():
+            from attnmix.core.store.runs import Run
+            from attnmix.models.fetching import fetch_model
+            from attnmix.serve import serve
 
         checkpoints = Run(Path()).checkpoints
         if options.model is None and all(each.is_dir() for each in checkpoints.values()):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import (
@@ -457,7 +457,7 @@ def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -
         variance = variances[0] + variances[1]
         weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
         freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
-    half = student.ppf(1 - (1 - LEVEL) / (2 * len(cells)), freedom) * np.sqrt(variance)
+    half = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * len(cells))) * np.sqrt(variance)
     half = np.where(np.sqrt(variance) > MIN_STANDARD_ERROR, half, np.nan)
     return Interval(difference, difference - half, difference + half)
 

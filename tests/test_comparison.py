@@ -21,7 +21,7 @@ from test_shared import by_loops
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
-from attnmix import comparison
+from attnmix import api, comparison
 from attnmix.core.errors import InputError
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
@@ -580,3 +580,24 @@ def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPa
         assert set(compared.rows["trainings"]) == {"open"}
         assert "another base model" in compared.caution
         assert "take five or more" in compared.caution
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[-1:].copy_(torch.nextafter(weight[-1:], torch.tensor(torch.inf))),
+        lambda weight: weight[:1].neg_(),
+        lambda weight: weight[:2].add_(torch.tensor([0.5, -0.5])),
+    ],
+    ids=["the smallest step of one number", "a sign", "two that cancel in a sum"],
+)
+@pytest.mark.parametrize("numbers", [8, 7])
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_change_of_any_bit_of_a_weight_is_seen(change: Callable[..., Any], numbers: int, start: int) -> None:
+    """Of tensors with an even or odd number of four bytes, at the beginning of their memory or within."""
+    memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
+    weight = memory[start : start + numbers]
+    before = api._sum_of_bits(weight)
+    assert api._sum_of_bits(weight.clone()) == before
+    change(weight)
+    assert api._sum_of_bits(weight) != before

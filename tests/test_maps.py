@@ -16,7 +16,7 @@ from conftest import Workspace, write_captured_tokens
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 from sklearn.manifold import trustworthiness
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 from umap.distances import named_distances
 from umap.umap_ import pynn_named_distances
 
@@ -439,6 +439,18 @@ def test_same_bytes_on_a_dask_cluster(workspace: Workspace, monkeypatch: pytest.
         assert cluster.scheduler.transition_counter > before
         assert in_parallel(lambda: {each["num_threads"] for each in threadpool_info()}, [()], "threads") == [{1}]
         assert in_parallel(torch.get_num_threads, [()], "threads") == [1]
+
+
+def test_every_thread_computes_in_one_thread_and_leaves_the_process_as_it_was() -> None:
+    def threads() -> tuple[set[int], int]:
+        return {library["num_threads"] for library in threadpool_info()}, torch.get_num_threads()
+
+    with threadpool_limits(3):
+        before = threads()
+        assert in_parallel(threads, [()] * 8, "threads") == [({1}, 1)] * 8
+        with pytest.raises(ZeroDivisionError):
+            in_parallel(divmod, [(1, 0)], "threads")
+        assert threads() == before
 
 
 def test_scheduler_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

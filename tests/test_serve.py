@@ -210,6 +210,8 @@ def test_shell_is_accessible(server: Server, chromium: Any) -> None:
         page.goto(server.address)
         page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        # Most of the window is left to the page.
+        assert page.evaluate("document.querySelector('header').offsetHeight") < 720 / 2.5
         assert violations(page) == []
         context.close()
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm, rankdata
-from scipy.stats import t as student
+from scipy.special import ndtr, ndtri, stdtrit  # of scipy.stats, which takes longer to load: the same numbers
 
 Doubles = npt.NDArray[np.float64]
 
@@ -49,7 +48,7 @@ class Resampled(NamedTuple):
         missing = np.isnan(self.samples)
         partly = missing.any(0) & ~missing.all(0)
         ends[:, partly] = np.nanquantile(self.samples[:, partly], tails, axis=0)
-        normal = norm.ppf(tails[1])
+        normal = float(ndtri(tails[1]))
         low, high = self.mean + (ends - self.mean) * _student(normal, self.documents) / normal
         return Interval(self.mean, low, high)
 
@@ -131,7 +130,7 @@ def _student(quantile: float, documents: Doubles) -> Doubles:
     """Return the quantile that replaces a normal one in the interval of a mean over this number of documents."""
     number = np.where(documents >= 2, documents, np.nan)
     wider = np.sqrt(number / (number - 1))
-    return np.asarray(student.isf(norm.sf(quantile), number - 1) * wider)
+    return np.asarray(-stdtrit(number - 1, ndtr(-quantile)) * wider)
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
@@ -165,7 +164,7 @@ class Jackknifed(NamedTuple):
             unknown = np.full_like(self.whole, np.nan)
             return Interval(self.whole, unknown, unknown)
         freedom = self.documents - 1
-        half = student.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(freedom * self.without.var(0))
+        half = stdtrit(freedom, (1 + LEVEL) / 2) * np.sqrt(freedom * self.without.var(0))
         return Interval(self.whole, self.whole - half, self.whole + half)
 
     def minus(self, other: Jackknifed) -> Jackknifed:
@@ -193,6 +192,8 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 def _centred_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks over the last axis, less their mean."""
+    from scipy.stats import rankdata  # tenths of a second, which a mean need not take
+
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))
     return np.asarray(ranks - ranks.mean(-1, keepdims=True))
 

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from attnmix.core import statistics
 from attnmix.core.statistics import Doubles
@@ -161,5 +161,5 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     bounded = np.clip(correlations[known], -most, most)
     mean = np.average(np.arctanh(bounded), weights=weights)
     error = np.sqrt((weights * (1 + bounded**2 / 2)).sum()) / weights.sum()
-    half = norm.ppf((1 + statistics.LEVEL) / 2) * error
+    half = ndtri((1 + statistics.LEVEL) / 2) * error
     return float(np.tanh(mean)), float(np.tanh(mean - half)), float(np.tanh(mean + half))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import joblib
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 from tqdm import tqdm
 
 from attnmix.core.arithmetic import environment
@@ -27,26 +27,31 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
     neighbours among nearly equal ones, so every neighbour search runs through here.
     """
-    job = partial(_in_one_thread, environment.in_place(), function)
     run = _on_cluster if SCHEDULER in os.environ else _in_threads
-    with closing(run(job, calls)) as results:
+    with closing(run(function, calls)) as results:
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
 
 
-def _in_threads(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
-    """Yield the results of a pool of threads: the compiled loops and NumPy run without the interpreter lock."""
-    pool = ThreadPoolExecutor(joblib.cpu_count())
-    try:
-        yield from pool.map(lambda arguments: job(*arguments), calls)
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+    """Yield the results of a pool of threads: the compiled loops and NumPy run without the interpreter lock.
+
+    The number of BLAS's threads is the process's, that of OpenMP's the calling thread's.
+    """
+    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every call
+    with controller.limit(limits=1):
+        pool = ThreadPoolExecutor(joblib.cpu_count(), initializer=lambda: controller.limit(limits=1))
+        try:
+            yield from pool.map(lambda arguments: function(*arguments), calls)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _on_cluster(job: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of the Dask cluster; raise `InputError` for a scheduler that does not answer."""
     require_extra("dask", SCHEDULER)
     from distributed import Client
 
+    job = partial(_in_one_thread, environment.in_place(), function)
     address = os.environ[SCHEDULER]
     client: Any = Client
     try:

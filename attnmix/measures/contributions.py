@@ -19,7 +19,7 @@ from attnmix.core.lazy import cached_property
 from attnmix.core.names import DECODER_INPUT, INPUT_PARTS, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
-from attnmix.measures.input_parts import document_shares
+from attnmix.measures.input_parts import document_shares, parts_reader
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import mixing_ratios, split_layer
@@ -183,6 +183,7 @@ class DocumentMeasurer:
         family = family_of(base.config)
         self.base = copy.deepcopy(base).double()
         self.base_32 = base
+        self.parts = parts_reader(base)
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
         self.declared = [LAYER_MATRICES[name] for name in self.matrices]
@@ -195,13 +196,13 @@ class DocumentMeasurer:
         by_layer = self._map_layers(self._matrices_on_host, ids)
         return contributions(self.declared, by_layer, self.starts)
 
-    def all_matrices(self, ids: npt.NDArray[np.int32], parts_base: PreTrainedModel) -> dict[str, Tensor]:
+    def all_matrices(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return `contributions`, and as `INPUT_PARTS` the shares of parts since the input where the text has them.
 
-        Parts are computed in the dtype of `parts_base`, which is this model: in float32 they take half the time.
+        Parts are computed in the model's own dtype: in float32 they take half the time that they take in float64.
         """
         matrices = self.contributions(ids)
-        shares_LTT = document_shares(parts_base, ids)
+        shares_LTT = None if self.parts is None else document_shares(self.parts, ids)
         if shares_LTT is not None:
             matrices[INPUT_PARTS] = shares_LTT
         return matrices

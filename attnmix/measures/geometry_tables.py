@@ -49,19 +49,32 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     return pd.concat(frames)
 
 
+def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
+    """Return those rows of `geometry` that a page draws of its own texts: steps of a layer, and shares by class."""
+    tables = MeanTables(measured.rows, measured.draws)
+    tables.add(_steps(measured))
+    attention: Labels = {"layer": measured.layers, "point": ["attention"]}
+    return pd.concat([tables.tables()["geometry"], *share_rows(measured.rows, attention, measured.seed)])
+
+
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
     """Add the means: of vectors at each site, of steps, of sinks, and of the lengths of what is mixed."""
     checkpoints = tuple(measured.rows)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
-    steps = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}
     lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", sites, stored("geometry"), checkpoints))
-    tables.add(Mean("geometry", steps, stored("steps"), checkpoints, complete=False))
+    tables.add(_steps(measured))
     tables.add(Mean("geometry", to_first, stored("to_first"), checkpoints))
     tables.add(Mean("geometry", sinks, stored("sinks"), checkpoints, complete=False))
     tables.add(Mean("geometry", lengths, part_lengths))
+
+
+def _steps(measured: CorpusMeasures) -> Mean:
+    """Return the mean geometry of each step of a layer."""
+    labels = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
+    return Mean("geometry", labels, stored("steps"), tuple(measured.rows), complete=False)
 
 
 def cosine_rows(rows: Mapping[str, DocumentRows], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:

@@ -343,11 +343,16 @@ def source_shares(parts: dict[str, Tensor]) -> Tensor:
     return (1 - own_LT)[..., None] * portion_LTT + torch.diag_embed(own_LT)
 
 
-def document_shares(base: PreTrainedModel, ids: npt.NDArray[np.int32]) -> Tensor | None:
-    """Return `source_shares` of a text; None of a long one, or in a family without parts."""
-    if len(ids) > MAX_PARTS_TOKENS or parts_obstacle(family_of(base.config)):
+def parts_reader(base: PreTrainedModel) -> PartsReader | None:
+    """Return the `PartsReader` of a model; None of a family without parts."""
+    return None if parts_obstacle(family_of(base.config)) else PartsReader(base)
+
+
+def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:
+    """Return `source_shares` of a text; None of a long one."""
+    if len(ids) > MAX_PARTS_TOKENS:
         return None
-    return source_shares(PartsReader(base).read(padded([ids.tolist()], 0, base.device)))
+    return source_shares(reader.read(padded([ids.tolist()], 0, reader.base.device)))
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:

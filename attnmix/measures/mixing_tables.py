@@ -206,14 +206,32 @@ def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, groups and identities by name."""
-    tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
-    ratios = {"layer": measured.layers, "method": measured.methods}
-    true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
-    _add_controls(tables, measured, true_means)
+    tables = _ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
     finished["identities"] = _identity_table(measured.identities)
     return finished
+
+
+def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
+    """Return those rows of `mixing_tables` that a page draws of its own texts, without the rest, which takes longer.
+
+    Of `mixing_by_group` these are the sources of pairs.
+    """
+    tables = _ratio_tables(measured)
+    _add_sources(tables, measured)
+    finished = tables.tables()
+    finished.setdefault("mixing_by_group", pd.DataFrame(columns=list(TABLE_COLUMNS["mixing_by_group"])))
+    return finished
+
+
+def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
+    """Return the tables of ratios and of their controls, to which others can be added."""
+    tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
+    ratios = {"layer": measured.layers, "method": measured.methods}
+    true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
+    _add_controls(tables, measured, true_means)
+    return tables
 
 
 def weighted_table(measured: CorpusMeasures) -> pd.DataFrame:
@@ -248,19 +266,33 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add `mixing_by_group`: the ratios by the kind, position and source of tokens, by a text's length, by head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
-
-    def add(grouping: str, groups: Sequence[Any], axes: Labels, totals: ReadTotals) -> None:
-        labels = {"grouping": [grouping], "group": groups, **axes}
-        tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
-
     for grouping, groups in GROUPS.items():
-        add(grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
-    for source in measured.sources:
-        add("source", [source], ratios, stored(source))
-    add("length", LENGTHS, ratios, ratios_by_length)
+        _add_group(tables, measured, grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
+    _add_sources(tables, measured)
+    _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
     heads = range(1, measured.first["by_head"].shape[1] + 1)
     # A ratio is NaN where a stack has fewer heads.
-    add("head", heads, {"layer": measured.layers, "method": ["attn_n"]}, stored("by_head"))
+    by_head = {"layer": measured.layers, "method": ["attn_n"]}
+    _add_group(tables, measured, "head", heads, by_head, stored("by_head"))
+
+
+def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
+    """Add the ratios of pairs of texts by the text that gives."""
+    ratios: Labels = {"layer": measured.layers, "method": measured.methods}
+    for source in measured.sources:
+        _add_group(tables, measured, "source", [source], ratios, stored(source))
+
+
+def _add_group(
+    tables: MeanTables,
+    measured: CorpusMeasures,
+    grouping: str,
+    groups: Sequence[Any],
+    labels: Labels,
+    totals: ReadTotals,
+) -> None:
+    labels = {"grouping": [grouping], "group": groups} | labels
+    tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
 
 
 def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:

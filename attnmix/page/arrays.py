@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS, Parts, weights
 from attnmix.core.store.runs import row_shares
 
 Array = npt.NDArray[Any]
+Curve = dict[str, list[float | None]]
 
 MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to draw
 MAX_CODE = 65_534  # of a quantised value
@@ -67,23 +68,37 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     return {"keep": keep, "sources": encode(sources), "shares": roots, "own": own_shares}
 
 
-def curve(rows: pd.DataFrame, layers: range) -> dict[str, list[float | None]]:
+def curve(rows: pd.DataFrame, layers: range) -> Curve:
     """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
-    columns = ["mean", "ci_low", "ci_high"]
-    by_layer = {layer: values for layer, *values in rows[["layer", *columns]].itertuples(index=False)}
-    few = set(rows["layer"][rows["documents"] < MIN_INTERVAL_DOCUMENTS]) if "documents" in rows else set()
-    values, lows, highs = [], [], []
-    for layer in layers:
-        mean, low, high = by_layer.get(layer, (np.nan, np.nan, np.nan))
-        values.append(_number(mean))
-        lows.append(None if layer in few else _number(low))
-        highs.append(None if layer in few else _number(high))
-    return {"values": values, "low": lows, "high": highs}
+    (only,) = _curves(rows, np.zeros(len(rows), int), 1, layers)
+    return only
 
 
-def _number(value: float) -> float | None:
-    """Return a number as JSON has it, which knows no NaN."""
-    return None if np.isnan(value) else float(value)
+def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
+    """Return `curve` of each combination of the columns `keys`, in the order of their first rows."""
+    known = table.dropna(subset=list(keys))
+    groups = known.groupby(list(keys), sort=False)
+    combinations = known.drop_duplicates(list(keys))[list(keys)].itertuples(index=False, name=None)
+    curves = _curves(known, groups.ngroup().to_numpy(), groups.ngroups, layers)
+    return dict(zip(combinations, curves, strict=True))
+
+
+def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
+    """Return the curve of each group of rows; `group_N` has the group of each of the N rows."""
+    in_layers = table["layer"].isin(layers).to_numpy()
+    rows, group_N = table[in_layers], group_N[in_layers]
+    place_N = rows["layer"].to_numpy(int) - layers.start
+    values_3GL = np.full((3, groups, len(layers)), np.nan)
+    for values_GL, column in zip(values_3GL, ("mean", "ci_low", "ci_high"), strict=True):
+        values_GL[group_N, place_N] = rows[column].to_numpy(float)
+    if "documents" in rows:
+        is_few = rows["documents"].to_numpy(float, na_value=np.nan) < MIN_INTERVAL_DOCUMENTS
+        values_3GL[1:, group_N[is_few], place_N[is_few]] = np.nan
+    numbers_3GL = values_3GL.astype(object)
+    numbers_3GL[np.isnan(values_3GL)] = None  # JSON knows no NaN
+    values, lows, highs = numbers_3GL.tolist()
+    curves = zip(values, lows, highs, strict=True)
+    return [{"values": value_L, "low": low_L, "high": high_L} for value_L, low_L, high_L in curves]
 
 
 def as_json(data: Any) -> str:

@@ -20,7 +20,7 @@ from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer
-from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
+from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
 
@@ -166,11 +166,11 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
     """Return means and intervals by layer, in dictionaries nested by the columns `keys`."""
     series: Data = {}
     shown = table[table["layer"].isin(layers) & table["mean"].notna()]
-    for path, rows in shown.groupby(list(keys), sort=False):  # a path is a tuple, of one column too
+    for path, values in curves_by(shown, keys, layers).items():
         place = series
         for key in path[:-1]:
             place = place.setdefault(key, {})
-        place[path[-1]] = curve(rows, layers)
+        place[path[-1]] = values
     return series
 
 
@@ -192,7 +192,7 @@ def _probes(run: Results, layers: range) -> Data:
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Results) -> Data:
     """Return the text whose mean ratio in the layer of `most` is the median of the page's, and each text's word."""
     rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
-    value_T = _by_token(rows.assign(key=0), tokens, "key", most["method"]).to_numpy(float)[0]
+    value_T = _by_token(rows, tokens, np.zeros(len(rows), int), 1, [most["method"]])[0, 0]
     names_D = tokens["document"].unique()
     means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
     document = int(np.argsort(means.to_numpy(), kind="stable")[(len(means) - 1) // 2])
@@ -271,26 +271,44 @@ def _beginning(text: str) -> str:
     return line if len(line) <= NAME_CHARACTERS else f"{line[:NAME_CHARACTERS].rstrip()}…"
 
 
-def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:
-    """Return `values` of the `rows`, with a column for each of the `tokens`; NaN where there is none."""
-    wide = rows.pivot(index=index, columns=KEYS, values=values)
-    return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[KEYS]))
+def _token_numbers(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Return which of the `tokens` each of the `rows` is about; -1 where it is none of them."""
+    return pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(rows[KEYS]))
+
+
+def _by_token(
+    rows: pd.DataFrame, tokens: pd.DataFrame, place_N: npt.NDArray[np.int64], places: int, columns: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """Return the `columns` of the N `rows` as `[columns, places, tokens]`; NaN where there is no row.
+
+    `place_N` is the place of each row, -1 where it has none.
+    """
+    token_N = _token_numbers(rows, tokens)
+    shown_N = (token_N >= 0) & (place_N >= 0)
+    values = np.full((len(columns), places, len(tokens)), np.nan)
+    values[:, place_N[shown_N], token_N[shown_N]] = rows[list(columns)].to_numpy(float)[shown_N].T
+    return values
 
 
 def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     methods = [method for method in RATIOS if method in table]
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
-        wide = {method: _by_token(rows, tokens, "layer", method).to_numpy(float) for method in methods}
-        values[checkpoint] = {method: quantise(ratios, 0, 1) for method, ratios in wide.items()}
+        layer_N, layers = pd.factorize(rows["layer"], sort=True)
+        ratios_MLT = _by_token(rows, tokens, layer_N, len(layers), methods)
+        values[checkpoint] = {method: quantise(each, 0, 1) for method, each in zip(methods, ratios_MLT, strict=True)}
     return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
 
 
 def _importance(tokens: pd.DataFrame, run: Results) -> Data:
     """Return by name of the score the scores of the tokens that have any."""
-    scores = _by_token(run.token_scores, tokens, "method", "score").reindex(names.IMPORTANCE_NAMES).dropna(how="all")
+    scores, known = run.token_scores, list(names.IMPORTANCE_NAMES)
+    name_N = pd.Index(known).get_indexer(pd.Index(scores["method"]))
+    (scores_XT,) = _by_token(scores, tokens, name_N, len(known), ["score"])
     importance = {}
-    for name, values in zip(scores.index, scores.to_numpy(float), strict=True):
+    for name, values in zip(known, scores_XT, strict=True):
+        if np.isnan(values).all():
+            continue
         limit = max(float(np.nanmax(np.abs(values))), 1e-9)
         importance[name] = {"limit": limit, "values": quantise(values, -limit, limit)}
     return importance
@@ -345,8 +363,8 @@ def _map(
     and one scale in all layers that have the point.
     """
     points = pd.MultiIndex.from_tuples(sites)
-    wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
-    xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)
+    site_N = points.get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
+    xy = np.moveaxis(_by_token(table, tokens, site_N, len(sites), "xy"), 0, -1)
     if layout == "pca":
         xy *= np.array([components[site].scale if site in components else 1.0 for site in sites])[:, None, None]
     in_one_plane = layout in names.ONE_PLANE
@@ -355,7 +373,7 @@ def _map(
         limits = _limits_by_point(limits, [site.point if site in components else str(site) for site in sites])
     low, high = limits[:, None, :, 0], limits[:, None, :, 1]
     fractions = (xy - low) / (high - low)
-    absent = np.flatnonzero(~points.isin(wide[0].index))
+    absent = np.setdiff1d(np.arange(len(sites)), site_N)
     x, y = (quantise(fractions[..., axis], 0, 1) for axis in (0, 1))
     return {"x": x, "y": y, "absent": absent.tolist()}
 
@@ -384,7 +402,7 @@ def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -
     rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING_CODE, np.uint16)
     number_of[tokens["row"]] = np.arange(len(tokens))
-    token_N = pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(table[KEYS]))
+    token_N = _token_numbers(table, tokens)
     site_N = pd.MultiIndex.from_tuples(sites).get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
     on_page = (token_N >= 0) & (site_N >= 0)
     nearest = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)

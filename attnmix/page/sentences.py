@@ -125,13 +125,17 @@ def class_shares(run: Results) -> pd.DataFrame:
     classes are shuffled over the texts.
     """
     geometry = run.table("measure/geometry")
-    queries = {
-        "before": "checkpoint == 'pretrained' and measure == 'share_class'",
-        "after": "checkpoint == 'finetuned' and measure == 'share_class'",
-        "difference": "checkpoint == 'difference' and measure == 'share_class'",
-        "permuted": "checkpoint == 'finetuned' and measure == 'share_class_permuted'",
+    chosen = {
+        "before": ("pretrained", "share_class"),
+        "after": ("finetuned", "share_class"),
+        "difference": ("difference", "share_class"),
+        "permuted": ("finetuned", "share_class_permuted"),
     }
-    return pd.concat([geometry.query(query).assign(quantity=name) for name, query in queries.items()])
+    tables = []
+    for quantity, (checkpoint, measure) in chosen.items():
+        is_chosen = (geometry["checkpoint"] == checkpoint) & (geometry["measure"] == measure)
+        tables.append(geometry[is_chosen].assign(quantity=quantity))
+    return pd.concat(tables)
 
 
 def class_evidence(run: Results) -> list[str]:

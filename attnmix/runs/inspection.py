@@ -104,7 +104,7 @@ def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
             np.save(file, measures.ratios)
         contributions.mkdir(parents=True, exist_ok=True)
-        for method, matrix in texts.all_matrices(document.ids, texts.base_32).items():
+        for method, matrix in texts.all_matrices(document.ids).items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
             array = matrix.float().cpu().numpy()
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)

@@ -7,10 +7,9 @@ one, each point of the residual stream alone with one seed. No file is written.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
-from attnmix.measures.geometry_tables import geometry_table
+from attnmix.measures.geometry_tables import page_geometry
 from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.mixing_tables import (
@@ -54,7 +53,7 @@ from attnmix.measures.mixing_tables import (
     CorpusMeasures,
     DocumentRows,
     by_review,
-    mixing_tables,
+    page_tables,
     stack_rows,
 )
 from attnmix.measures.ratios import RATIOS
@@ -141,31 +140,38 @@ class TextMeasurer:
         texts = tokenized.texts.assign(measured=True, captured=True)
         results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         documents = documents_of(results.documents, results.tokens)
-        with exact_products(), _few_threads(documents):
-            self._measure(results, documents)
-            vectors = self._vectors(documents)
-            results.predictions = self._predictions(documents)
-            _lay_out(results, vectors)
+        with exact_products(), _workers(documents, len(self.checkpoints)) as pool:
+            by_checkpoint = {name: pool.submit(self._measures, name, documents) for name in self.checkpoints}
+            random_sums = pool.submit(self._random_sums, documents)
+            predictions = pool.submit(self._predictions, documents)
+            measured = {name: measures.result() for name, measures in by_checkpoint.items()}
+            maps = pool.submit(self._fill_maps, results, documents)  # no other pass of the model is under way
+            self._fill_measures(results, documents, measured, random_sums.result())
+            results.predictions = predictions.result()
+            maps.result()
         return results
 
-    def _measure(self, results: TextResults, documents: Sequence[Document]) -> None:
+    def _fill_measures(
+        self,
+        results: TextResults,
+        documents: Sequence[Document],
+        measured: Mapping[str, _Measured],
+        random_sums: DocumentRows,
+    ) -> None:
         """Fill in the tables, ratios, matrices and heads."""
-        with ThreadPoolExecutor(len(self.checkpoints)) as pool:
-            by_checkpoint = pool.map(self._measured, self.checkpoints, repeat(documents))
-            measured = dict(zip(self.checkpoints, by_checkpoint, strict=True))
         names = np.array([document.name for document in documents])
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         corpus = CorpusMeasures(
             rows={name: measures.sums | {"document": names} for name, measures in measured.items()},
-            random=_control_sums(self.random.result(), "random_weights", documents),
+            random=random_sums,
             identities={name: measures.identities for name, measures in measured.items()},
             methods=self.methods,
             sites=self.checkpoints[self.captured].batches.sites,
             draws=Draws(len(documents), samples, SEED),
             seed=SEED,
         )
-        tables = mixing_tables(corpus)
-        tables["geometry"] = geometry_table(corpus)
+        tables = page_tables(corpus)
+        tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
@@ -179,10 +185,6 @@ class TextMeasurer:
                 results.matrices_by_text[name, document.name] = measures.matrices[number]
                 results.heads_by_text[name, document.name] = measures.heads[number]
         results.ratios = pd.concat(ratios, ignore_index=True)
-
-    def _measured(self, name: str, documents: Sequence[Document]) -> _Measured:
-        with _few_threads(documents):  # OpenMP's number of threads is that of the calling thread only
-            return self._measures(name, documents)
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
         batches, texts = self.checkpoints[name]
@@ -199,7 +201,7 @@ class TextMeasurer:
         shuffled = [shuffled_words(document, SEED) for document in documents]
         matrices = []
         for document in documents:
-            by_method = texts.all_matrices(document.ids, batches.base)
+            by_method = texts.all_matrices(document.ids)
             matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         sums = stack_rows([measured.sums() for measured in measures])
         sums.update(_control_sums(batches, "shuffled_words", shuffled))
@@ -211,10 +213,14 @@ class TextMeasurer:
             [record_heads(texts.base, document.ids, texts.layers) for document in documents],
         )
 
-    def _vectors(self, documents: Sequence[Document]) -> dict[Site, Array]:
-        """Return the vectors of the residual stream `[tokens, hidden]`, in float16 as in the stage `capture`."""
+    def _random_sums(self, documents: Sequence[Document]) -> DocumentRows:
+        """Return the sums of the control `random_weights`."""
+        return _control_sums(self.random.result(), "random_weights", documents)
+
+    def _fill_maps(self, results: TextResults, documents: Sequence[Document]) -> None:
+        """Lay out the vectors of the residual stream, in float16 as in the stage `capture`."""
         ids = [document.ids for document in documents]
-        return captured_vectors(self.base, ids, self.points, "float16", self.padding)
+        _lay_out(results, captured_vectors(self.base, ids, self.points, "float16", self.padding))
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
@@ -255,10 +261,20 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
     return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, matrices=matrices, classifier=classifier)
 
 
-def _few_threads(documents: Sequence[Document]) -> AbstractContextManager[Any]:
-    """Return a context with one thread for short texts, and with all of them for others."""
-    short = sum(len(document) for document in documents) <= ONE_THREAD_TOKENS
-    return threadpool_limits(1) if short else nullcontext()
+@contextmanager
+def _workers(documents: Sequence[Document], checkpoints: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads, one for each checkpoint; where texts are short, each computes in one thread.
+
+    Short texts of one checkpoint have a second one, for the model with random weights.
+    """
+    if sum(len(document) for document in documents) > ONE_THREAD_TOKENS:
+        with ThreadPoolExecutor(checkpoints) as pool:
+            yield pool
+        return
+    workers = max(2, checkpoints)
+    # The number of BLAS's threads is the process's, that of OpenMP's each thread's own.
+    with threadpool_limits(1), ThreadPoolExecutor(workers, initializer=threadpool_limits, initargs=(1,)) as pool:
+        yield pool
 
 
 def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> DocumentRows:

