@@ -10,6 +10,7 @@ from importlib import import_module
 
 from attnmix.core.arithmetic import environment
 from attnmix.core.errors import InputError, first_line, is_out_of_memory
+from attnmix.core.imports import frozen_imports
 from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 from stages.common.parameters import read_parameters
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str]) -> None:
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
             os.environ.setdefault(variable, value)
         environment.set_variables(parameters.arithmetic)
-        stage = import_module(f"stages.{name}")
+        with frozen_imports():
+            stage = import_module(f"stages.{name}")
         with lock_stage(name):
             stage.main(parameters)
         if "torch" in sys.modules:  # which not every stage loads
