@@ -11,7 +11,7 @@ controls, E = heads * head width, D hidden.
 
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -166,25 +166,38 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerS
     text_mean = Split(own_ND, others_ND)
     without_special = without_special_sources(layer_pass, splits, values.special_SB)
 
-    # In the order of `SAME_PASS`.
-    projected = _stacked([text_mean, corpus, without_bias, without_special.projected])
     weight_N = splits.mixed_weight
-    weight_CN = torch.stack([weight_N, weight_N, weight_N, without_special.mixed_weight])
+    weights = dict.fromkeys(SAME_PASS, weight_N)
+    weights["without_special_sources"] = without_special.mixed_weight
+    weight_CN = torch.stack([weights[name] for name in SAME_PASS])
+    projected = {
+        "text_mean_value": text_mean,
+        "corpus_value": corpus,
+        "without_value_bias": without_bias,
+        "without_special_sources": without_special.projected,
+    }
     layer = None
     if PREACTIVATION in ratio_points(methods):
         bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, heads_shape), W_HdD)
         mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, f_BHD, bias_HD)
-        corpus_layer = splits.with_others(corpus, weight_N).layer
-        without_special_layer = without_special.layer_with_own(splits.layer.own)
-        layer = _stacked([mean_layer, corpus_layer, without_bias_layer, without_special_layer])
-    ratios_MCN = apply_formulas(methods, splits.with_others(projected, weight_CN, layer))
+        layers = {
+            "text_mean_value": mean_layer,
+            "corpus_value": splits.with_others(corpus, weight_N).layer,
+            "without_value_bias": without_bias_layer,
+            "without_special_sources": without_special.layer_with_own(splits.layer.own),
+        }
+        layer = _stacked(layers)
+    ratios_MCN = apply_formulas(methods, splits.with_others(_stacked(projected), weight_CN, layer))
     ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
 
 
-def _stacked(splits: Sequence[Split]) -> Split:
-    """Return the vectors `[N, D]` of several controls as one split `[C, N, D]`."""
-    return Split(torch.stack([split.own for split in splits]), torch.stack([split.others for split in splits]))
+def _stacked(splits: Mapping[str, Split]) -> Split:
+    """Return the vectors `[N, D]` of the controls `SAME_PASS` as one split `[C, N, D]`."""
+    in_order = [splits[name] for name in SAME_PASS]
+    own_CND = torch.stack([split.own for split in in_order])
+    others_CND = torch.stack([split.others for split in in_order])
+    return Split(own_CND, others_CND)
 
 
 def _layers_of_constants(
