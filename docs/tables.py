@@ -144,6 +144,7 @@ def results(read: Read) -> dict[str, str]:
     return tables | {
         "settings": _settings(read),
         "by_layer": _by_layer(read),
+        "fits": _fits(read),
         "second_model": _second_model(read),
         "edits": _edits(read),
     }
@@ -243,6 +244,16 @@ def _by_layer(read: Read) -> str:
         "permuted labels": "setting == 'permuted labels' and checkpoint == 'after'",
     }
     return _layers(STUDY_MEASURES, "labels", {name: table.query(rows) for name, rows in columns.items()})
+
+
+def _fits(read: Read) -> str:
+    """Return what trainings on given and permuted labels change in each layer, and by how much they differ."""
+    table = read(f"{STUDY}fits_layers.csv").query("checkpoint == 'difference' and layer > 0")
+    rows = []
+    for (measure, labels), by_layer in table.groupby(["measure", "setting"], sort=False):
+        changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
+        rows.append((measure.replace("ratio attnresln_n", "`attnresln_n`"), labels, *changes))
+    return _markdown(("change in points", "labels", *map(str, range(1, 7))), rows)
 
 
 def _second_model(read: Read) -> str:

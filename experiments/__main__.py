@@ -4,7 +4,7 @@
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
     python -m experiments layers FOLDER [--to docs/study/mpnet.csv]
-    python -m experiments fits FOLDER ... [--to docs/study/fits.csv]
+    python -m experiments fits FOLDER ... [--to docs/study]
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
@@ -13,7 +13,7 @@
 `render`, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads DVC's experiments of
 the current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing
 but the seed are one setting; means are over its seeds. `layers` writes what one run measured by layer as one table,
-`fits` how well the classifiers of some runs fit the reviews that they were trained on.
+`fits` how well the classifiers of some runs fit what they were trained on, and what their layers mix.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layers = commands.add_parser("layers", help="what one run measured by layer")
     layers.add_argument("folder", type=Path, help="of the run")
     layers.add_argument("--to", type=Path, default=Path("docs/study/mpnet.csv"), help="csv")
-    fits = commands.add_parser("fits", help="accuracy and margin of runs on what they were trained on")
+    fits = commands.add_parser("fits", help="trainings on given and permuted labels")
     fits.add_argument("folders", type=Path, nargs="+", help="of the runs")
-    fits.add_argument("--to", type=Path, default=Path("docs/study/fits.csv"), help="csv")
+    fits.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of fits.csv and fits_layers.csv")
     planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
@@ -84,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_layers(options.folder, options.to)
         return 0
     if options.command == "fits":
-        from experiments.fits import write_fits
+        from experiments.fits import write_by_layer, write_fits
 
-        write_fits(options.folders, options.to)
+        write_fits(options.folders, options.to / "fits.csv")
+        write_by_layer(options.folders, options.to / "fits_layers.csv")
         return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)

@@ -1,4 +1,4 @@
-"""How well each run's classifier fits the reviews that it was trained on, beside those that it was not.
+"""Trainings on given and on permuted labels that fit equally well, and what they change in the mixing of tokens.
 
 A control with permuted labels says something only where it fits them as well as another training fits the given ones.
 """
@@ -17,12 +17,17 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import Text, read_split, texts_of
-from experiments.tables import DIGITS
+from experiments.tables import DIGITS, over_seeds, paired_differences, read_experiments
 from stages.common.parameters import read_parameters
 from stages.finetune import permuted_labels
 
 Doubles = npt.NDArray[np.float64]
 BATCH_TEXTS = 32
+MEASURES = {
+    "own share": ("measure/parts", {"rule": "chord", "quantity": "own_share"}),
+    "ratio attnresln_n": ("measure/mixing", {"method": "attnresln_n"}),
+}
+"""What is compared by layer: the csv file, and its rows."""
 
 
 def write_fits(folders: Sequence[Path], to: Path) -> None:
@@ -36,6 +41,21 @@ def write_fits(folders: Sequence[Path], to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     table.round(DIGITS).to_csv(to, index=False, lineterminator="\n")
     print(table.to_string(index=False))
+
+
+def write_by_layer(folders: Sequence[Path], to: Path) -> None:
+    """Write the `MEASURES` by labels, checkpoint and layer, over seeds; and of given less permuted labels, in pairs."""
+    names = [str(folder) for folder in folders]
+    tables = []
+    for measure, (csv, where) in MEASURES.items():
+        table = read_experiments(names, csv)
+        for column, value in where.items():
+            table = table[table[column] == value]
+        labels = table["setting"].str.extract(r"labels=(\w+)", expand=False)
+        table = table.assign(setting=labels, measure=measure).sort_values(["setting", "seed"], kind="stable")
+        table = table[["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
+        tables.append(over_seeds(pd.concat([table, paired_differences(table)], ignore_index=True)))
+    pd.concat(tables).round(DIGITS).to_csv(to, index=False, lineterminator="\n")
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

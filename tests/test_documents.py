@@ -203,6 +203,37 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     assert f"at most {percent(better_constant())} % on average" in committed("docs/study/README.md")
 
 
+def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
+    fits = committed(f"{STUDY}fits.csv")
+    assert (fits.loc[fits["split"] == "train", "accuracy"] == 1).all()
+    assert fits.groupby(["labels", "split"])["seed"].nunique().eq(3).all()
+    means = fits.groupby(["split", "labels"])[["accuracy", "margin"]].mean()
+    margins = [f"{means.loc[('train', labels), 'margin']:.1f}" for labels in ("given", "permuted")]
+    scores = [means.loc[("test", labels), "accuracy"] for labels in ("given", "permuted")]
+    text = committed(f"{STUDY}README.md")
+    assert f"a mean margin of {margins[0]} logits (given) and {margins[1]} (permuted)" in text
+    assert f"of 200 test reviews\n{percent(scores[0])} % and {percent(scores[1])} %" in text
+
+    def by_layer(measure: str, labels: str, layer: int, checkpoint: str = CHANGE) -> pd.Series:
+        return row(f"{STUDY}fits_layers.csv", measure=measure, setting=labels, layer=layer, checkpoint=checkpoint)
+
+    own, ratio, both = "own share", f"ratio {RATIO}", "given minus permuted"
+    before = by_layer(own, "given", 6, "pretrained")["mean"]
+    after = [percent(*by_layer(own, labels, 6, "finetuned")[ENDS]) for labels in ("permuted", "given")]
+    permuted = by_layer(ratio, "permuted", 6)
+    fall, rise = by_layer(own, both, 5), by_layer(ratio, both, 4)
+    last = [by_layer(measure, both, 6) for measure in (own, ratio)]
+    fall_points = " ".join(f"{-100 * fall[end]:.1f}" for end in ("mean", "ci_high", "ci_low"))
+    rise_points = " ".join(f"{100 * rise[end]:.1f}" for end in ENDS)
+    claims = [
+        f"6 {percent(before)} {after[0]} {after[1]} 6 {change(permuted)} {permuted['p_holm']:.2f}",
+        f"{fall_points} 5 {fall['p_holm']:.2f} 4 {rise_points} {rise['p_holm']:.2f} 6 "
+        f"{change(last[0])} {change(last[1])} {last[0]['p_holm']:.2f} {last[1]['p_holm']:.2f}",
+        "",
+    ]
+    assert_numbers("docs/study/README.md", "- **Fitting labels", "## A second model", claims)
+
+
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     test = committed("reports/metrics/finetune.json")["test"]
     mixing = rows(f"{PLOTS}measure/mixing.csv", method=RATIO, checkpoint=CHANGE)
