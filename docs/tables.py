@@ -252,7 +252,7 @@ def _fits(read: Read) -> str:
     rows = []
     for (measure, labels), by_layer in table.groupby(["measure", "setting"], sort=False):
         changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
-        rows.append((measure.replace("ratio attnresln_n", "`attnresln_n`"), labels, *changes))
+        rows.append((measure, labels, *changes))
     return _markdown(("change in points", "labels", *map(str, range(1, 7))), rows)
 
 

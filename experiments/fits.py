@@ -25,16 +25,20 @@ Doubles = npt.NDArray[np.float64]
 BATCH_TEXTS = 32
 MEASURES = {
     "own share": ("measure/parts", {"rule": "chord", "quantity": "own_share"}),
-    "ratio attnresln_n": ("measure/mixing", {"method": "attnresln_n"}),
+    "own share by tangent": ("measure/parts", {"rule": "tangent", "quantity": "own_share"}),
+    "ratio": ("measure/mixing", {"method": "attnresln_n"}),
+    "ratio, corpus mean": ("measure/mixing_controls", {"method": "attnresln_n", "control": "corpus_value"}),
+    "share: the class": ("measure/geometry", {"point": "attention", "measure": "share_class"}),
 }
-"""What is compared by layer: the csv file, and its rows."""
+"""The csv file of each measure that is compared by layer, and its rows."""
 
 
 def write_fits(folders: Sequence[Path], to: Path) -> None:
     """Write a row for each run and split.
 
     `accuracy` and `margin` are of the labels that the split was trained on, `margin` being the mean of that label's
-    logit less the largest other one; `largest_class` is the share of the class that is predicted most.
+    logit less the largest other one; `certainty` is that of the class that is predicted, `largest_class` the share of
+    the class that is predicted most.
     """
     rows = [row for folder in folders for row in _rows(folder)]
     table = pd.DataFrame(rows)
@@ -53,8 +57,11 @@ def write_by_layer(folders: Sequence[Path], to: Path) -> None:
             table = table[table[column] == value]
         labels = table["setting"].str.extract(r"labels=(\w+)", expand=False)
         table = table.assign(setting=labels, measure=measure).sort_values(["setting", "seed"], kind="stable")
-        table = table[["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
-        tables.append(over_seeds(pd.concat([table, paired_differences(table)], ignore_index=True)))
+        table = table.loc[table["layer"] > 0, ["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
+        whole = table.groupby(["setting", "seed", "checkpoint", "measure"], sort=False)["mean"].mean().reset_index()
+        whole = whole.assign(measure=f"{measure}, mean of layers")
+        for each in (table, whole):  # p is adjusted over the layers alone
+            tables.append(over_seeds(pd.concat([each, paired_differences(each)], ignore_index=True)))
     pd.concat(tables).round(DIGITS).to_csv(to, index=False, lineterminator="\n")
 
 
@@ -80,6 +87,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
             "reviews": len(reviews),
             "accuracy": float((predicted_B == labels_B).mean()),
             "margin": float(_margins(logits_BC, labels_B).mean()),
+            "certainty": float(_margins(logits_BC, predicted_B).mean()),
             "largest_class": float(np.bincount(predicted_B).max() / len(reviews)),
         }
         rows.append(row)

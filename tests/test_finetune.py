@@ -110,6 +110,7 @@ def test_a_table_says_how_well_a_run_fits_what_it_was_trained_on(finetuned: Path
         assert row["reviews"] == len(reviews)
         assert row["accuracy"] == pytest.approx(float((own > other).double().mean()), abs=1e-6)
         assert row["margin"] == pytest.approx(float((own - other).mean()), abs=1e-4)
+        assert row["certainty"] == pytest.approx(float((own - other).abs().mean()), abs=1e-4)
         share = float(scores.argmax(-1).double().mean())
         assert row["largest_class"] == pytest.approx(max(share, 1 - share), abs=1e-6)
     assert table.loc["train", "accuracy"] > 0.8
