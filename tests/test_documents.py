@@ -238,7 +238,8 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         f"{' '.join(map(change, averages))} {averages[2]['p']:.2f} 4 {change(fourth)} {fourth['p_holm']:.2f} 6 "
         f"{change(sixth)} {sixth['p_holm']:.2f} 4 6",
         f"6 {percent(*levels[:2])} {change(fall['given'])} {fall['given']['p_holm']:.2f} {percent(levels[2])} "
-        f"{change(fall['permuted'])} {fall['permuted']['p_holm']:.2f} {change(fifth)} 5 {fifth['p_holm']:.2f} {change(tangent)}",
+        f"{change(fall['permuted'])} {fall['permuted']['p_holm']:.2f} {change(fifth)} 5 "
+        f"{fifth['p_holm']:.2f} {change(tangent)}",
         f"6 {class_share[0]} {class_share[1]} {percent(*class_change[ENDS])} {class_change['p_holm']:.2f}",
         f"6 {points(corpus[0]['mean'], corpus[1]['mean'])} {change(corpus[2])}",
         "2017",
