@@ -231,7 +231,8 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
 
 
 def _count(name: str, arguments: dict[str, Any]) -> None:
-    _counts.operators[name] += 1
+    along_axis = name in ("aten::median", "aten::nanmedian") and "dim" in arguments
+    _counts.operators[f"{name}.dim" if along_axis else name] += 1
     indices = arguments["indices"] if name in INDEXING else ()
     has_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
     if name in WAITING or (has_mask and name != "aten::index"):  # which calls `nonzero`

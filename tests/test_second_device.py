@@ -55,7 +55,8 @@ Arrays = dict[str, Any]
 # Those named by `torch.use_deterministic_algorithms` that models of text could call, except for `cumsum`: it is refused
 # for floating-point numbers alone, and models sum masks. On a GPU each would end the stage.
 NOT_DETERMINISTIC_ON_CUDA = {
-    *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median", "aten::nanmedian", "aten::bincount"),
+    *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
+    "aten::bincount",
     *("aten::nll_loss2d_forward", "aten::index_reduce_", "aten::_embedding_bag", "aten::scatter_reduce"),
     *("aten::_adaptive_avg_pool2d_backward", "aten::grid_sampler_2d_backward", "aten::_ctc_loss_backward"),
 }
