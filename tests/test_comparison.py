@@ -594,7 +594,7 @@ def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_change_of_any_bit_of_a_weight_is_seen(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """Of tensors with an even or odd number of four bytes, at the beginning of their memory or within."""
+    """Try tensors with an even and an odd number of four bytes, at the beginning of their memory and within."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = api._sum_of_bits(weight)

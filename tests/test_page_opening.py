@@ -24,7 +24,7 @@ window.setTimeout = (call, wait) => (wait || document.documentElement?.dataset.r
 """
 """Holds a page in the moment when it is ready: all that is drawn later is drawn by timers."""
 NO_FRAMES = "window.requestAnimationFrame = () => 0;"
-SMOOTHING = 16  # of 255, by which the browser may smooth a dotted line otherwise
+SMOOTHING = 16  # of 255: how much the browser's smoothing of a dotted line may differ
 WINDOW = {"width": 1280, "height": 720}
 
 

@@ -78,7 +78,7 @@ A key that ends in `?` may be left out. The number of a token, layer or site is 
 
 
 HEADS_SHAPE: Data = {...: {...: _HEADS}}
-"""What heads are computed from, by document and checkpoint: half of a page, in an element of its own."""
+"""The vectors and norms behind the heads, by document and checkpoint: half of a page, in an element of its own."""
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 
