@@ -8,7 +8,7 @@ Writes `reports/figures/` and `reports/index.html`.
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
 from attnmix.core.store.runs import Run
-from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
+from attnmix.figures.maps import draw_atlas, draw_residual, first_text, write_animation, write_joint_pages
 from attnmix.figures.mixing import (
     draw_by_layer,
     draw_main,
@@ -52,7 +52,9 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
     captured = read_captured(run.tokens, run.steps)
-    drawings = [*map_figures(run, captured), *mixing_figures(run, captured)]
+    documents = captured.tokens["document"].unique().tolist()
+    shown = documents if parameters.render.texts == "all" else [first_text(documents)]
+    drawings = [*map_figures(run, captured), *mixing_figures(run, captured), *text_figures(run, captured, shown)]
     draw_all(drawings, captured, parameters.render)
     write_page(run, page_subject(parameters, run.metrics("download")))
 
@@ -127,7 +129,7 @@ def map_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing; a decoder that follows an encoder has its own of a text, ending in `_decoder`."""
+    """Yield the figures of mixing in the reviews."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     yield run.figures / "main", draw_main, run.mixing[0], run.table("measure/mixing_controls"), xlabel
@@ -135,15 +137,19 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel
     yield run.figures / "mixing_steps", draw_steps, run.steps, xlabel
-    document: Any
-    ratios = run.captured_ratios(captured.tokens["document"].unique().tolist())
+
+
+def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
+    """Yield the figures of single texts; a decoder that follows an encoder has its own, ending in `_decoder`."""
+    ratios = run.captured_ratios(list(documents))
     for document, rows in ratios.groupby("document", sort=False):
-        for text in captured.text_layers(document, int(rows["layer"].max())):
-            name, ending = document.replace("/", "_"), text.name and f"_{text.name}"
+        for text in captured.text_layers(str(document), int(rows["layer"].max())):
+            name = str(document).replace("/", "_")
+            ending = f"_{text.name}" if text.name else ""
             text_rows = rows[rows["layer"].isin(text.layers)]
             yield run.figures / f"mixing_tokens_{name}{ending}", draw_strips, text_rows, document, text
             for checkpoint in map(str, rows["checkpoint"].unique()):
-                stored = run.matrices(checkpoint, document)
+                stored = run.matrices(checkpoint, str(document))
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
                     methods = [method for method in declared if method in stored]

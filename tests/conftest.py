@@ -224,7 +224,7 @@ LITTLE: dict[str, dict[str, Any]] = {
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
     """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`.
 
-    `render` leaves out the animation, and most figures of single texts.
+    `render` leaves out the animation and most matrices.
     """
     sections = LITTLE.keys() | changes.keys()
     write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
@@ -239,8 +239,8 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 
 def draw_few(draw_all: Callable[..., None], drawings: list[Any], *others: Any) -> None:
-    """Draw one text of each kind, and the matrices of one in the fine-tuned model; the others take most of the time."""
-    left_out = re.compile(r"rollouts|pretrained|test_0_fine|t_[1-9]")
+    """Draw no rollouts and no matrices of the pretrained model, which take most of the time."""
+    left_out = re.compile(r"rollouts|pretrained")
     draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from attnmix.figures.tokens import (
 )
 from attnmix.models.encoding import tokenize_texts
 from stages.common.parameters import read_parameters
-from stages.render import draw_all, mixing_figures
+from stages.render import draw_all, mixing_figures, text_figures
 
 # ruff: noqa: RUF001  # the signs that look like others are what is tested
 FORMATS, DPI = ["png", "pdf", "svg"], 60
@@ -189,21 +189,23 @@ def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None
     assert green == [False, True]  # the layer's output comes last, the word embedding is black
 
 
-def test_every_captured_document_gets_its_figures(copied: Path) -> None:
+def text_figure_names(documents: list[str]) -> set[str]:
+    names = [document.replace("/", "_") for document in documents]
+    strips = {f"mixing_tokens_{name}" for name in names}
+    matrices = product(("contributions", "rollouts"), names, ("pretrained", "finetuned"))
+    return strips | {f"mixing_{kind}_{name}_{checkpoint}" for kind, name, checkpoint in matrices}
+
+
+def test_the_chosen_documents_get_their_figures(copied: Path) -> None:
     run = Run(copied)
     captured = read_captured(run.tokens, run.steps)
-    drawings = list(mixing_figures(run, captured))
-    stems, documents = (
-        {"main", "mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"},
-        ("test_0", "test_1", "text_0"),
-    )
-    for kind in ("contributions", "rollouts"):
-        stems |= {f"mixing_{kind}_{name}_{model}" for name in documents for model in ("pretrained", "finetuned")}
-    stems |= {f"mixing_tokens_{name}" for name in documents}
-    assert {path.name for path, *_ in drawings} == stems
-    drawn = [drawing for drawing in drawings if "test_" not in drawing[0].name]  # those of one text are enough
-    draw_all(drawn, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
-    assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 10
+    for documents in (["text/0"], ["test/0", "test/1", "text/0"]):
+        drawings = list(text_figures(run, captured, documents))
+        assert {path.name for path, *_ in drawings} == text_figure_names(documents)
+    drawings = [*mixing_figures(run, captured), *text_figures(run, captured, ["text/0"])]
+    draw_all(drawings, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
+    of_reviews = {"main", "mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"}
+    assert {path.stem for path in run.figures.glob("*.svg")} == of_reviews | text_figure_names(["text/0"])
 
     def text_of(name: str) -> str:
         return (run.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")

@@ -64,6 +64,7 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
         dataset={"name": "reviews.csv", "validation_fraction": 0.25} | columns,
         capture=SHORT["capture"] | captured,
         measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
+        render={"formats": ["svg"], "texts": "all"},
     )
     run, names = Run(Path()), sorted(VERDICTS)
     assert run.table("finetune/finetune_by_class")["label_name"].tolist() == names

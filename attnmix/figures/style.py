@@ -19,7 +19,6 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager, get_f
 from matplotlib.ft2font import FaceFlags
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
-from scipy.optimize import isotonic_regression
 
 from attnmix.figures.labels import LESS_COLOURS, SHARE_COLOURS, Mark
 
@@ -163,6 +162,8 @@ def label_curves(axes: Axes) -> None:
 
     The panel must have its final place and limits.
     """
+    from scipy.optimize import isotonic_regression  # half a second, which figures without curves need not wait
+
     curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
     ends = [(*np.asarray(line.get_xydata())[-1], str(line.get_label()), str(line.get_color())) for line in curves]
     if not ends:
