@@ -127,10 +127,16 @@ def control_table(totals: Mapping[str, TextTotals], less: Mapping[str, TextTotal
 
 def _mean_columns(means: Resampled) -> dict[str, Any]:
     """Return means with the intervals of each alone, numbers of texts and their mean lengths."""
-    interval, texts = means.interval(), means.documents.astype(int)
-    ends = [np.where(texts >= MIN_INTERVAL_TEXTS, end, np.nan) for end in (interval.low, interval.high)]
-    values = (means.mean, *ends, texts, _mean_lengths(means))
-    return dict(zip(_MEAN_COLUMNS, values, strict=True))
+    interval = means.interval()
+    texts = means.documents.astype(int)
+    has_interval = texts >= MIN_INTERVAL_TEXTS
+    return {
+        "mean": means.mean,
+        "ci_low": np.where(has_interval, interval.low, np.nan),
+        "ci_high": np.where(has_interval, interval.high, np.nan),
+        "texts": texts,
+        "tokens": _mean_lengths(means),
+    }
 
 
 def _mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
@@ -262,9 +268,15 @@ class Comparison:
     def to_markdown(self) -> str:
         """Return the rows to read first as a table in Markdown, and the cautions below it."""
         shown = self._shown()
-        lines = ["| " + " | ".join(shown.columns) + " |", "| " + " | ".join(["---"] * shown.shape[1]) + " |"]
-        lines += ["| " + " | ".join(row) + " |" for row in shown.itertuples(index=False)]
-        return "\n".join([*lines, "", *(f"- {text}" for text in self._paragraphs())])
+        rule = ["---"] * shown.shape[1]
+        rows = [list(shown.columns), rule, *shown.to_numpy().tolist()]
+        lines = []
+        for cells in rows:
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+        for paragraph in self._paragraphs():
+            lines.append(f"- {paragraph}")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
@@ -278,7 +290,8 @@ class Comparison:
 
     def _shown(self) -> pd.DataFrame:
         """Return `rows` as text, with one interval."""
-        rows, shown = self.rows, pd.DataFrame()
+        rows = self.rows
+        shown = pd.DataFrame()
         for column in ("measure", "layer"):
             shown[column] = rows[column].map(str)
         for column in ("before", "after"):
@@ -294,23 +307,30 @@ class Comparison:
     def _table(self, places: Sequence[int]) -> pd.DataFrame:
         """Return the rows of some cells, whose simultaneous intervals hold for all of them at once."""
         cells = list(places)
-        before, after = _taken(self.before.mean(), cells), _taken(self.after.mean(), cells)
+        before = _taken(self.before.mean(), cells)
+        after = _taken(self.after.mean(), cells)
         change = after.minus(before)
         table = pd.DataFrame([self.cells[place] for place in cells], columns=list(Cell._fields))
-        table["before"], table["after"], table["difference"] = before.mean, after.mean, change.mean
+        table["before"] = before.mean
+        table["after"] = after.mean
+        table["difference"] = change.mean
         texts = change.documents.astype(int)
-        pointwise, simultaneous = change.interval(), change.simultaneous()
+        pointwise = change.interval()
         table["ci_low"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.low, np.nan)
         table["ci_high"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.high, np.nan)
-        table["simultaneous_low"], table["simultaneous_high"] = simultaneous.low, simultaneous.high
+        simultaneous = change.simultaneous()
+        table["simultaneous_low"] = simultaneous.low
+        table["simultaneous_high"] = simultaneous.high
         table["these_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, _direction(simultaneous))
         table["trainings"] = TOO_FEW_TRAININGS
         if max(len(self.before.means), len(self.after.means)) > 1:
             over_trainings = _over_trainings(self.before, self.after, cells)
-            table["trainings_low"], table["trainings_high"] = over_trainings.low, over_trainings.high
+            table["trainings_low"] = over_trainings.low
+            table["trainings_high"] = over_trainings.high
             if _enough_trainings(self.before, self.after):
                 table["trainings"] = _agreed(table["these_models"], _direction(over_trainings))
-        table["texts"], table["tokens"] = texts, _mean_lengths(change)
+        table["texts"] = texts
+        table["tokens"] = _mean_lengths(change)
         return table
 
 
@@ -457,8 +477,9 @@ def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -
         variance = variances[0] + variances[1]
         weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
         freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
-    half = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * len(cells))) * np.sqrt(variance)
-    half = np.where(np.sqrt(variance) > MIN_STANDARD_ERROR, half, np.nan)
+    error = np.sqrt(variance)
+    quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * len(cells)))
+    half = np.where(error > MIN_STANDARD_ERROR, quantile * error, np.nan)
     return Interval(difference, difference - half, difference + half)
 
 

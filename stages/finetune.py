@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from operator import itemgetter
@@ -58,7 +58,8 @@ step, which is left out and halves it. More in a row are no search for a scale."
 
 def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
-    finetune, run = parameters.finetune, Run(Path())
+    finetune = parameters.finetune
+    run = Run(Path())
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     if finetune.labels == "permuted":
@@ -68,7 +69,8 @@ def main(parameters: Parameters) -> None:
 
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    model: Any = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
+    load = load_classifier if finetune.epochs else load_trained
+    model: Any = load(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
     read_segments(model.base_model, tokenizer, "text_pair" in splits["train"])
     if finetune.lora:
@@ -122,21 +124,9 @@ def main(parameters: Parameters) -> None:
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
-    # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
-    order = np.argsort([-len(example["input_ids"]) for example in test], kind="stable")
-    trainer.args.train_sampling_strategy = "sequential"
-    # The library's annotation asks for a torch Dataset; it takes a list as well.
-    prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
+    predictions, test_scores = _predicted(trainer, test)
     if not trainer.is_world_process_zero():
         return
-    probabilities = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
-    columns = {
-        "label": prediction.label_ids,
-        "predicted": probabilities.argmax(-1),
-        "probability": probabilities.max(-1),
-        "tokens": [len(test[row]["input_ids"]) for row in order],
-    }
-    predictions = pd.DataFrame(columns, index=order).sort_index()
     write_table(run.test_predictions_file, predictions)
     merged = model.merge_and_unload() if finetune.lora else model
     merged.save_pretrained(folder / "best")
@@ -144,16 +134,44 @@ def main(parameters: Parameters) -> None:
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
-    epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    kept = min(epochs, key=itemgetter("eval_loss")) if trainer.args.load_best_model_at_end else epochs[-1]
+    most_frequent = splits["train"]["label"].mode()[0]
     metrics = {
-        "test": _test_metrics(prediction.metrics or {}, predictions["label"], splits["train"]["label"].mode()[0]),
-        "best_epoch": round(kept["epoch"]),
+        "test": _test_metrics(test_scores, predictions["label"], most_frequent),
+        "best_epoch": _kept_epoch(trainer),
         "computed_on": computed_on(parameters.arithmetic, chosen_device()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
     publish_output(folder / "best", run.finetuned)
     remove_unfinished(folder)
+
+
+def _predicted(trainer: Trainer, test: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Return the predictions of the test reviews, a row for each in their order, and their scores."""
+    lengths = np.array([len(example["input_ids"]) for example in test])
+    # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
+    order = np.argsort(-lengths, kind="stable")
+    trainer.args.train_sampling_strategy = "sequential"
+    # The library's annotation asks for a torch Dataset; it takes a list as well.
+    prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
+    logits = np.asarray(prediction.predictions, np.float64)
+    probabilities = softmax(logits, axis=-1)
+    columns = {
+        "label": prediction.label_ids,
+        "predicted": probabilities.argmax(-1),
+        "probability": probabilities.max(-1),
+        "tokens": lengths[order],
+    }
+    predictions = pd.DataFrame(columns, index=order).sort_index()
+    return predictions, prediction.metrics or {}
+
+
+def _kept_epoch(trainer: Trainer) -> int:
+    """Return the epoch whose weights are kept: the one with the lowest validation loss, or the last."""
+    epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    kept = epochs[-1]
+    if trainer.args.load_best_model_at_end:
+        kept = min(epochs, key=itemgetter("eval_loss"))
+    return round(kept["epoch"])
 
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
@@ -253,7 +271,9 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
-    truth, chosen, labels = predictions["label"], predictions["predicted"], list(names)
+    truth = predictions["label"]
+    chosen = predictions["predicted"]
+    labels = list(names)
     precision, recall, f1, reviews = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=np.nan)
     columns = {
         "label": labels,

@@ -4,7 +4,7 @@ AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of 
 is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -26,8 +26,10 @@ ALL = "all"  # in the column `share` the mean over the shares, in the column `pr
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
     """Return positions of the share of the tokens that are not special with the highest scores, of at least one."""
     count = max(1, round(share * len(review.words)))
-    order = np.argsort(-scores_T[review.words], kind="stable")
-    return np.asarray(np.sort(review.words[order[:count]]))
+    word_scores = scores_T[review.words]
+    order = np.argsort(-word_scores, kind="stable")
+    highest = review.words[order[:count]]
+    return np.asarray(np.sort(highest))
 
 
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
@@ -35,42 +37,53 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
-
-    texts: dict[str, list[list[RemainingTokens]]] = {}
+    texts: dict[str, list[RemainingTokens]] = {}  # draw by draw, and of each draw share by share
     for name, scores_DT in scores.items():
         texts[name] = []
         for scores_T in scores_DT:
-            by_share = [_without_first(review, scores_T, share) for share in REMOVED_SHARES]
-            texts[name].append(by_share)
-    # Texts that several scores leave are classified once.
-    distinct: dict[RemainingTokens, None] = {}
-    for by_draw in texts.values():
-        for by_share in by_draw:
-            distinct.update(dict.fromkeys(by_share))
-    distinct.pop(NOTHING_LEFT, None)
-    logits = review.classifier.logits(list(distinct))
-    predicted = logits.softmax(-1)[:, review.predicted].tolist()
-    probabilities = dict(zip(distinct, predicted, strict=True))
-    probabilities[NOTHING_LEFT] = np.nan
+            for share in REMOVED_SHARES:
+                text = _without_first(review, scores_T, share)
+                texts[name].append(text)
+    probabilities = _probabilities(review, texts.values())
     drops = {}
-    for name, by_draw in texts.items():
-        left_DS = [[probabilities[text] for text in by_share] for by_share in by_draw]
+    for name, remaining in texts.items():
+        left = [probabilities[text] for text in remaining]
+        left_DS = np.reshape(left, (-1, len(REMOVED_SHARES)))
         drops[name] = review.probability - np.mean(left_DS, axis=0)
     return drops
 
 
+def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
+    """Return the predicted class's probability by text; a text that several scores leave is classified once."""
+    distinct: dict[RemainingTokens, None] = {}
+    for texts_of_score in texts:
+        distinct.update(dict.fromkeys(texts_of_score))
+    distinct.pop(NOTHING_LEFT, None)
+    logits = review.classifier.logits(list(distinct))
+    class_probabilities = logits.softmax(-1)
+    predicted = class_probabilities[:, review.predicted].tolist()
+    probabilities = dict(zip(distinct, predicted, strict=True))
+    probabilities[NOTHING_LEFT] = np.nan
+    return probabilities
+
+
 def _without_first(review: Review, scores_T: Doubles, share: float) -> RemainingTokens:
     """Return the review without the tokens that a score ranks first; `NOTHING_LEFT` for a score that is not defined."""
-    if not len(review.words) or np.isnan(scores_T[review.words]).any():
+    word_scores = scores_T[review.words]
+    if not len(word_scores) or np.isnan(word_scores).any():
         return NOTHING_LEFT
-    return tuple(review.without(first_places(review, scores_T, share)))
+    removed = first_places(review, scores_T, share)
+    return tuple(review.without(removed))
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     """Return Spearman's correlation of a score `[draws, T]` with another over the tokens that are not special."""
     if len(review.words) < 2:
         return float("nan")
-    return float(statistics.rank_correlation(scores[:, review.words], reference_T[review.words]).mean())
+    word_scores = scores[:, review.words]
+    word_reference = reference_T[review.words]
+    correlations = statistics.rank_correlation(word_scores, word_reference)
+    return float(correlations.mean())
 
 
 def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
@@ -80,31 +93,44 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     its difference to random removal, which also has an interval that holds for all methods at once.
     """
     aopc_NM = drops_NMS.mean(-1)
+    drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
+    drops = _means(drops_and_aopc, seed).interval()
+    shares = [*REMOVED_SHARES, ALL]
+    methods_and_shares = list(product(methods, shares))
+    table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
+    table = table.assign(**_columns("drop ci_low ci_high", drops))
+
     random_N1 = aopc_NM[:, [methods.index(RANDOM_REMOVAL)]]
     above = _means(aopc_NM - random_N1, seed)
+    correlations = _means(agreement_NM, seed).correlations()
     overall: dict[str, Doubles] = {}
     overall.update(_columns("above_random above_random_low above_random_high", above.interval()))
     overall.update(_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()))
-    correlations = _means(agreement_NM, seed).correlations()
     overall.update(_columns("derivative_spearman derivative_low derivative_high", correlations))
-    drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
-    drops = _means(drops_and_aopc, seed).interval()
-    table = pd.DataFrame(list(product(methods, [*REMOVED_SHARES, ALL])), columns=["method", "share"])
-    table = table.assign(**_columns("drop ci_low ci_high", drops))
     rows_of_all = table.index[table["share"] == ALL]
     table = table.join(pd.DataFrame(overall, index=rows_of_all))
-    documents_M = (~np.isnan(aopc_NM)).sum(0)
-    return table.assign(documents=np.repeat(documents_M, len(REMOVED_SHARES) + 1))
+
+    is_known_NM = ~np.isnan(aopc_NM)
+    documents_M = is_known_NM.sum(0)
+    return table.assign(documents=np.repeat(documents_M, len(shares)))
 
 
 def _means(values: Doubles, seed: int) -> statistics.Resampled:
     """Resample reviews `[N, ...]`, those left out that are NaN."""
     known = ~np.isnan(values)
-    return statistics.resample(np.where(known, values, 0), known.astype(np.float64), statistics.BOOTSTRAP_SAMPLES, seed)
+    sums = np.where(known, values, 0)
+    counts = known.astype(np.float64)
+    return statistics.resample(sums, counts, statistics.BOOTSTRAP_SAMPLES, seed)
 
 
 def _columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    return {name: part.ravel() for name, part in zip(names.split(), interval, strict=True)}
+    """Return the mean, low and high ends of an interval as columns of the three names."""
+    mean_name, low_name, high_name = names.split()
+    return {
+        mean_name: interval.mean.ravel(),
+        low_name: interval.low.ravel(),
+        high_name: interval.high.ravel(),
+    }
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
@@ -116,18 +142,21 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     A class of too few reviews for a standard error has no correlation and is no part of the mean; `documents` counts
     the reviews that are.
     """
-    classes = {str(name): group for name, group in margins.groupby("predicted")}
-    sizes_K = np.array([len(group) for group in classes.values()])
+    classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
+    sizes_K = np.array([len(reviews) for reviews in classes.values()])
     rows = []
     for checkpoint in checkpoints:
-        correlations_K2 = [_correlations(group, checkpoint) for group in classes.values()]
+        correlations_K2 = [_correlations(reviews, checkpoint) for reviews in classes.values()]
         plain_K, given_length_K = np.transpose(correlations_K2)
-        parts = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
-        counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
-        parts.append((ALL, slice(None), counted))
-        for name, part, documents in parts:
-            plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
-            given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
+        is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
+        counted = sizes_K[is_counted_K].sum()
+
+        # Each row by its name, the classes in it, and the reviews of these.
+        row_classes = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
+        row_classes.append((ALL, slice(None), counted))
+        for name, chosen, documents in row_classes:
+            plain = _fisher_mean(plain_K[chosen], sizes_K[chosen] - 3)
+            given_length = _fisher_mean(given_length_K[chosen], sizes_K[chosen] - 4)
             rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
             rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
@@ -156,10 +185,14 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     known = ~np.isnan(correlations) & (freedom >= 1)
     if not known.any():
         return np.nan, np.nan, np.nan
-    weights, reviews = freedom[known], freedom[known] + 3
+    weights = freedom[known]
+    reviews = weights + 3
     most = 1 - 6 / (reviews**3 - reviews)
     bounded = np.clip(correlations[known], -most, most)
     mean = np.average(np.arctanh(bounded), weights=weights)
-    error = np.sqrt((weights * (1 + bounded**2 / 2)).sum()) / weights.sum()
-    half = ndtri((1 + statistics.LEVEL) / 2) * error
-    return float(np.tanh(mean)), float(np.tanh(mean - half)), float(np.tanh(mean + half))
+    scaled_variances = 1 + bounded**2 / 2  # of z, times the freedom
+    error = np.sqrt((weights * scaled_variances).sum()) / weights.sum()
+    normal_quantile = ndtri((1 + statistics.LEVEL) / 2)
+    half = normal_quantile * error
+    low, high = mean - half, mean + half
+    return float(np.tanh(mean)), float(np.tanh(low)), float(np.tanh(high))

@@ -43,13 +43,15 @@ def fit_aligned(
     `graphs` and `starts` are of the vectors that differ at a point; `numbers` holds which of them each token has.
     `strength` is what `ties` returns, `curve` umap-learn's a and b for `min_dist`.
     """
-    xy = np.ascontiguousarray(np.concatenate(_turned_to_each_other(starts, numbers)))
+    turned = _turned_to_each_other(starts, numbers)
+    xy = np.ascontiguousarray(np.concatenate(turned))
     edges = scipy.sparse.block_diag(graphs, format="coo")
+    heads, tails = edges.coords
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
     sampled = epochs_per_sample > 0  # -1 marks edges too weak to be sampled
-    heads, tails = (ends[sampled].astype(np.int64) for ends in edges.coords)
     limits = np.iinfo(np.int32)
-    state = np.random.RandomState(seed).randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
+    generator = np.random.RandomState(seed)
+    state = generator.randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
@@ -57,8 +59,8 @@ def fit_aligned(
     a, b = curve
     _run_epochs(
         xy,
-        heads,
-        tails,
+        heads[sampled].astype(np.int64),
+        tails[sampled].astype(np.int64),
         epochs_per_sample[sampled],
         pulls.indptr.astype(np.int64),
         pulls.indices.astype(np.int64),
@@ -77,9 +79,11 @@ def _turned_to_each_other(starts: Sequence[Coordinates], numbers: Sequence[npt.N
     """Return the start of each point, turned so that its tokens are nearest to themselves at the point before."""
     turned = [starts[0]]
     for before, after in pairwise(range(len(starts))):
-        tokens_before, tokens_after = turned[before][numbers[before]], starts[after][numbers[after]]
+        tokens_before = turned[before][numbers[before]]
+        tokens_after = starts[after][numbers[after]]
         rotation, _ = orthogonal_procrustes(tokens_after, tokens_before)
-        turned.append((starts[after] @ rotation).astype(np.float32))
+        start = starts[after] @ rotation
+        turned.append(start.astype(np.float32))
     return turned
 
 
@@ -90,16 +94,23 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     The Jaccard similarity of the token's neighbours at both points, falling off with their distance.
     """
     near = [(graph > 0).astype(np.float64) for graph in graphs]
-    degrees = [np.asarray(near_point.sum(axis=1)).ravel() for near_point in near]
+    degrees = [_row_sums(near_point) for near_point in near]
     strength = np.zeros((2 * WINDOW + 1, len(graphs), len(degrees[0])))
     for offset in range(1, WINDOW + 1):
-        for point, other in enumerate(range(offset, len(graphs))):
-            shared = np.asarray(near[point].multiply(near[other]).sum(axis=1)).ravel()
+        for other in range(offset, len(graphs)):
+            point = other - offset
+            shared = _row_sums(near[point].multiply(near[other]))
             either = degrees[point] + degrees[other] - shared
             similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
             tie = TIE * np.exp(1.0 - offset) * similarity
-            strength[WINDOW + offset, point] = strength[WINDOW - offset, other] = tie
+            strength[WINDOW + offset, point] = tie
+            strength[WINDOW - offset, other] = tie
     return strength.reshape(2 * WINDOW + 1, -1)
+
+
+def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
+    sums: npt.NDArray[np.float64] = np.asarray(graph.sum(axis=1))
+    return sums.ravel()
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
@@ -108,18 +119,24 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
     `places` are those of the tokens at each point; equal vectors are in one.
     """
     tokens = np.bincount(np.concatenate(places))
+    shape = (len(tokens), len(tokens))
     by_offset = strength.reshape(len(strength), len(places), -1)
     rows, columns, values = [], [], []
     for point, other in permutations(range(len(places)), 2):
-        if abs(other - point) <= WINDOW:
-            tied = by_offset[WINDOW + other - point, point]
-            rows.append(places[point][tied > 0])
-            columns.append(places[other][tied > 0])
-            values.append(tied[tied > 0] / tokens[rows[-1]])
+        offset = other - point
+        if abs(offset) > WINDOW:
+            continue
+        tie_T = by_offset[WINDOW + offset, point]
+        is_tied_T = tie_T > 0
+        place = places[point][is_tied_T]
+        rows.append(place)
+        columns.append(places[other][is_tied_T])
+        values.append(tie_T[is_tied_T] / tokens[place])
     if not rows:
-        return scipy.sparse.csr_matrix((len(tokens), len(tokens)))
-    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-    pulls = scipy.sparse.coo_matrix(entries, shape=(len(tokens), len(tokens))).tocsr()  # sums what is twice
+        return scipy.sparse.csr_matrix(shape)
+    coordinates = (np.concatenate(rows), np.concatenate(columns))
+    entries = scipy.sparse.coo_matrix((np.concatenate(values), coordinates), shape=shape)
+    pulls = entries.tocsr()  # sums what is twice
     pulls.sort_indices()
     return pulls
 

@@ -29,11 +29,14 @@ def two_components(x_ND: Doubles) -> Doubles:
     strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
     components = np.zeros((vectors, 2))
     for axis in range(min(vectors, 2)):
-        strength, left_N = strengths_N[-1 - axis], left_NN[:, -1 - axis]
-        if strength > MIN_STRENGTH * strengths_N[-1]:
-            direction_D = left_N @ centred_ND
-            sign = np.sign(direction_D[np.argmax(np.abs(direction_D))])
-            components[:, axis] = left_N * (sign * np.sqrt(strength))
+        strength = strengths_N[-1 - axis]  # the largest is the last
+        left_N = left_NN[:, -1 - axis]
+        if strength <= MIN_STRENGTH * strengths_N[-1]:
+            continue
+        direction_D = left_N @ centred_ND
+        largest = np.argmax(np.abs(direction_D))
+        sign = np.sign(direction_D[largest])
+        components[:, axis] = left_N * (sign * np.sqrt(strength))
     return components
 
 
@@ -47,11 +50,16 @@ def principal_components(vectors: Vectors, metric: str) -> Coordinates:
         return np.zeros((len(vectors), 2), np.float32)
     components = two_components(METRICS[metric].prepared(vectors))
     extent = np.abs(components).max()  # 0 for vectors that differ, but not by the metric
-    return np.asarray(components * (EXTENT / extent if extent > 0 else 0))[first][numbers]
+    factor = EXTENT / extent if extent > 0 else 0
+    places = np.asarray(components * factor)
+    return places[first][numbers]
 
 
 def fit_components(vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
     """Return the principal components of each point's vectors `[tokens, width]`, which are the same with any seed."""
     calls: list[tuple[Any, ...]] = [(vectors_ND, settings.metric) for vectors_ND in vectors.values()]
     components = in_parallel(principal_components, calls, "pca")
-    return {settings.seed: {site: xy.astype(np.float32) for site, xy in zip(vectors, components, strict=True)}}
+    map_by_site = {}
+    for site, xy in zip(vectors, components, strict=True):
+        map_by_site[site] = xy.astype(np.float32)
+    return {settings.seed: map_by_site}

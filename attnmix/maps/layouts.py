@@ -50,14 +50,17 @@ class Neighbourhood(NamedTuple):
 
     def start(self, seed: int) -> Coordinates:
         """Return where a map starts, `[distinct, 2]`: the principal components, with a little noise."""
-        noise = np.random.RandomState(seed).normal(scale=START_NOISE, size=self.places.shape)
+        generator = np.random.RandomState(seed)
+        noise = generator.normal(scale=START_NOISE, size=self.places.shape)
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
         """Return the graph `[vectors, vectors]`, in which equal vectors are neighbours and have the same others."""
         vectors = len(self.numbers)
         member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
-        return csr_matrix(member @ self.graph @ member.T + member @ member.T - identity(vectors))
+        between_different = member @ self.graph @ member.T
+        is_equal = member @ member.T
+        return csr_matrix(between_different + is_equal - identity(vectors))
 
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
@@ -68,13 +71,15 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     first, numbers = distinct_rows(vectors)
     distinct = vectors[first]
     k = min(n_neighbors, len(distinct) - 1)  # each vector counts among its own
-    others, distances = neighbours(distinct, k - 1, metric, seed)
-    indices = np.column_stack([np.arange(len(distinct)), others])
-    distances = np.pad(distances, ((0, 0), (1, 0)))
+    others, other_distances = neighbours(distinct, k - 1, metric, seed)
+    itself = np.arange(len(distinct))
+    indices = np.column_stack([itself, others])
+    distances = np.pad(other_distances, ((0, 0), (1, 0)))
     with _NUMBA_LOCK:
         numba.set_num_threads(1)  # several would sum in another order
         graph, _, _ = umap_.fuzzy_simplicial_set(distinct, k, None, metric, {}, indices, distances)
-    return Neighbourhood(graph.tocsr(), principal_components(distinct, metric), numbers)
+    places = principal_components(distinct, metric)
+    return Neighbourhood(graph.tocsr(), places, numbers)
 
 
 def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
@@ -85,20 +90,37 @@ def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
     """Return coordinates `[vectors, 2]` of one map."""
-    # Of a copy, as umap-learn removes weak edges in place. It looks at vectors and metric for starts of its own only.
+    a, b = umap_.find_ab_params(1.0, min_dist)
     xy, _ = umap_.simplicial_set_embedding(
-        None, near.graph.copy(), 2, 1.0, *umap_.find_ab_params(1.0, min_dist), 1.0, 5, N_EPOCHS, near.start(seed),
-        np.random.RandomState(seed), None, {}, False, {}, False,
-    )  # fmt: skip
-    return np.asarray(xy, dtype=np.float32)[near.numbers]
+        None,  # vectors and metric, below, serve starts of umap-learn's own only
+        near.graph.copy(),  # weak edges are removed in place
+        n_components=2,
+        initial_alpha=1.0,
+        a=a,
+        b=b,
+        gamma=1.0,
+        negative_sample_rate=5,
+        n_epochs=N_EPOCHS,
+        init=near.start(seed),
+        random_state=np.random.RandomState(seed),
+        metric=None,
+        metric_kwds={},
+        densmap=False,
+        densmap_kwds={},
+        output_dens=False,
+    )
+    coordinates = np.asarray(xy, dtype=np.float32)
+    return coordinates[near.numbers]
 
 
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point."""
-    a, b = map(float, umap_.find_ab_params(1.0, min_dist))
+    a, b = umap_.find_ab_params(1.0, min_dist)
     strength = ties([point.between_vectors() for point in near])
-    starts, numbers = [point.start(seed) for point in near], [point.numbers for point in near]
-    return fit_aligned([point.graph for point in near], starts, numbers, strength, (a, b), N_EPOCHS, seed)
+    graphs = [point.graph for point in near]
+    starts = [point.start(seed) for point in near]
+    numbers = [point.numbers for point in near]
+    return fit_aligned(graphs, starts, numbers, strength, (float(a), float(b)), N_EPOCHS, seed)
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
@@ -108,17 +130,31 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     """
     if layout == "pca":
         return fit_components(vectors, settings)
-    blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
-    seeds = [settings.seed, *settings.stability_seeds]
+    blocks = list(vectors.values())  # vectors that have a map together
+    if layout == "joint":
+        blocks = [np.concatenate(blocks)]
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
+    seeds = [settings.seed, *settings.stability_seeds]
+    maps = _maps_by_seed(layout, near, settings.min_dist, seeds)
+    places = {}
+    for seed, map_of_seed in zip(seeds, maps, strict=True):
+        map_by_site = np.split(map_of_seed, len(vectors))
+        places[seed] = dict(zip(vectors, map_by_site, strict=True))
+    return places
+
+
+def _maps_by_seed(
+    layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
+) -> list[Coordinates]:
+    """Return the coordinates of all vectors with each seed, point after point."""
     if layout == "aligned":
-        runs = in_parallel(
-            lay_out_aligned, [(near, settings.min_dist, seed) for seed in seeds], "aligned: maps by seed"
-        )
-        blocks = [xy for run in runs for xy in run]
-    else:
-        calls = [(block, settings.min_dist, seed) for seed in seeds for block in near]
-        blocks = in_parallel(lay_out, calls, f"{layout}: maps")
-    places = iter(np.split(np.concatenate(blocks), len(seeds) * len(vectors)))
-    return {seed: {site: next(places) for site in vectors} for seed in seeds}
+        aligned_calls = [(near, min_dist, seed) for seed in seeds]
+        aligned_maps = in_parallel(lay_out_aligned, aligned_calls, "aligned: maps by seed")
+        return [np.concatenate(maps) for maps in aligned_maps]
+    calls = []
+    for seed in seeds:
+        for block in near:
+            calls.append((block, min_dist, seed))
+    maps = in_parallel(lay_out, calls, f"{layout}: maps")
+    return np.split(np.concatenate(maps), len(seeds))

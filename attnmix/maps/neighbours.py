@@ -35,20 +35,54 @@ class Metric(NamedTuple):
 
 def _unit(x_ND: Doubles) -> Doubles:
     """Scale to length 1. Zero vectors get a dimension of their own, so that they are equal to each other only."""
-    return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
+    is_zero_N = ~x_ND.any(axis=1)
+    return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
 
+def _unit_centred(x_ND: Doubles) -> Doubles:
+    mean_N1 = x_ND.mean(axis=1, keepdims=True)
+    return _unit(x_ND - mean_N1)
+
+
+def _without_zeros(x_ND: Doubles) -> Doubles:
+    """Replace zero vectors, of which a Bray-Curtis distance would be 0 / 0."""
+    is_nonzero_N1 = x_ND.any(axis=1, keepdims=True)
+    return np.asarray(np.where(is_nonzero_N1, x_ND, 1e-12))
+
+
+def _root_probabilities(x_ND: Doubles) -> Doubles:
+    return np.asarray(np.sqrt(softmax(x_ND, axis=1)))
+
+
+def _one_minus_cosine(distances: Doubles) -> Doubles:
+    """Return 1 - cosine from the distances of unit vectors."""
+    return distances**2 / 2
+
+
+def _hellinger(distances: Doubles) -> Doubles:
+    """Return Hellinger distances from those of the roots of probabilities."""
+    return np.asarray(distances / np.sqrt(2))
+
+
+_EUCLIDEAN = Metric("euclidean")
+_MANHATTAN = Metric("manhattan")
+_CHEBYSHEV = Metric("chebyshev")
 METRICS: dict[str, Metric] = {
-    **dict.fromkeys(("euclidean", "l2", "minkowski"), Metric("euclidean")),  # umap-learn's minkowski has p = 2
-    **dict.fromkeys(("manhattan", "l1", "taxicab"), Metric("manhattan")),
-    **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), Metric("chebyshev")),
-    # Of zero vectors it would be 0 / 0.
-    "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
+    "euclidean": _EUCLIDEAN,
+    "l2": _EUCLIDEAN,
+    "minkowski": _EUCLIDEAN,  # umap-learn's has p = 2
+    "manhattan": _MANHATTAN,
+    "l1": _MANHATTAN,
+    "taxicab": _MANHATTAN,
+    "chebyshev": _CHEBYSHEV,
+    "linfinity": _CHEBYSHEV,
+    "linfty": _CHEBYSHEV,
+    "linf": _CHEBYSHEV,
+    "braycurtis": Metric("braycurtis", prepare=_without_zeros),
     "canberra": Metric("canberra"),
-    # 1 - cosine, from the distance of unit vectors.
-    "cosine": Metric("euclidean", _unit, lambda d: d**2 / 2),
-    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), lambda d: d**2 / 2),
-    "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
+    "cosine": Metric("euclidean", prepare=_unit, finish=_one_minus_cosine),
+    "correlation": Metric("euclidean", prepare=_unit_centred, finish=_one_minus_cosine),
+    "softmax_hellinger": Metric("euclidean", prepare=_root_probabilities, finish=_hellinger),
 }
 """By umap-learn's names."""
 
@@ -59,18 +93,27 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
     All others where there are fewer. Exact up to `MAX_EXACT_VECTORS`; `seed` draws where the approximate search starts.
     """
     known = METRICS[metric]
-    x_ND, k = known.prepared(vectors), min(k, len(vectors) - 1)
+    x_ND = known.prepared(vectors)
+    k = min(k, len(vectors) - 1)
     if k == 0:
         return np.empty((1, 0), np.int32), np.empty((1, 0))
     if len(x_ND) > MAX_EXACT_VECTORS:
         indices, distances = _approximate(x_ND, k, known.distance, seed)
     else:
-        search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=known.distance).fit(x_ND)
-        # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
-        with config_context(enable_cython_pairwise_dist=known.distance != "braycurtis"):
-            distances, indices = search.kneighbors()
-    distances[distances < MIN_RELATIVE_DISTANCE * np.linalg.norm(x_ND, axis=1)[:, None]] = 0
+        indices, distances = _exact(x_ND, k, known.distance)
+    lengths_N = np.linalg.norm(x_ND, axis=1)
+    is_rounding = distances < MIN_RELATIVE_DISTANCE * lengths_N[:, None]
+    distances[is_rounding] = 0
     return indices.astype(np.int32), known.finish(distances)
+
+
+def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
+    search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
+    search.fit(x_ND)
+    # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
+    with config_context(enable_cython_pairwise_dist=distance != "braycurtis"):
+        distances, indices = search.kneighbors()
+    return indices, distances
 
 
 def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
@@ -79,6 +122,9 @@ def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indic
 
     random_state = np.random.RandomState(seed)
     indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
-    itself = indices == np.arange(len(indices))[:, None]
-    itself[~itself.any(axis=1), -1] = True
-    return indices[~itself].reshape(-1, k), distances[~itself].reshape(-1, k).astype(np.float64)
+    is_itself = indices == np.arange(len(indices))[:, None]
+    lacks_itself_N = ~is_itself.any(axis=1)
+    is_itself[lacks_itself_N, -1] = True
+    other_indices = indices[~is_itself].reshape(-1, k)
+    other_distances = distances[~is_itself].reshape(-1, k)
+    return other_indices, other_distances.astype(np.float64)

@@ -20,8 +20,6 @@ from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
 QUALITY_COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
-COUNTS = ["tokens", "points", "scored_vectors"]
-"""Numbers of a layout, the same in all its rows: tokens at each point, points, and how many vectors were scored."""
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
 SCORES = (*NEIGHBOUR_SCORES, "distance_spearman")
 WITHIN = {name: f"{name}_within" for name in NEIGHBOUR_SCORES}
@@ -45,22 +43,24 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     k = _scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
-    on_map = pairwise_distances(xy.astype(np.float64))
+    map_distances = pairwise_distances(xy.astype(np.float64))
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     pairs = np.triu_indices(len(vectors), 1)
+    distance_spearman = rank_correlation(distances[pairs], map_distances[pairs])
     return {
         "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
-        "continuity": trustworthiness(on_map, full, n_neighbors=k, metric="precomputed"),
+        "continuity": trustworthiness(map_distances, full, n_neighbors=k, metric="precomputed"),
         "neighbours_kept": _overlap(near, near_on_map),
-        "distance_spearman": float(rank_correlation(distances[pairs], on_map[pairs])),
+        "distance_spearman": float(distance_spearman),
     }
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
     """Return `neighbours_kept` of `score_map` alone: its value and that of chance."""
     rows = _scored_rows(vectors, seed)
-    vectors, xy = vectors[rows], xy[rows]
+    vectors = vectors[rows]
+    xy = xy[rows]
     if _too_few(vectors):
         return float("nan"), float("nan")
     k = _scored_neighbours(vectors)
@@ -72,7 +72,10 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
 
 def _too_few(vectors: Vectors) -> bool:
     """Return True for vectors without neighbours to speak of: fewer than three, or all equal."""
-    return len(vectors) < MIN_VECTORS or bool((vectors == vectors[0]).all())
+    if len(vectors) < MIN_VECTORS:
+        return True
+    is_equal_to_first = vectors == vectors[0]
+    return bool(is_equal_to_first.all())
 
 
 def _scored_neighbours(vectors: Vectors) -> int:
@@ -83,12 +86,15 @@ def _scored_neighbours(vectors: Vectors) -> int:
 def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     """Return the rows of the vectors that are scored: those that differ, of very many a seeded draw."""
     first, _ = distinct_rows(vectors)
-    return first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
+    one_stratum = np.zeros(len(first), dtype=np.int64)
+    drawn = stratified_draw(one_stratum, MAX_SCORED_VECTORS, seed)
+    return first[drawn]
 
 
 def _permuted(xy: Coordinates, seed: int) -> Coordinates:
     """Return the places of a map in random order, which is what chance gives."""
-    return np.asarray(xy[np.random.default_rng(seed).permutation(len(xy))])
+    order = np.random.default_rng(seed).permutation(len(xy))
+    return np.asarray(xy[order])
 
 
 def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
@@ -101,17 +107,27 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     """
     order = np.random.default_rng(seed).permutation(len(maps[0]))
     place = np.argsort(order)
-    near = [neighbours(xy, N_NEIGHBOURS, "euclidean", 0)[0] for xy in maps]
-    values, chances = [], []
+    near = []
+    for xy in maps:
+        indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
+        near.append(indices)
+    values = []  # of each pair of maps: distance and overlap
+    chances = []
     for one, other in combinations(range(len(maps)), 2):
         _, _, distance = procrustes(maps[one], maps[other])
-        values.append((distance, _overlap(near[one], near[other])))
-        permuted_map, permuted_near = maps[other][order], place[near[other][order]]
-        _, _, distance = procrustes(maps[one], permuted_map)
-        chances.append((distance, _overlap(near[one], permuted_near)))
-    value = np.mean(values, axis=0).tolist()
-    chance = np.mean(chances, axis=0).tolist()
-    return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
+        overlap = _overlap(near[one], near[other])
+        values.append((distance, overlap))
+        permuted_map = maps[other][order]
+        permuted_near = place[near[other][order]]
+        _, _, chance_distance = procrustes(maps[one], permuted_map)
+        chance_overlap = _overlap(near[one], permuted_near)
+        chances.append((chance_distance, chance_overlap))
+    mean_distance, mean_overlap = np.mean(values, axis=0).tolist()
+    mean_chance_distance, mean_chance_overlap = np.mean(chances, axis=0).tolist()
+    return {
+        "procrustes_distance": (mean_distance, mean_chance_distance),
+        "neighbour_overlap": (mean_overlap, mean_chance_overlap),
+    }
 
 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
@@ -121,50 +137,64 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     within it. Chance permutes the places on the map.
     """
     rows = _scored_rows(vectors, seed)
-    vectors, maps = vectors[rows], [xy[rows] for xy in maps]
+    vectors = vectors[rows]
+    maps = [xy[rows] for xy in maps]
     values = scores(vectors, maps[0], metric)
     chances = scores(vectors, _permuted(maps[0], seed), metric)
-    pairs = {name: (values[name], chances[name]) for name in SCORES}
+    values_and_chances = {name: (values[name], chances[name]) for name in SCORES}
     if len(maps) > 1:
         if np.isnan(values["neighbours_kept"]):
-            pairs.update(dict.fromkeys(STABILITY, (float("nan"), float("nan"))))
+            undefined = (float("nan"), float("nan"))
+            values_and_chances.update(dict.fromkeys(STABILITY, undefined))
         else:
-            pairs.update(stability(maps, seed))
-    return pd.DataFrame(pairs, index=QUALITY_COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
+            values_and_chances.update(stability(maps, seed))
+    table = pd.DataFrame(values_and_chances, index=["value", "chance"])
+    return table.T.rename_axis("measure").round(DIGITS)
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return `QUALITY_COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
+    """Return `QUALITY_COLUMNS`, a layout's rows before those of its points, and what was counted.
 
-    A row without layer and point is the whole layout's: the mean over the points that have a value. The joint map is
-    scored among the vectors of all points together, but for those in a basis of their own (`OWN_BASIS`), and each point
-    among its own vectors under the names of `WITHIN`.
+    All rows have the same `tokens` at each point, `points` and `scored_vectors`. A row without layer and point is the
+    whole layout's: the mean over the points that have a value. The joint map is scored among the vectors of all points
+    together, but for those in a basis of their own (`OWN_BASIS`), and each point among its own vectors under the names
+    of `WITHIN`.
     """
     by_seed = list(maps.values())
-    within = by_seed[:1] if layout == "joint" else by_seed
+    scored_maps = by_seed[:1] if layout == "joint" else by_seed
     calls = []
     for site, vectors_TD in vectors.items():
-        maps_of_site = [places[site] for places in within]
+        maps_of_site = [by_site[site] for by_site in scored_maps]
         calls.append((vectors_TD, maps_of_site, metric, seed))
-    frames = in_parallel(score_map, calls, f"{layout}: scores by point")
-    by_site = pd.concat(dict(zip(vectors, frames, strict=True)), names=["layer", "point"])
-    whole = by_site.groupby("measure", sort=False).mean()
+    tables = in_parallel(score_map, calls, f"{layout}: scores by point")
+    table_by_site = dict(zip(vectors, tables, strict=True))
+    point_scores = pd.concat(table_by_site, names=["layer", "point"])
+    whole = point_scores.groupby("measure", sort=False).mean()
     tokens = len(next(iter(vectors.values())))
-    n_scored = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
+    scored_vectors = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
     if layout == "joint":
-        by_site, whole = by_site.rename(index=WITHIN, level="measure"), whole.rename(index=WITHIN)
-        compared = [site for site in vectors if site.point not in OWN_BASIS]
-        rows = stratified_draw(np.repeat(np.arange(len(compared)), tokens), MAX_SCORED_VECTORS, seed)
-        drawn = _joined(vectors, compared)[rows]
-        drawn_maps = [_joined(places, compared)[rows] for places in by_seed]
-        (among_all,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
-        whole = pd.concat([among_all, whole.loc[list(WITHIN.values())]])
-        n_scored = len(rows)
-    table = pd.concat([whole.reset_index(), by_site.reset_index()])
+        point_scores = point_scores.rename(index=WITHIN, level="measure")
+        within = whole.rename(index=WITHIN)
+        among_all, scored_vectors = _scores_among_all(vectors, by_seed, metric, seed)
+        whole = pd.concat([among_all, within.loc[list(WITHIN.values())]])
+    table = pd.concat([whole.reset_index(), point_scores.reset_index()])
     table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
     table = table.astype({"layer": "Int32", "point": "string"})
-    counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
-    return table.assign(**counts)
+    return table.assign(tokens=tokens, points=len(vectors), scored_vectors=scored_vectors)
+
+
+def _scores_among_all(
+    vectors: Mapping[Site, Vectors], maps: Sequence[Mapping[Site, Coordinates]], metric: str, seed: int
+) -> tuple[pd.DataFrame, int]:
+    """Return `score_map` of the vectors of all points together, and how many of them were drawn."""
+    sites = [site for site in vectors if site.point not in OWN_BASIS]
+    tokens = len(next(iter(vectors.values())))
+    site_of_row = np.repeat(np.arange(len(sites)), tokens)
+    rows = stratified_draw(site_of_row, MAX_SCORED_VECTORS, seed)
+    drawn = _joined(vectors, sites)[rows]
+    drawn_maps = [_joined(by_site, sites)[rows] for by_site in maps]
+    (scores_of_map,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
+    return scores_of_map, len(rows)
 
 
 def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
@@ -177,4 +207,6 @@ def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
     """Return the share of each row's indices that are in the other's row."""
-    return float((near[:, :, None] == others[:, None, :]).any(axis=2).mean())
+    is_same = near[:, :, None] == others[:, None, :]
+    is_shared = is_same.any(axis=2)
+    return float(is_shared.mean())

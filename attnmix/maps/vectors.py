@@ -30,9 +30,10 @@ def read_vectors(given: Any) -> Vectors:
         raise InputError(f"vectors: {type(given).__name__} holds no array of numbers ({first_line(error)})") from None
     if array.ndim < 2 or not array.size:
         raise InputError(f"vectors: an array of shape {array.shape}; {allowed}")
-    broken = np.argwhere(~np.isfinite(array).all(axis=-1))
-    if len(broken):
-        row = ", ".join(map(str, broken[0]))
+    is_finite = np.isfinite(array).all(axis=-1)
+    broken_rows = np.argwhere(~is_finite)
+    if len(broken_rows):
+        row = ", ".join(map(str, broken_rows[0]))
         raise InputError(f"vectors: row {row} holds NaN or a number too large for float32; allowed: finite numbers")
     return array
 
@@ -43,8 +44,12 @@ def _plain(given: Any) -> npt.NDArray[Any]:
         return np.stack([_plain(vector) for vector in given])
     if hasattr(given, "detach"):
         tensor = given.detach().cpu()
-        given = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-    array = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
+        if tensor.is_floating_point():
+            tensor = tensor.float()  # NumPy has no bfloat16
+        given = tensor
+    if hasattr(given, "numpy"):
+        given = given.numpy()
+    array = np.asarray(given)
     if array.dtype == object:
         array = array.astype(np.float64)  # a table of numbers and whole numbers
     if array.dtype.kind not in "fiu":
@@ -55,7 +60,9 @@ def _plain(given: Any) -> npt.NDArray[Any]:
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
     """Return the rows of the vectors that differ, in order, and for each vector the number of its equal among them."""
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 is 0
-    as_bytes = zeros_alike.view(np.dtype((np.void, zeros_alike.shape[1] * zeros_alike.itemsize)))[:, 0]
+    row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
+    whole_row = np.dtype((np.void, row_bytes))
+    as_bytes = zeros_alike.view(whole_row)[:, 0]
     _, first, numbers = np.unique(as_bytes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -71,13 +78,18 @@ def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     """
     if layout == "pca" or not vectors:
         return dict(vectors)
-    if min(map(len, vectors.values())) < MIN_UMAP_VECTORS:
+    fewest_tokens = min(len(vectors_TD) for vectors_TD in vectors.values())
+    if fewest_tokens < MIN_UMAP_VECTORS:
         return {}
     needed = max(MIN_UMAP_VECTORS, settings.n_neighbors + 1)
     if layout == "joint":
         together = np.concatenate(list(vectors.values()))
         return dict(vectors) if _differing(together) >= needed else {}
-    return {site: vectors_TD for site, vectors_TD in vectors.items() if _differing(vectors_TD) >= needed}
+    shown = {}
+    for site, vectors_TD in vectors.items():
+        if _differing(vectors_TD) >= needed:
+            shown[site] = vectors_TD
+    return shown
 
 
 def _differing(vectors: Vectors) -> int:

@@ -69,12 +69,16 @@ class CorpusValues:
 
     def __init__(self, values_LGE: Tensor, counts_G: Tensor, names: Collection[str]) -> None:
         """Take sums of the values in float64, numbers of tokens, and the names of the texts that they come from."""
-        self.values_LGE, self.counts_G, self.names = values_LGE, counts_G, names
+        self.values_LGE = values_LGE
+        self.counts_G = counts_G
+        self.names = names
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Return them from the forward passes of `batches` of documents; None without any."""
-        sums_LGE, counts_G, names = torch.zeros(()), torch.zeros(()), set[str]()
+        sums_LGE = torch.zeros(())
+        counts_G = torch.zeros(())
+        names = set[str]()
         for documents in batches:
             batch = MicroBatch(documents, slice(None), base.device)
             members_NG = batch.members_BTG.flatten(0, 1)
@@ -83,10 +87,13 @@ class CorpusValues:
                 return members_NG.T @ layer_pass.value.flatten(0, 1).double()
 
             inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
-            sums_LGE = torch.stack(map_layers(summed, base, inputs)) + sums_LGE
+            layer_sums = map_layers(summed, base, inputs)
+            sums_LGE = torch.stack(layer_sums) + sums_LGE
             counts_G = members_NG.sum(0) + counts_G
             names.update(batch.names)
-        return cls(sums_LGE, counts_G, names) if names else None
+        if not names:
+            return None
+        return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
         """Return the mean over the other texts for each token of some documents, whose own values are given.
@@ -94,7 +101,8 @@ class CorpusValues:
         Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
         """
         members_BGT = micro_batch.members_within(self.names).mT
-        sums_BGE = self.values_LGE[layer - 1] - members_BGT @ value_BTE.double()
+        sums_of_document_BGE = members_BGT @ value_BTE.double()
+        sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
         counts_BG1 = (self.counts_G - members_BGT.sum(-1)).unsqueeze(-1)
         by_class = (len(CLASSES), len(POSITIONS))
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
@@ -113,9 +121,11 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
     `sample` has the numbers of the documents that `CorpusValues` are read from.
     """
-    counts_NC = np.stack([np.bincount(document.classes, minlength=len(CLASSES)) for document in documents])
+    counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
+    counts_NC = np.stack(counts)
+    sampled = list(sample)
     sample_NC = np.zeros_like(counts_NC)
-    sample_NC[list(sample)] = counts_NC[list(sample)]
+    sample_NC[sampled] = counts_NC[sampled]
     in_others_NC = sample_NC.sum(0) - sample_NC
     alone_NC = (counts_NC > 0) & (in_others_NC == 0)
     classes = {}
@@ -145,51 +155,67 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerS
 
     `splits` are those of all their tokens, as they are.
     """
-    W_ED = layer_pass.block.output.W
     diagonal_BTH = layer_pass.diagonal
-    W_HdD = W_ED.unflatten(0, (diagonal_BTH.shape[-1], -1))
-    heads_shape = W_HdD.shape[:2]
-    # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
-    # would be all that is left, and a ratio of 1 that means nothing.
-    unbiased_BTE = layer_pass.value - values.bias_E
-    values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
-    all_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
-    own_2BTD = scaled_heads(diagonal_BTH, values_2BTE) @ W_ED
-    others_2BTD = all_2BTE @ W_ED - own_2BTD
-    without_bias = Split(own_2BTD[0].flatten(0, 1), others_2BTD[0].flatten(0, 1))
-    corpus = Split(own_2BTD[1].flatten(0, 1), others_2BTD[1].flatten(0, 1))
-
+    without_bias, corpus, row_sums_BTH = _splits_of_other_values(layer_pass, values)
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
-    mean_BHd = values.mean_B1E.squeeze(1).unflatten(-1, heads_shape)
-    f_BHD = torch.einsum("bhd,hde->bhe", mean_BHd, W_HdD)
-    own_ND, others_ND = (weights_2BTH @ f_BHD).flatten(1, 2)
-    text_mean = Split(own_ND, others_ND)
+    mean_BHD = _projected_heads(layer_pass, values.mean_B1E.squeeze(1))
+    own_ND, others_ND = (weights_2BTH @ mean_BHD).flatten(1, 2)
     without_special = without_special_sources(layer_pass, splits, values.special_SB)
-
-    weight_N = splits.mixed_weight
-    weights = dict.fromkeys(SAME_PASS, weight_N)
-    weights["without_special_sources"] = without_special.mixed_weight
-    weight_CN = torch.stack([weights[name] for name in SAME_PASS])
-    projected = {
-        "text_mean_value": text_mean,
+    attention_splits = {
+        "text_mean_value": Split(own_ND, others_ND),
         "corpus_value": corpus,
         "without_value_bias": without_bias,
         "without_special_sources": without_special.projected,
     }
+
+    mixed_weights = dict.fromkeys(SAME_PASS, splits.mixed_weight)
+    mixed_weights["without_special_sources"] = without_special.mixed_weight
+    mixed_weight_CN = torch.stack([mixed_weights[name] for name in SAME_PASS])
+
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        bias_HD = torch.einsum("hd,hde->he", values.bias_E.unflatten(-1, heads_shape), W_HdD)
-        mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, f_BHD, bias_HD)
-        layers = {
+        bias_HD = _projected_heads(layer_pass, values.bias_E)
+        mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, mean_BHD, bias_HD)
+        layer_splits = {
             "text_mean_value": mean_layer,
-            "corpus_value": splits.with_others(corpus, weight_N).layer,
+            "corpus_value": splits.with_others(corpus, splits.mixed_weight).layer,
             "without_value_bias": without_bias_layer,
             "without_special_sources": without_special.layer_with_own(splits.layer.own),
         }
-        layer = _stacked(layers)
-    ratios_MCN = apply_formulas(methods, splits.with_others(_stacked(projected), weight_CN, layer))
+        layer = _stacked(layer_splits)
+
+    controls = splits.with_others(_stacked(attention_splits), mixed_weight_CN, layer)
+    ratios_MCN = apply_formulas(methods, controls)
     ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
     return ratios_CMBT
+
+
+def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tuple[Split, Split, Tensor]:
+    """Return the splits of `without_value_bias` and `corpus_value`, and sum_j a^h_ij `[B, T, H]`.
+
+    The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding would
+    be all that is left, and a ratio of 1 that means nothing.
+    """
+    W_ED = layer_pass.block.output.W
+    unbiased_BTE = layer_pass.value - values.bias_E
+    values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
+    attended_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
+    own_2BTD = scaled_heads(layer_pass.diagonal, values_2BTE) @ W_ED
+    others_2BTD = attended_2BTE @ W_ED - own_2BTD
+    unbiased_own_ND, corpus_own_ND = own_2BTD.flatten(1, 2)
+    unbiased_others_ND, corpus_others_ND = others_2BTD.flatten(1, 2)
+    without_bias = Split(unbiased_own_ND, unbiased_others_ND)
+    corpus = Split(corpus_own_ND, corpus_others_ND)
+    return without_bias, corpus, row_sums_BTH
+
+
+def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
+    """Return what each head makes of vectors `[..., E]` by its part of W_O, `[..., H, D]`."""
+    W_ED = layer_pass.block.output.W
+    heads = layer_pass.diagonal.shape[-1]
+    W_HdD = W_ED.unflatten(0, (heads, -1))
+    by_head = vectors.unflatten(-1, W_HdD.shape[:2])
+    return torch.einsum("...hd,hde->...he", by_head, W_HdD)
 
 
 def _stacked(splits: Mapping[str, Split]) -> Split:
@@ -201,11 +227,11 @@ def _stacked(splits: Mapping[str, Split]) -> Split:
 
 
 def _layers_of_constants(
-    splits: LayerSplits, weights_2BTH: Tensor, f_BHD: Tensor, bias_HD: Tensor
+    splits: LayerSplits, weights_2BTH: Tensor, mean_BHD: Tensor, bias_HD: Tensor
 ) -> tuple[Split, Split]:
     """Return `LayerSplits.layer` of `text_mean_value` and of `without_value_bias`.
 
-    Heads add multiples of one vector in both: `f_BHD` is the vector of each head of a text that is every value's,
+    Heads add multiples of one vector in both: `mean_BHD` is the vector of each head of a text that is every value's,
     `bias_HD` that of b_V. The network's first Linear takes the vectors of the heads, not the many sums of them.
     """
     rest = splits.rest
@@ -213,7 +239,7 @@ def _layers_of_constants(
     assert rest is not None
     divided_2NH = weights_2BTH.flatten(1, 2) / norm.deviation(splits.projected_ND)
     divided_2BTH = divided_2NH.view_as(weights_2BTH)
-    means = rest.network_part(norm.linear(f_BHD)).weighted(divided_2BTH)
+    means = rest.network_part(norm.linear(mean_BHD)).weighted(divided_2BTH)
     biases = rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
     mean_network = means.add_own(rest.network_part(splits.x_ND))
     without_bias_network = splits.network.minus(biases)
@@ -233,7 +259,8 @@ def shuffled_words(document: Document, seed: int) -> Document:
         places = np.flatnonzero((document.words >= 0) & (texts == text))
         numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
         new_rank = generator.permutation(len(numbers))
-        source[places] = places[np.argsort(new_rank[word_of_place], kind="stable")]
+        order = np.argsort(new_rank[word_of_place], kind="stable")
+        source[places] = places[order]
     return document.take(source)
 
 
@@ -262,8 +289,10 @@ def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
     The latter is 1, but for a softmax with a sink.
     """
     heads = call.value.shape[-3]
-    value_BHTx = values_VBTE.unflatten(-1, (heads, -1)).permute(1, 3, 2, 0, 4).flatten(-2)
-    contexts, row_sums = [], []
+    value_VBTHd = values_VBTE.unflatten(-1, (heads, -1))
+    value_BHTx = value_VBTHd.permute(1, 3, 2, 0, 4).flatten(-2)  # x = V * d
+    contexts = []
+    row_sums = []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         contexts.append(weights_BHRT @ value_BHTx)

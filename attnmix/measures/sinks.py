@@ -31,7 +31,10 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     """Return each document's a_ij `[B, T, H]` of one source j, at `positions_B`; 0 where token i does not see it."""
     place_B111 = positions_B[:, None, None, None]
     key_BH1d = call.key.take_along_dim(place_B111, -2)
-    mask_BHT = None if call.mask is None else call.mask.take_along_dim(place_B111, -1).squeeze(-1)
+    mask_BHT = None
+    if call.mask is not None:
+        mask_BHT1 = call.mask.take_along_dim(place_B111, -1)
+        mask_BHT = mask_BHT1.squeeze(-1)
     weights_BTH = call.one_key(key_BH1d, mask_BHT)
     if not call.causal:
         return weights_BTH
@@ -46,49 +49,64 @@ def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_
     `special_SB` has the positions of each document's special tokens, -1 where it has no more. A token's own part is
     kept. Weights on the other tokens are relative to what is left of them and to its own weight.
     """
-    call = layer_pass.attention
-    removed_BTHd = torch.zeros_like(call.value.transpose(1, 2))
-    weight_BT = torch.zeros_like(removed_BTHd[..., 0, 0])
+    removed_BTHd, removed_weight_BT = _from_special_sources(layer_pass.attention, special_SB)
+    removed_NE = removed_BTHd.flatten(-2).flatten(0, 1)
+    removed_ND = removed_NE @ layer_pass.block.output.W
+    remaining = Split(splits.projected.own, splits.projected.others - removed_ND)
+    others_weight_N = (splits.mixed_weight - removed_weight_BT.flatten()).clamp_min(0)
+    total_N = others_weight_N + 1 - splits.mixed_weight
+    mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
+    return splits.with_others(remaining, mixed_weight_N)
+
+
+def _from_special_sources(call: AttentionCall, special_SB: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what other tokens that are special give before W_O `[B, T, H, d]`, and their mean weight `[B, T]`."""
+    given_BTHd = torch.zeros_like(call.value.transpose(1, 2))
+    weight_BT = torch.zeros_like(given_BTHd[..., 0, 0])
     places_T = torch.arange(weight_BT.shape[1], device=weight_BT.device)
     for place_B in special_SB:
+        is_special_B1 = (place_B >= 0).unsqueeze(-1)
         position_B = place_B.clamp_min(0)
-        is_special_B = place_B >= 0
-        is_other_BT = is_special_B.unsqueeze(-1) & (places_T != position_B.unsqueeze(-1))
+        is_other_BT = is_special_B1 & (places_T != position_B.unsqueeze(-1))
         weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
         value_BH1d = call.value.take_along_dim(position_B[:, None, None, None], -2)
         value_B1Hd = value_BH1d.transpose(1, 2)
-        removed_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
+        given_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
         weight_BT += weights_BTH.mean(-1)
-    removed_NE = removed_BTHd.flatten(-2).flatten(0, 1)
-    removed_ND = removed_NE @ layer_pass.block.output.W
-    others_weight_N = (splits.mixed_weight - weight_BT.flatten()).clamp_min(0)
-    total_N = others_weight_N + 1 - splits.mixed_weight
-    mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
-    remaining = Split(splits.projected.own, splits.projected.others - removed_ND)
-    return splits.with_others(remaining, mixed_weight_N)
+    return given_BTHd, weight_BT
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return `SINK_MEASURES` of each document `[B, measures]`; NaN of a text of one or, for values, two tokens."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
-    before_last_BT = places_T < last_B.unsqueeze(-1)
+    is_before_last_BT = places_T < last_B.unsqueeze(-1)
+    is_between_BT = is_before_last_BT & (places_T > 0)
     on_last_BTH = weights_on(layer_pass.attention, last_B)
     on_last_BT = on_last_BTH.mean(-1).double()
-    length_BT = layer_pass.value.double().norm(dim=-1)
-    between_B = _mean(length_BT, before_last_BT & (places_T > 0))
-    last_length_B = length_BT.take_along_dim(last_B.unsqueeze(-1), -1).squeeze(-1)
-    size_BTD = layer_pass.features["layer_output"].abs()
-    largest_B = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0).flatten(1).amax(-1)
-    # Text by text: along an axis a median of torch's is not deterministic on every device.
-    medians = [size_TD[:length].median() for size_TD, length in zip(size_BTD, lengths, strict=True)]
+    value_length_BT = layer_pass.value.double().norm(dim=-1)
+    first_length_B = value_length_BT[:, 0]
+    last_length_B1 = value_length_BT.take_along_dim(last_B.unsqueeze(-1), -1)
+    between_length_B = _mean(value_length_BT, is_between_BT)
     measures = (
-        _mean(on_last_BT, before_last_BT),
-        length_BT[:, 0] / between_B,
-        last_length_B / between_B,
-        (largest_B / torch.stack(medians)).double(),
+        _mean(on_last_BT, is_before_last_BT),
+        first_length_B / between_length_B,
+        last_length_B1.squeeze(-1) / between_length_B,
+        _massive_activations(layer_pass.features["layer_output"], mask_BT, lengths),
     )
     return torch.stack(measures, -1)
+
+
+def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return the largest number of each document relative to the median, both in size, `[B]` in float64."""
+    size_BTD = output_BTD.abs()
+    token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
+    largest_B = token_size_BTD.flatten(1).amax(-1)
+    # Text by text: along an axis a median of torch's is not deterministic on every device.
+    medians = []
+    for size_TD, length in zip(size_BTD, lengths, strict=True):
+        medians.append(size_TD[:length].median())
+    return (largest_B / torch.stack(medians)).double()
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

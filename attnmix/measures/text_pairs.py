@@ -44,9 +44,11 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     heads_SNE = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2)
     others_SND = heads_SNE @ layer_pass.block.output.W
     weights_SN = torch.stack([weight_own_BT, weight_other_BT, special_BT]).flatten(1)
-    by_source = splits.with_others(Split(splits.projected.own, others_SND), weights_SN)
+    projected = Split(splits.projected.own, others_SND)
+    by_source = splits.with_others(projected, weights_SN)
     if PREACTIVATION in ratio_points(methods):
-        by_source = replace(by_source, known_layer=by_source.layer_with_own(splits.layer.own))
+        layer = by_source.layer_with_own(splits.layer.own)
+        by_source = replace(by_source, known_layer=layer)
     ratios_MSN = apply_formulas(methods, by_source)
     ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
     return ratios_SMBT
@@ -54,14 +56,21 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
 
 def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the sources of each of `SEGMENTS` give before W_O `[S, B, T, E]`, and their weight `[S, B, T]`."""
-    members_BTS = torch.stack([segments_BT == segment for segment in SEGMENTS], -1).to(call.value)
-    values = [call.value * member_BT[:, None, :, None] for member_BT in members_BTS.unbind(-1)]
-    value_BHTx = torch.cat(values, -1)
-    contexts, weights = [], []
+    members = []
+    values = []
+    for segment in SEGMENTS:
+        member_BT = (segments_BT == segment).to(call.value)
+        members.append(member_BT)
+        values.append(call.value * member_BT[:, None, :, None])
+    members_BTS = torch.stack(members, -1)
+    value_BHTx = torch.cat(values, -1)  # x = S * d
+    contexts = []
+    sums_of_weights = []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         contexts.append(weights_BHRT @ value_BHTx)
-        weights.append(weights_BHRT.mean(1) @ members_BTS)
-    vectors_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
-    weights_BTS = torch.cat(weights, -2)
-    return vectors_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2), weights_BTS.permute(2, 0, 1)
+        sums_of_weights.append(weights_BHRT.mean(1) @ members_BTS)
+    context_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
+    vectors_SBTE = context_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2)
+    weights_BTS = torch.cat(sums_of_weights, -2)
+    return vectors_SBTE, weights_BTS.permute(2, 0, 1)

@@ -52,29 +52,38 @@ def others_shares(run: Results) -> pd.DataFrame:
     layer, mean, ci_low, ci_high, documents`; of captured texts there is no interval.
     """
     own = _own_shares(run)
-    total = (own["checkpoint"] != "difference").astype(float)
-    rest = {"mean": total - own["mean"], "ci_low": total - own["ci_high"], "ci_high": total - own["ci_low"]}
-    return own.assign(**rest)
+    is_difference = own["checkpoint"] == "difference"
+    total = (~is_difference).astype(float)  # shares add up to 1, differences of shares to 0
+    mean = total - own["mean"]
+    low = total - own["ci_high"]
+    high = total - own["ci_low"]
+    return own.assign(mean=mean, ci_low=low, ci_high=high)
 
 
 def _own_shares(run: Results) -> pd.DataFrame:
-    if _texts(run) > 1:
-        table = run.table("measure/parts")
-        own = table[(table["rule"] == "chord") & (table["quantity"] == "own_share") & (table["layer"] > 0)]
-        if len(own):
-            return own
-    return _captured_own_shares(run)
+    if _texts(run) == 1:
+        return _captured_own_shares(run)
+    table = run.table("measure/parts")
+    is_own_share = (table["rule"] == "chord") & (table["quantity"] == "own_share")
+    own = table[is_own_share & (table["layer"] > 0)]
+    return own if len(own) else _captured_own_shares(run)
 
 
 def _captured_own_shares(run: Results) -> pd.DataFrame:
     rows = []
+    documents = run.tokens["document"].unique()
     for checkpoint in run.mixing[0]["checkpoint"].unique():
-        documents = [name for name in run.tokens["document"].unique() if INPUT_PARTS in run.matrices(checkpoint, name)]
-        matrices = [run.matrix(checkpoint, name, INPUT_PARTS) for name in documents]
-        if matrices:
-            own_LT = np.concatenate([np.diagonal(matrix, axis1=-2, axis2=-1) for matrix in matrices], axis=-1)
-            means = enumerate(own_LT.mean(axis=-1, dtype=np.float64), start=1)
-            rows += [(checkpoint, layer, mean, np.nan, np.nan, len(documents)) for layer, mean in means]
+        own_shares = []  # of each text with the matrix, `[layers, tokens]`
+        for document in documents:
+            if INPUT_PARTS in run.matrices(checkpoint, document):
+                matrix = run.matrix(checkpoint, document, INPUT_PARTS)
+                own_shares.append(np.diagonal(matrix, axis1=-2, axis2=-1))
+        if not own_shares:
+            continue
+        own_LT = np.concatenate(own_shares, axis=-1)
+        means_L = own_LT.mean(axis=-1, dtype=np.float64)
+        for layer, mean in enumerate(means_L, start=1):
+            rows.append((checkpoint, layer, mean, np.nan, np.nan, len(own_shares)))
     return pd.DataFrame(rows, columns=["checkpoint", "layer", "mean", "ci_low", "ci_high", "documents"])
 
 
@@ -88,33 +97,46 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         return headline(curves)
     if shares.empty:
         means = preferred_means(curves)
-        before, after = percent(means["pretrained"], 1), percent(means["finetuned"], 1)
+        before = percent(means["pretrained"], 1)
+        after = percent(means["finetuned"], 1)
         return f"Tokens mix at a ratio of {before} before fine-tuning, {after} after, in this one training"
-    last = shares[shares["layer"] == shares["layer"].max()].set_index("checkpoint")
-    texts = {name: percent(mean) for name, mean in last["mean"].items()}
+    is_last = shares["layer"] == shares["layer"].max()
+    last = shares[is_last].set_index("checkpoint")
     if differences.empty:
-        (text,) = texts.values()
-        own = percent(1 - float(last["mean"].iloc[0]))
-        return f"A word's last vector: {text} from other words, {own} its own"
-    text = (
-        f"A word's last vector: {texts['pretrained']} from others before fine-tuning, {texts['finetuned']} after, "
-        "in this one training"
-    )
-    interval = last.loc["difference"] if "difference" in last.index else None
-    if interval is None or interval["documents"] < MIN_INTERVAL_DOCUMENTS:
+        return _one_model_headline(float(last["mean"].iloc[0]))
+    return _change_headline(last)
+
+
+def _one_model_headline(others_share: float) -> str:
+    others = percent(others_share)
+    own = percent(1 - others_share)
+    return f"A word's last vector: {others} from other words, {own} its own"
+
+
+def _change_headline(last: pd.DataFrame) -> str:
+    """Return the headline of two checkpoints, from the shares after the last layer by checkpoint."""
+    means = last["mean"]
+    before, after = percent(means["pretrained"]), percent(means["finetuned"])
+    text = f"A word's last vector: {before} from others before fine-tuning, {after} after, in this one training"
+    if "difference" not in last.index:
         return text
-    changes = interval["ci_low"] > 0 or interval["ci_high"] < 0
-    return text if changes else f"{text}: no measurable change"
+    difference = last.loc["difference"]
+    if difference["documents"] < MIN_INTERVAL_DOCUMENTS:
+        return text
+    is_change = difference["ci_low"] > 0 or difference["ci_high"] < 0
+    return text if is_change else f"{text}: no measurable change"
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     _, differences = run.mixing
     if differences.empty:
-        return [*_counted_tokens(run, shares), _one_model(run)]
-    sentences = [_share_change(run, shares), _ratio_change(run), _shuffled_change(run)]
-    if _texts(run) < MIN_INTERVAL_DOCUMENTS:
-        few = "One text has no {interval}: another" if _texts(run) == 1 else "So few texts have no {interval}: others"
-        sentences = [_ratio_change(run), f"{few} can change the other way."]
+        sentences = [_counted_tokens(run, shares), _one_model(run)]
+    elif _texts(run) == 1:
+        sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
+    elif _texts(run) < MIN_INTERVAL_DOCUMENTS:
+        sentences = [_ratio_change(run), "So few texts have no {interval}: others can change the other way."]
+    else:
+        sentences = [_share_change(run, shares), _ratio_change(run), _shuffled_change(run)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -122,7 +144,8 @@ def _counted(run: Results, number: float) -> str:
     """Return a number of texts in words: those of a run of the pipeline are reviews."""
     if number == 1:
         return "1 text"
-    return f"{number:.0f} {'texts' if isinstance(run, TextResults) else 'reviews'}"
+    noun = "texts" if isinstance(run, TextResults) else "reviews"
+    return f"{number:.0f} {noun}"
 
 
 def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
@@ -132,13 +155,16 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     notes = {RATIO.lower(): f"Here: the mean over {_counted(run, _texts(run))}."}
     if len(shares):
         last = shares.iloc[-1]
-        cut = f", cut to {last['tokens'] / last['documents']:.0f} tokens on average" if "tokens" in shares else ""
-        notes[SHARE.lower()] = f"Here: the mean over {_counted(run, last['documents'])}{cut}."
+        texts = _counted(run, last["documents"])
+        if "tokens" in shares:
+            tokens = last["tokens"] / last["documents"]
+            texts = f"{texts}, cut to {tokens:.0f} tokens on average"
+        notes[SHARE.lower()] = f"Here: the mean over {texts}."
     return notes
 
 
-def _counted_tokens(run: Results, shares: pd.DataFrame) -> list[str]:
-    return [] if shares.empty else [f"{{{SHARE}}}: a mean over the {len(run.tokens)} tokens here."]
+def _counted_tokens(run: Results, shares: pd.DataFrame) -> str:
+    return "" if shares.empty else f"{{{SHARE}}}: a mean over the {len(run.tokens)} tokens here."
 
 
 def _one_model(run: Results) -> str:
@@ -151,19 +177,19 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     last = rows.iloc[int(rows["layer"].argmax())]
+    change = points(last["mean"])
+    texts = _counted(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: {points(last['mean'])} points; {_counted(run, last['documents'])} give no {{interval}}."
+        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
-    return (
-        f"{{{SHARE}}}: {points(last['mean'])} points (95% {{interval}} {low} to {high}), "
-        f"{_counted(run, last['documents'])}."
-    )
+    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
     """Return the mean over the layers of the preferred ratio by checkpoint."""
     rows = curves[curves["method"] == preferred(curves)]
-    return {str(name): float(mean) for name, mean in rows.groupby("checkpoint", sort=False)["mean"].mean().items()}
+    means = rows.groupby("checkpoint", sort=False)["mean"].mean()
+    return {str(checkpoint): float(mean) for checkpoint, mean in means.items()}
 
 
 def _ratio_change(run: Results) -> str:
@@ -174,34 +200,47 @@ def _ratio_change(run: Results) -> str:
 
 def _shuffled_change(run: Results) -> str:
     """Return how much of the ratio's change stays with every text's words in random order."""
-    controls, means = run.table("measure/mixing_controls"), preferred_means(run.mixing[0])
+    controls = run.table("measure/mixing_controls")
     rows = controls[(controls["control"] == "shuffled_words") & (controls["method"] == preferred(controls))]
-    changes = rows[rows["checkpoint"] == "difference"]["mean"]
-    if changes.empty:
+    changes_by_layer = rows[rows["checkpoint"] == "difference"]["mean"]
+    if changes_by_layer.empty:
         return ""
-    change, shuffled = means["finetuned"] - means["pretrained"], float(changes.mean())
-    stays = abs(change) >= MIN_RATIO_CHANGE and shuffled / change >= ORDER_FREE_SHARE
-    verdict = "needs no word order:" if stays else "is"
-    numbers = f"{points(change)} points, {points(shuffled)} with {{words shuffled}}"
+    means = preferred_means(run.mixing[0])
+    change = means["finetuned"] - means["pretrained"]
+    shuffled_change = float(changes_by_layer.mean())
+    is_large = abs(change) >= MIN_RATIO_CHANGE
+    verdict = "needs no word order:" if is_large and shuffled_change / change >= ORDER_FREE_SHARE else "is"
+    numbers = f"{points(change)} points, {points(shuffled_change)} with {{words shuffled}}"
     return f"The ratio's change by fine-tuning {verdict} {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:
     """Return the layers with the largest and the smallest ratio, with digits that tell the two apart and from 0."""
     most, least = most_and_least(curves)
-    pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
-    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].rstrip("%"))), pairs[0])
+    high, low = _told_apart(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
         return f"The one layer mixes tokens at a ratio of {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
+def _told_apart(high: float, low: float) -> tuple[str, str]:
+    """Return two ratios in percent, with the fewest digits that show a difference, and the lower above 0."""
+    for digits in (0, 1, 2):
+        high_text = percent(high, digits)
+        low_text = percent(low, digits)
+        is_zero = float(low_text.rstrip("%")) == 0
+        if high_text != low_text and not is_zero:
+            return high_text, low_text
+    return percent(high, 0), percent(low, 0)
+
+
 def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
     layers = range(1, int(shares["layer"].max()) + 1)
-    grouped = shares.groupby("checkpoint", sort=False)
-    by_checkpoint = {str(name): rows for name, rows in grouped if name != "difference"}
-    labels = {name: CHECKPOINTS[name] if len(by_checkpoint) > 1 else "Share from others" for name in by_checkpoint}
-    series = [{"name": labels[name], **curve(rows, layers)} for name, rows in by_checkpoint.items()]
+    by_checkpoint = shares[shares["checkpoint"] != "difference"].groupby("checkpoint", sort=False)
+    series = []
+    for checkpoint, rows in by_checkpoint:
+        name = CHECKPOINTS[str(checkpoint)] if len(by_checkpoint) > 1 else "Share from others"
+        series.append({"name": name, **curve(rows, layers)})
     return {
         "title": "Share of a token's vector from other tokens since the input, by layer",
         "series": series,
@@ -212,9 +251,12 @@ def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
 def _ratio_chart(run: Results) -> dict[str, Any]:
     """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
     curves = run.mixing[0]
-    method, checkpoints = preferred(curves), curves["checkpoint"].unique().tolist()
-    controls, layers = run.table("measure/mixing_controls"), range(1, int(curves["layer"].max()) + 1)
-    tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
+    controls = run.table("measure/mixing_controls")
+    shared_value = controls[controls["control"] == "text_mean_value"]
+    method = preferred(curves)
+    checkpoints = curves["checkpoint"].unique().tolist()
+    layers = range(1, int(curves["layer"].max()) + 1)
+    tables = {"": curves, ", one value shared by all tokens": shared_value}
     series = []
     for suffix, table in tables.items():
         for checkpoint in checkpoints:

@@ -27,26 +27,43 @@ Curve = dict[str, list[float | None]]
 MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to draw
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
+MAX_INT16 = 32_767
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
 HEAD_BYTES = 1_400_000
 """The largest size of the queries and keys on a page: those of one text of 64 tokens, so that a page has 4 MB."""
 ROUNDING = 1e-4  # the weights of a row without an attention sink add up to 1 within this
+_CONTROL_PICTURES = 0x2400  # the code of the sign for the control character 0
+_DELETE_AND_C1 = range(0x7F, 0xA0)
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
-    code: f"⟨U+{code:04X}⟩" for code in (*_DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
-}
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def _signs() -> dict[int, str]:
+    """Return the sign that stands for each character that a page drops or obeys, by the character's code."""
+    signs = {}
+    for code in range(0x20):
+        signs[code] = chr(_CONTROL_PICTURES + code)
+    for code in (*_DIRECTIONS, *_DELETE_AND_C1, *_SURROGATES):
+        signs[code] = f"⟨U+{code:04X}⟩"
+    return signs
+
+
+_SIGNS = _signs()
 
 
 def encode(array: Array) -> str:
     """Return the array's little-endian bytes as base64."""
-    little = array.astype(array.dtype.newbyteorder("<"))
-    return base64.b64encode(np.ascontiguousarray(little).tobytes()).decode("ascii")
+    little_endian = array.dtype.newbyteorder("<")
+    in_order = np.ascontiguousarray(array.astype(little_endian))
+    return base64.b64encode(in_order.tobytes()).decode("ascii")
 
 
 def quantise(values: Array, low: float, high: float) -> str:
     """Encode each value between `low` and `high` in 16 bits; NaN becomes `MISSING_CODE`."""
-    levels = np.where(np.isfinite(values), np.round((values - low) * (MAX_CODE / (high - low))), MISSING_CODE)
-    return encode(levels.astype(np.uint16))
+    codes_per_unit = MAX_CODE / (high - low)
+    rounded = np.round((values - low) * codes_per_unit)
+    codes = np.where(np.isfinite(values), rounded, MISSING_CODE)
+    return encode(codes.astype(np.uint16))
 
 
 def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
@@ -57,48 +74,59 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     contribution has no source.
     """
     shares = row_shares(matrices)
+    own_shares = np.diagonal(shares, axis1=-2, axis2=-1)
     keep = min(keep, shares.shape[-1])
     has_shares = np.isfinite(shares).all(axis=-1, keepdims=True)
-    own_shares = quantise(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
-    shares = np.where(has_shares, shares, 0)
-    order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
-    largest = np.take_along_axis(shares, order, axis=-1)
-    sources = np.where(has_shares, order, MISSING_CODE).astype(np.uint16)
-    roots = quantise(np.sqrt(np.clip(largest, 0, 1)), 0, 1)
-    return {"keep": keep, "sources": encode(sources), "shares": roots, "own": own_shares}
+    known_shares = np.where(has_shares, shares, 0)
+    order = np.argsort(-known_shares, axis=-1, kind="stable")[..., :keep]
+    largest = np.take_along_axis(known_shares, order, axis=-1)
+    roots = np.sqrt(np.clip(largest, 0, 1))
+    sources = np.where(has_shares, order, MISSING_CODE)
+    return {
+        "keep": keep,
+        "sources": encode(sources.astype(np.uint16)),
+        "shares": quantise(roots, 0, 1),
+        "own": quantise(own_shares, 0, 1),
+    }
 
 
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
     """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
-    (only,) = _curves(rows, np.zeros(len(rows), int), 1, layers)
+    one_group_N = np.zeros(len(rows), int)
+    (only,) = _curves(rows, one_group_N, 1, layers)
     return only
 
 
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
     """Return `curve` of each combination of the columns `keys`, in the order of their first rows."""
-    known = table.dropna(subset=list(keys))
-    groups = known.groupby(list(keys), sort=False)
-    combinations = known.drop_duplicates(list(keys))[list(keys)].itertuples(index=False, name=None)
-    curves = _curves(known, groups.ngroup().to_numpy(), groups.ngroups, layers)
+    columns = list(keys)
+    known = table.dropna(subset=columns)
+    groups = known.groupby(columns, sort=False)
+    group_N = groups.ngroup().to_numpy()
+    curves = _curves(known, group_N, groups.ngroups, layers)
+    combinations = known[columns].drop_duplicates().itertuples(index=False, name=None)
     return dict(zip(combinations, curves, strict=True))
 
 
 def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
     """Return the curve of each group of rows; `group_N` has the group of each of the N rows."""
     in_layers = table["layer"].isin(layers).to_numpy()
-    rows, group_N = table[in_layers], group_N[in_layers]
+    rows = table[in_layers]
+    group_N = group_N[in_layers]
     place_N = rows["layer"].to_numpy(int) - layers.start
     values_3GL = np.full((3, groups, len(layers)), np.nan)
-    for values_GL, column in zip(values_3GL, ("mean", "ci_low", "ci_high"), strict=True):
-        values_GL[group_N, place_N] = rows[column].to_numpy(float)
+    for number, column in enumerate(("mean", "ci_low", "ci_high")):
+        values_3GL[number, group_N, place_N] = rows[column].to_numpy(float)
     if "documents" in rows:
-        is_few = rows["documents"].to_numpy(float, na_value=np.nan) < MIN_INTERVAL_DOCUMENTS
-        values_3GL[1:, group_N[is_few], place_N[is_few]] = np.nan
+        documents_N = rows["documents"].to_numpy(float, na_value=np.nan)
+        is_few_N = documents_N < MIN_INTERVAL_DOCUMENTS
+        values_3GL[1:, group_N[is_few_N], place_N[is_few_N]] = np.nan
     numbers_3GL = values_3GL.astype(object)
     numbers_3GL[np.isnan(values_3GL)] = None  # JSON knows no NaN
-    values, lows, highs = numbers_3GL.tolist()
-    curves = zip(values, lows, highs, strict=True)
-    return [{"values": value_L, "low": low_L, "high": high_L} for value_L, low_L, high_L in curves]
+    curves = []
+    for value_L, low_L, high_L in zip(*numbers_3GL.tolist(), strict=True):
+        curves.append({"values": value_L, "low": low_L, "high": high_L})
+    return curves
 
 
 def as_json(data: Any) -> str:
@@ -109,12 +137,15 @@ def as_json(data: Any) -> str:
 
 def pack(data: Any) -> str:
     """Return JSON, deflated, as base64."""
-    return base64.b64encode(zlib.compress(as_json(data).encode("ascii"), 9)).decode("ascii")
+    text = as_json(data).encode("ascii")
+    deflated = zlib.compress(text, 9)
+    return base64.b64encode(deflated).decode("ascii")
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
     """Return text with control characters, except those in `kept`, replaced by signs; a page drops or obeys them."""
-    return text.translate(_SIGNS | {ord(char): char for char in kept})
+    kept_as_they_are = {ord(character): character for character in kept}
+    return text.translate(_SIGNS | kept_as_they_are)
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
@@ -125,53 +156,86 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
     token. A text whose queries and keys do not fit has no heads on the page.
     """
     documents: dict[str, dict[str, Any]] = {}
-    vector_bytes, head_bytes = VECTOR_BYTES, HEAD_BYTES
+    vector_bytes_left = VECTOR_BYTES
+    head_bytes_left = HEAD_BYTES
     number = width = 0
     for document, stored in texts:
         if not stored:
             continue
         last = list(stored.values())[-1]
         _, number, _, width = last["query"].shape
-        all_bytes = sum(array.nbytes for parts in stored.values() for array in parts.values())
-        half_bytes = sum((parts["query"].nbytes + parts["key"].nbytes) // 2 for parts in stored.values())
-        if "given" in last and all_bytes <= vector_bytes:
-            vector_bytes -= all_bytes
-            documents[document] = {each: _encode_vectors(parts) for each, parts in stored.items()}
-        elif half_bytes <= head_bytes:
-            head_bytes -= half_bytes
-            documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
+        vector_bytes = sum(_bytes_of_all(parts) for parts in stored.values())
+        head_bytes = sum(_bytes_in_16_bits(parts) for parts in stored.values())
+        if "given" in last and vector_bytes <= vector_bytes_left:
+            vector_bytes_left -= vector_bytes
+            encoded = {checkpoint: _encode_vectors(parts) for checkpoint, parts in stored.items()}
+            documents[document] = encoded
+        elif head_bytes <= head_bytes_left:
+            head_bytes_left -= head_bytes
+            encoded = {checkpoint: _encode_16_bits(parts) for checkpoint, parts in stored.items()}
+            documents[document] = encoded
     return {"number": number, "width": width, "documents": documents}
+
+
+def _bytes_of_all(parts: Parts) -> int:
+    return sum(array.nbytes for array in parts.values())
+
+
+def _bytes_in_16_bits(parts: Parts) -> int:
+    """Return the bytes of queries and keys, kept in float32, when each number has 16 bits."""
+    return (parts["query"].nbytes + parts["key"].nbytes) // 2
 
 
 def _encode_common(parts: Parts) -> dict[str, Any]:
     """Return what every form has; `sums` `[L, H, T]` only where an attention sink takes a part of a row."""
-    layers, heads, _ = parts["log_sums"].shape
-    totals = np.stack([[weights(parts, layer, head).sum(-1) for head in range(heads)] for layer in range(layers)])
-    sums = {"sums": encode(totals.astype(np.float32))} if (totals < 1 - ROUNDING).any() else {}
-    return {
+    encoded = {
         "scores": parts["scores"].tolist(),
         "reach": encode(parts["reach"].astype(np.uint16)),
         "source_norms": encode(parts["source_norms"]),
         "key_heads": parts["key"].shape[1],
-        **sums,
     }
+    sums_LHT = _row_sums(parts)
+    if (sums_LHT < 1 - ROUNDING).any():
+        encoded["sums"] = encode(sums_LHT.astype(np.float32))
+    return encoded
+
+
+def _row_sums(parts: Parts) -> Array:
+    """Return the sum of the weights of each row `[L, H, T]`."""
+    sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
+    layers, heads, _ = sums_LHT.shape
+    for layer in range(layers):
+        for head in range(heads):
+            sums_LHT[layer, head] = weights(parts, layer, head).sum(-1)
+    return sums_LHT
 
 
 def _encode_vectors(parts: Parts) -> dict[str, Any]:
-    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in HEAD_PARTS}
-    queries_and_keys = {name: encode(parts[name]) for name in ("query", "key")}
-    return {**_encode_common(parts), **queries_and_keys, "bits": 32, "vectors": vectors}
+    encoded = _encode_common(parts)
+    encoded["query"] = encode(parts["query"])
+    encoded["key"] = encode(parts["key"])
+    encoded["bits"] = 32
+    encoded["vectors"] = {}
+    for name in DIMENSIONS:
+        if name in parts and name not in HEAD_PARTS:
+            encoded["vectors"][name] = encode(parts[name])
+    return encoded
 
 
 def _encode_16_bits(parts: Parts) -> dict[str, Any]:
-    form = {**_encode_common(parts), "bits": 16}
+    encoded = _encode_common(parts)
+    encoded["bits"] = 16
     for name in ("query", "key"):
-        integers, scales = _to_integers(parts[name], 32_767, axis=-1)
-        form |= {name: encode(integers.astype(np.int16)), f"{name}_scales": encode(scales)}
-    return form
+        integers, scales = _to_int16(parts[name])
+        encoded[name] = encode(integers)
+        encoded[f"{name}_scales"] = encode(scales)
+    return encoded
 
 
-def _to_integers(array: Array, levels: int, axis: int) -> tuple[Array, Array]:
-    """Return integers up to `levels`, and in float32 the factor of each vector along `axis`."""
-    scales = (np.abs(array).max(axis=axis, keepdims=True) / levels).astype(np.float32)
-    return np.round(array / np.where(scales > 0, scales, 1)).clip(-levels, levels), scales
+def _to_int16(vectors: Array) -> tuple[Array, Array]:
+    """Return vectors `[..., width]` as integers of 16 bits, and in float32 the factor of each vector."""
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    scales = (largest / MAX_INT16).astype(np.float32)
+    divisors = np.where(scales > 0, scales, 1)
+    integers = np.round(vectors / divisors).clip(-MAX_INT16, MAX_INT16)
+    return integers.astype(np.int16), scales
