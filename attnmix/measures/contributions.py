@@ -178,12 +178,12 @@ class _Compared(NamedTuple):
         return np.stack(correlations, axis=1)
 
 
-def double_copy(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model in float64, whose weights are not copied in their own dtype first."""
-    doubles: dict[int, Tensor] = {}  # by the identity of what they stand for, as `copy.deepcopy` asks for them
+def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose parameters are its own, and their numbers, for now, those of `base`."""
+    copies: dict[int, Parameter] = {}  # by the identity of what they stand for, as `copy.deepcopy` asks for them
     for parameter in base.parameters():
-        doubles[id(parameter)] = Parameter(parameter.detach().double(), parameter.requires_grad)
-    return copy.deepcopy(base, doubles).double()  # of buffers, too
+        copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
+    return copy.deepcopy(base, copies)
 
 
 class DocumentMeasurer:
@@ -191,7 +191,7 @@ class DocumentMeasurer:
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str]) -> None:
         family = family_of(base.config)
-        self.base = double_copy(base)
+        self._copy = copy_with_same_weights(base)  # here, as a forward pass of `base` has hooks, which would be copied
         self.base_32 = base
         self.parts = parts_reader(base)
         self.methods = family.present(methods)
@@ -200,6 +200,11 @@ class DocumentMeasurer:
         sites = widths(base)
         self.layers = max(site.layer for site in sites)
         self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
+
+    @cached_property
+    def base(self) -> PreTrainedModel:
+        """The model in float64, converted when it is first needed."""
+        return self._copy.double()
 
     def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return the document's matrices `[layers, tokens, tokens]` by name, in the host's memory."""

@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.special import softmax
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -251,18 +252,14 @@ class TextMeasurer:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
         if self.classifier is None:
             return pd.DataFrame()
-        logits = self.classifier.logits([document.ids.tolist() for document in documents]).numpy()
-        probabilities = softmax(logits, axis=-1)
+        predictions = [self.classifier.prediction(document.ids.tolist()) for document in documents]
+        probabilities = softmax(np.stack([prediction.logits_C.numpy() for prediction in predictions]), axis=-1)
         classes = [int(number) for number in probabilities.argmax(-1)]
-        gradients = [
-            self.classifier.gradients(document.ids.tolist(), number)
-            for document, number in zip(documents, classes, strict=True)
-        ]
         columns = {
             "document": [document.name for document in documents],
             "predicted": [self.classifier.classes[number] for number in classes],
             "probability": probabilities.max(-1),
-            "read_position": [gradient.read_position for gradient in gradients],
+            "read_position": [prediction.read_position for prediction in predictions],
         }
         return pd.DataFrame(columns)
 
@@ -298,7 +295,9 @@ def _workers(documents: Sequence[Document], checkpoints: int) -> Iterator[Thread
         return
     workers = max(2, checkpoints)
     # The number of BLAS's threads is the process's, that of OpenMP's each thread's own.
-    with threadpool_limits(1), ThreadPoolExecutor(workers, initializer=threadpool_limits, initargs=(1,)) as pool:
+    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every thread
+    in_one_thread = partial(controller.limit, limits=1)
+    with in_one_thread(), ThreadPoolExecutor(workers, initializer=in_one_thread) as pool:
         yield pool
 
 
