@@ -158,7 +158,8 @@ def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor
     """Return parts in blocks of sources, whose vectors within the network a processor's cache holds."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
-    return parts_JRD.split(max(1, CACHED_NUMBERS // preactivation_RW.numel()))
+    blocks: tuple[Tensor, ...] = parts_JRD.split(max(1, CACHED_NUMBERS // preactivation_RW.numel()))
+    return blocks
 
 
 def _preactivation(block: Block, residual_RD: Tensor) -> Tensor:
