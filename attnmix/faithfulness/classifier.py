@@ -53,8 +53,14 @@ class Gradients(NamedTuple):
     @property
     def read_position(self) -> int:
         """The position of the token that the head reads, or -1 where it reads several."""
-        positions = self.read_T.nonzero()[:, 0].tolist()
-        return int(positions[0]) if len(positions) == 1 else -1
+        return _only_position(self.read_T)
+
+
+class Prediction(NamedTuple):
+    """What the classifier says of one text."""
+
+    logits_C: Tensor  # float64, on the CPU
+    read_position: int  # as in `Gradients`
 
 
 class HeadCall(NamedTuple):
@@ -109,15 +115,26 @@ class Classifier:
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of the class `label` in one text."""
         check_range("label: class", [label], range(int(self.model.config.num_labels or 0)))
+        logits_C, vectors = self._pass_with_derivatives(ids)
+        by_words, by_last = torch.autograd.grad(logits_C[label], [vectors[0], vectors[-1]])
+        return Gradients(vectors[0].detach()[0], by_words[0], _moves_logit(by_last))
+
+    def prediction(self, ids: Sequence[int]) -> Prediction:
+        """Return the logits of one text and which token the head reads, by one forward pass."""
+        logits_C, vectors = self._pass_with_derivatives(ids)
+        (by_last,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
+        return Prediction(logits_C.detach().cpu().double(), _only_position(_moves_logit(by_last)))
+
+    def _pass_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Return the logits `[C]` of one text, and its word embeddings and each layer's output `[1, T, D]`."""
         vectors: list[Tensor] = []
         words = self.base.get_submodule(self.family.word_embedding)
         with ExitStack() as hooks:
             for module in (words, *self.layers):
                 keep = module.register_forward_hook(lambda _module, _inputs, output: vectors.append(first_of(output)))
                 hooks.enter_context(keep)
-            logit = self.model(**self._batch_of(ids)).logits[0, label]
-        by_words, by_last = torch.autograd.grad(logit, [vectors[0], vectors[-1]])
-        return Gradients(vectors[0].detach()[0], by_words[0], by_last[0].abs().sum(-1) > 0)
+            logits_C = self.model(**self._batch_of(ids)).logits[0]
+        return logits_C, vectors
 
     def map_layers(
         self, function: Callable[[LayerPass], Result], ids: Sequence[int]
@@ -159,6 +176,17 @@ class Classifier:
 
     def _batch_of(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)
+
+
+def _moves_logit(derivative_1TD: Tensor) -> Tensor:
+    """Return True for each token `[T]` of whose vector a logit has a derivative."""
+    return derivative_1TD[0].abs().sum(-1) > 0
+
+
+def _only_position(read_T: Tensor) -> int:
+    """Return the position of the only token that is read, or -1 where several are."""
+    positions = read_T.nonzero()[:, 0].tolist()
+    return int(positions[0]) if len(positions) == 1 else -1
 
 
 def decomposition_obstacle(family: Family) -> str | None:

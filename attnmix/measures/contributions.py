@@ -7,18 +7,20 @@ T tokens, J sources of a chunk, D hidden.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import DECODER_INPUT, INPUT_PARTS, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
+from attnmix.measures.heads import joined_heads, layer_heads
 from attnmix.measures.input_parts import document_shares, parts_reader
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
@@ -176,12 +178,20 @@ class _Compared(NamedTuple):
         return np.stack(correlations, axis=1)
 
 
+def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose parameters are its own, and their numbers, for now, those of `base`."""
+    copies: dict[int, Parameter] = {}  # by the identity of what they stand for, as `copy.deepcopy` asks for them
+    for parameter in base.parameters():
+        copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
+    return copy.deepcopy(base, copies)
+
+
 class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str]) -> None:
         family = family_of(base.config)
-        self.base = copy.deepcopy(base).double()
+        self._copy = copy_with_same_weights(base)  # here, as a forward pass of `base` has hooks, which would be copied
         self.base_32 = base
         self.parts = parts_reader(base)
         self.methods = family.present(methods)
@@ -191,21 +201,33 @@ class DocumentMeasurer:
         self.layers = max(site.layer for site in sites)
         self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
 
+    @cached_property
+    def base(self) -> PreTrainedModel:
+        """The model in float64, converted when it is first needed."""
+        return self._copy.double()
+
     def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return the document's matrices `[layers, tokens, tokens]` by name, in the host's memory."""
         by_layer = self._map_layers(self._matrices_on_host, ids)
         return contributions(self.declared, by_layer, self.starts)
 
-    def all_matrices(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return `contributions`, and as `INPUT_PARTS` the shares of parts since the input where the text has them.
+    def matrices_and_heads(self, ids: npt.NDArray[np.int32]) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
+        """Return `contributions` and what `record_heads` returns, by one forward pass."""
 
-        Parts are computed in the model's own dtype: in float32 they take half the time that they take in float64.
+        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            return self._matrices_on_host(layer_pass), layer_heads(self.base, layer_pass, self.layers)
+
+        by_layer = self._map_layers(measure, ids)
+        matrices = contributions(self.declared, [raw for raw, _ in by_layer], self.starts)
+        return matrices, joined_heads([heads for _, heads in by_layer])
+
+    def input_shares(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        """Return as `INPUT_PARTS` the shares of parts since the input; nothing where the text has none.
+
+        They are computed in the model's own dtype: in float32 they take half the time that they take in float64.
         """
-        matrices = self.contributions(ids)
         shares_LTT = None if self.parts is None else document_shares(self.parts, ids)
-        if shares_LTT is not None:
-            matrices[INPUT_PARTS] = shares_LTT
-        return matrices
+        return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT}
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int

@@ -11,6 +11,7 @@ vector, in float64; `attnmix/core/store/heads.py` names the parts.
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,17 +57,23 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
     `InputError` for scores that hold a bias.
     """
-    if HEADS in family_of(base.config).absent():
-        return {}
     batch = padded([ids.tolist()], 0, base.device)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
+    return joined_heads(
+        map_layers(lambda layer_pass: layer_heads(base, layer_pass.document(0), layers), base, batch, points)
+    )
 
-    def layer_parts(layer_pass: LayerPass) -> dict[str, Tensor]:
-        document = layer_pass.document(0)
-        key_heads = getattr(base.config, "num_key_value_heads", None) or len(document.attention.query)
-        return _layer_parts(document, checkpoint_name(base), key_heads, layers)
 
-    by_layer = map_layers(layer_parts, base, batch, points)
+def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
+    """Return the parts of one document in one layer, of `layers`; none of a family without queries and keys."""
+    if HEADS in family_of(base.config).absent():
+        return {}
+    key_heads = getattr(base.config, "num_key_value_heads", None) or len(layer_pass.attention.query)
+    return _layer_parts(layer_pass, checkpoint_name(base), key_heads, layers)
+
+
+def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the parts of all layers on the host, as they are kept."""
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])

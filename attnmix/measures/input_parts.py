@@ -26,15 +26,14 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import DECODER_INPUT
 from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, checkpoint_name, run_layers, value_map
 from attnmix.measures.weights import Linear, Norm
-from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
+CACHED_NUMBERS = 2**18  # of them at a time on a processor, whose cache holds as many
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
 QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
@@ -145,7 +144,7 @@ def _rest_of_layer(
         stream_JRD = rest.stream(residual_JRD).clone()
         stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
         entering_JRD = stream_JRD
-    added_JRD = rest.added(entering_JRD).clone()
+    added_JRD = torch.cat([rest.added(sources) for sources in _cached_sources(entering_JRD, rest.preactivation_NW)])
     added_JRD[-1] = rest.added_with_biases(entering_JRD[-1])
     summed_JRD = stream_JRD + added_JRD
     if block.output_norm.absent:
@@ -153,6 +152,14 @@ def _rest_of_layer(
     whole_stream_RD = rest.stream_with_biases(layer_pass.residual[rows])
     whole_RD = whole_stream_RD + rest.added_with_biases(whole_stream_RD)
     return normed(block.output_norm, summed_JRD, whole_RD)
+
+
+def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
+    """Return parts in blocks of sources, whose vectors within the network a processor's cache holds."""
+    if not parts_JRD.is_cpu:
+        return (parts_JRD,)
+    blocks: tuple[Tensor, ...] = parts_JRD.split(max(1, CACHED_NUMBERS // preactivation_RW.numel()))
+    return blocks
 
 
 def _preactivation(block: Block, residual_RD: Tensor) -> Tensor:
@@ -196,10 +203,9 @@ class PartsReader:
         family = family_of(base.config)
         if obstacle := parts_obstacle(family):
             raise InputError(f"parts: the model family {family.model_type} cannot be taken apart: {obstacle}")
-        self.base, self.rule, stack = base, rule, family.stacks[0]
-        self.layers = _first_stack_layers(base)
-        layer = next(module for path, module in base.named_modules() if stack.is_layer(path))
-        self.width = Block(layer, stack).feed_forward[0][0].W.shape[1]
+        self.base, self.rule, self.stack = base, rule, family.stacks[0]
+        layer = next(module for path, module in base.named_modules() if self.stack.is_layer(path))
+        self.width = Block(layer, self.stack).feed_forward[0][0].W.shape[1]
         self.values: list[Linear] = []
 
     def read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -291,7 +297,7 @@ class PartsReader:
         maps: list[Linear] = []
 
         def visit(layer_pass: LayerPass, _features: object) -> None:
-            if len(maps) < self.layers:
+            if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 
         with torch.inference_mode():
@@ -307,13 +313,6 @@ class PartsReader:
                 f"error {error:.3g}, at most {tolerance:g} is rounding; the entry of {self.base.config.model_type} in "
                 "attnmix/models/families.yaml does not hold for this model"
             )
-
-
-def _first_stack_layers(base: PreTrainedModel) -> int:
-    """Return the number of layers, of an encoder and a decoder those of the encoder."""
-    sites = widths(base)
-    encoder_layers = [site.layer for site in sites if site.point == DECODER_INPUT]
-    return encoder_layers[0] if encoder_layers else max(site.layer for site in sites)
 
 
 def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:

@@ -137,7 +137,7 @@ class MeanTables:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
-        return {name: pd.concat(frames) for name, frames in self.frames.items()}
+        return {name: _with_whole_counts(pd.concat(frames)) for name, frames in self.frames.items()}
 
 
 class Paired(Protocol):
@@ -183,12 +183,16 @@ def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> pd.DataFrame:
         columns.update(zip(SIMULTANEOUS, (low, high), strict=True))
     if mean.more is not None:
         columns.update(mean.more(checkpoint, means))
-    rows = table_rows(mean.table, checkpoint, mean.labels, columns)
+    rows = _rows(mean.table, checkpoint, mean.labels, columns)
     return rows if mean.complete else rows.dropna(subset="mean")
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each combination of the labels, the last one running fastest."""
+    return _with_whole_counts(_rows(table, checkpoint, labels, columns))
+
+
+def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
     for place, name in enumerate(labels):
@@ -199,7 +203,11 @@ def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
         cells[name] = np.ravel(values)
-    frame = pd.DataFrame({name: cells.get(name, np.nan) for name in TABLE_COLUMNS[table]})
+    return pd.DataFrame({name: cells.get(name, np.nan) for name in TABLE_COLUMNS[table]})
+
+
+def _with_whole_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its numbers of tokens and documents as whole numbers, or missing."""
     counts = [name for name in _COUNTS if name in frame]
     return frame.astype(dict.fromkeys(counts, "Int64"))
 

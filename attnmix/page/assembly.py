@@ -7,10 +7,11 @@ import hashlib
 import logging
 import platform
 from collections.abc import Mapping, Set
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from attnmix.core.names import SPACE
@@ -45,13 +46,9 @@ def page_text(run: Results, subject: Subject) -> str:
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
         raise AssertionError("the script would end the element that holds it")
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"visible": visible, "short_name": short_name}
     points = [site["point"] for site in data["sites"]]
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
-    return environment.get_template("template.html.j2").render(
+    return _template().render(
         policy=_content_security_policy(script),
         # Only the project's own files, and JSON without a "<", are marked as safe.
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
@@ -70,6 +67,16 @@ def page_text(run: Results, subject: Subject) -> str:
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
+
+
+@cache
+def _template() -> Template:
+    """Return the page's template, which is compiled once in a process."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(visible=visible, short_name=short_name)
+    return environment.get_template("template.html.j2")
 
 
 def absence_notes(absent: Mapping[str, Set[str]]) -> list[str]:
@@ -104,6 +111,7 @@ def _content_security_policy(script: str) -> str:
     )
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that compute, without the name of a build (`2.13.0+cpu`)."""
     python = ".".join(platform.python_version_tuple()[:2])

@@ -49,7 +49,6 @@ PROBE_LABELS = {
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
 """Quantities of `class_use.csv` and their groups."""
-KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
@@ -232,9 +231,13 @@ def _reviews(table: pd.DataFrame) -> Data:
     documents = table["document"].unique()
     reviews = documents[:: -(-len(documents) // MAX_REVIEWS)]
     values: Data = {}
-    for (checkpoint, method), rows in table[table["document"].isin(reviews)].groupby(["checkpoint", "method"]):
-        grid = rows.pivot(index="layer", columns="document", values="mean")[reviews]
-        values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
+    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))
+    layer_N, layers = pd.factorize(table["layer"], sort=True)
+    rows_of_reviews = table.assign(place=place_N, layer_place=layer_N)[place_N >= 0]
+    for (checkpoint, method), rows in rows_of_reviews.groupby(["checkpoint", "method"]):
+        grid_LR = np.full((len(layers), len(reviews)), np.nan)
+        grid_LR[rows["layer_place"], rows["place"]] = rows["mean"]
+        values.setdefault(checkpoint, {})[method] = quantise(grid_LR, 0, 1)
     return {"names": reviews.tolist(), "total": len(documents), "values": values}
 
 
@@ -272,8 +275,11 @@ def _beginning(text: str) -> str:
 
 
 def _token_numbers(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return which of the `tokens` each of the `rows` is about; -1 where it is none of them."""
-    return pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(rows[KEYS]))
+    """Return which of the `tokens`, whole documents, each of the `rows` is about; -1 where it is none of them."""
+    first_tokens = tokens[tokens["position"] == 0]
+    document_N = pd.Index(first_tokens["document"]).get_indexer(pd.Index(rows["document"]))
+    token_N = first_tokens.index.to_numpy()[document_N] + rows["position"].to_numpy(np.int64)
+    return np.where(document_N >= 0, token_N, -1)
 
 
 def _by_token(

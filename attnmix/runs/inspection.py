@@ -28,7 +28,6 @@ from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, read_documents
-from attnmix.measures.heads import record_heads
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -104,12 +103,13 @@ def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
             np.save(file, measures.ratios)
         contributions.mkdir(parents=True, exist_ok=True)
-        for method, matrix in texts.all_matrices(document.ids).items():
+        matrices, parts_of_heads = texts.matrices_and_heads(document.ids)
+        for method, matrix in (matrices | texts.input_shares(document.ids)).items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
             array = matrix.float().cpu().numpy()
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
         unfinished = heads.with_name(f"{heads.name}.part")
-        writers.write_heads(unfinished, record_heads(texts.base, document.ids, texts.layers))
+        writers.write_heads(unfinished, parts_of_heads)
         unfinished.rename(heads)  # once all of the text is whole
 
 

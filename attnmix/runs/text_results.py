@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.special import softmax
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.environment import FASTEST
@@ -46,7 +48,6 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.geometry_tables import page_geometry
-from attnmix.measures.heads import record_heads
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.mixing_tables import (
     TABLE_COLUMNS,
@@ -81,7 +82,7 @@ class _Checkpoint(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The measures of the texts in one checkpoint."""
+    """The measures of the texts in one checkpoint's own model, in float32."""
 
     sums: DocumentRows
     """Those of `DocumentMeasures.sums` and of the controls."""
@@ -89,6 +90,13 @@ class _Measured(NamedTuple):
     """The largest error and the number of texts `[2, levels, identities]`."""
     ratios: list[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
+    input_shares: list[dict[str, Array]]
+    """The exact parts since the input of each text, where it has them."""
+
+
+class _Contributions(NamedTuple):
+    """The matrices and the heads of each text, of one checkpoint's copy in float64."""
+
     matrices: list[dict[str, Array]]
     heads: list[dict[str, Array]]
 
@@ -113,21 +121,20 @@ class TextMeasurer:
         `classifier` is that of the last checkpoint.
         """
         self.tokenizer, self.classifier = tokenizer, classifier
-        self.checkpoints: dict[str, _Checkpoint] = {}
-        for name, base in bases.items():
-            family = family_of(base.config)
-            self.methods = present_names("measure.methods", list(methods), family, RATIOS)
-            texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
-            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
-        self.base = base
-        """The model whose vectors are laid out: the last."""
-        self.captured = name
-        self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
         self.padding, self.pairs = padding, pairs
-        # Weights are drawn in one thread while others measure the texts.
+        self.captured, self.base = list(bases.items())[-1]
+        """The model whose vectors are laid out: the last."""
+        family = family_of(self.base.config)
+        self.methods = present_names("measure.methods", list(methods), family, RATIOS)
+        self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
+        # Weights are drawn in one thread while others copy the models and measure the texts.
         with_one_thread = ThreadPoolExecutor(1)
         self.random = with_one_thread.submit(self._random_measurer)
         with_one_thread.shutdown(wait=False)
+        self.checkpoints: dict[str, _Checkpoint] = {}
+        for name, base in bases.items():
+            texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
+            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
 
     def _random_measurer(self) -> BatchMeasurer:
         """Return the measurer of the model with random weights."""
@@ -141,12 +148,16 @@ class TextMeasurer:
         results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         documents = documents_of(results.documents, results.tokens)
         with exact_products(), _workers(documents, len(self.checkpoints)) as pool:
-            by_checkpoint = {name: pool.submit(self._measures, name, documents) for name in self.checkpoints}
+            # A model and its copy in float64 are two: each is in one pass at a time.
+            measures = {name: pool.submit(self._measures, name, documents) for name in self.checkpoints}
+            contributions = {name: pool.submit(self._contributions, name, documents) for name in self.checkpoints}
             random_sums = pool.submit(self._random_sums, documents)
             predictions = pool.submit(self._predictions, documents)
-            measured = {name: measures.result() for name, measures in by_checkpoint.items()}
-            maps = pool.submit(self._fill_maps, results, documents)  # no other pass of the model is under way
+            measured = {name: future.result() for name, future in measures.items()}
+            maps = pool.submit(self._fill_maps, results, documents)  # no other pass of this model is under way
             self._fill_measures(results, documents, measured, random_sums.result())
+            for name, future in contributions.items():
+                self._fill_contributions(results, documents, name, measured[name], future.result())
             results.predictions = predictions.result()
             maps.result()
         return results
@@ -158,7 +169,7 @@ class TextMeasurer:
         measured: Mapping[str, _Measured],
         random_sums: DocumentRows,
     ) -> None:
-        """Fill in the tables, ratios, matrices and heads."""
+        """Fill in the tables and ratios."""
         names = np.array([document.name for document in documents])
         samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
         corpus = CorpusMeasures(
@@ -182,9 +193,21 @@ class TextMeasurer:
         for name, measures in measured.items():
             for number, document in enumerate(documents):
                 ratios.append(ratio_rows(name, document.name, self.methods, measures.ratios[number]))
-                results.matrices_by_text[name, document.name] = measures.matrices[number]
-                results.heads_by_text[name, document.name] = measures.heads[number]
         results.ratios = pd.concat(ratios, ignore_index=True)
+
+    def _fill_contributions(
+        self,
+        results: TextResults,
+        documents: Sequence[Document],
+        name: str,
+        measured: _Measured,
+        contributions: _Contributions,
+    ) -> None:
+        """Fill in the matrices and heads of one checkpoint."""
+        for number, document in enumerate(documents):
+            matrices = contributions.matrices[number] | measured.input_shares[number]
+            results.matrices_by_text[name, document.name] = matrices
+            results.heads_by_text[name, document.name] = contributions.heads[number]
 
     def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
         batches, texts = self.checkpoints[name]
@@ -199,19 +222,22 @@ class TextMeasurer:
             for number, measured in zip(batch, in_batch, strict=True):
                 measures[number] = measured
         shuffled = [shuffled_words(document, SEED) for document in documents]
-        matrices = []
-        for document in documents:
-            by_method = texts.all_matrices(document.ids)
-            matrices.append({method: matrix.float().cpu().numpy() for method, matrix in by_method.items()})
         sums = stack_rows([measured.sums() for measured in measures])
         sums.update(_control_sums(batches, "shuffled_words", shuffled))
         return _Measured(
             sums,
             largest_errors([measured.identities for measured in measures]),
             [measured.ratios for measured in measures],
-            matrices,
-            [record_heads(texts.base, document.ids, texts.layers) for document in documents],
+            [_on_host(texts.input_shares(document.ids)) for document in documents],
         )
+
+    def _contributions(self, name: str, documents: Sequence[Document]) -> _Contributions:
+        contributions = _Contributions([], [])
+        for document in documents:
+            matrices, heads = self.checkpoints[name].texts.matrices_and_heads(document.ids)
+            contributions.matrices.append(_on_host(matrices))
+            contributions.heads.append(heads)
+        return contributions
 
     def _random_sums(self, documents: Sequence[Document]) -> DocumentRows:
         """Return the sums of the control `random_weights`."""
@@ -226,18 +252,14 @@ class TextMeasurer:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
         if self.classifier is None:
             return pd.DataFrame()
-        logits = self.classifier.logits([document.ids.tolist() for document in documents]).numpy()
-        probabilities = softmax(logits, axis=-1)
+        predictions = [self.classifier.prediction(document.ids.tolist()) for document in documents]
+        probabilities = softmax(np.stack([prediction.logits_C.numpy() for prediction in predictions]), axis=-1)
         classes = [int(number) for number in probabilities.argmax(-1)]
-        gradients = [
-            self.classifier.gradients(document.ids.tolist(), number)
-            for document, number in zip(documents, classes, strict=True)
-        ]
         columns = {
             "document": [document.name for document in documents],
             "predicted": [self.classifier.classes[number] for number in classes],
             "probability": probabilities.max(-1),
-            "read_position": [gradient.read_position for gradient in gradients],
+            "read_position": [prediction.read_position for prediction in predictions],
         }
         return pd.DataFrame(columns)
 
@@ -273,8 +295,15 @@ def _workers(documents: Sequence[Document], checkpoints: int) -> Iterator[Thread
         return
     workers = max(2, checkpoints)
     # The number of BLAS's threads is the process's, that of OpenMP's each thread's own.
-    with threadpool_limits(1), ThreadPoolExecutor(workers, initializer=threadpool_limits, initargs=(1,)) as pool:
+    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every thread
+    in_one_thread = partial(controller.limit, limits=1)
+    with in_one_thread(), ThreadPoolExecutor(workers, initializer=in_one_thread) as pool:
         yield pool
+
+
+def _on_host(matrices: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return matrices as they are kept, in float32."""
+    return {name: matrix.float().cpu().numpy() for name, matrix in matrices.items()}
 
 
 def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> DocumentRows:

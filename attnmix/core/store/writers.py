@@ -5,6 +5,7 @@ Each takes the folder to write to; `runs.py` reads these files, `features.py` ho
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,11 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
     """Return `document, position, layer, point`, and the `columns` of each site in their order."""
-    keys = tokens[["document", "position"]]
-    tables = []
-    for site, values in columns.items():
-        tables.append(keys.assign(layer=np.int32(site.layer), point=site.point, **values))
-    return pd.concat(tables, ignore_index=True)
+    sites = list(columns)
+    table = pd.concat([tokens[["document", "position"]]] * len(sites), ignore_index=True)
+    table["layer"] = np.repeat(np.array([site.layer for site in sites], np.int32), len(tokens))
+    table["point"] = np.repeat([site.point for site in sites], len(tokens))
+    for name in columns[sites[0]]:
+        values = [columns[site][name] for site in sites]
+        table[name] = list(chain(*values)) if isinstance(values[0], list) else np.concatenate(values)
+    return table
