@@ -12,10 +12,11 @@
 `planted` writes what each measure says of models with weights set by hand (`experiments.planted`; half a minute).
 `rare-word` writes a data set whose class is whether a word is in the review (`experiments.rare_word`).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
-`render`, or until a stage, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads DVC's experiments of
-the current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing
-but the seed are one setting; means are over its seeds. `layers` writes what one run measured by layer as one table,
-`fits` how well the classifiers of some runs fit what they were trained on, and what their layers mix.
+`render`, or until a stage, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads
+DVC's experiments of the current commit, or those named: experiments, commits, or folders that hold a run. Experiments
+that differ in nothing but the seed are one setting; means are over its seeds. `layers` writes what one run measured by
+layer as one table, `fits` how well the classifiers of some runs fit what they were trained on, and what their layers
+mix.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_seeds(dataset: str, seeds: Sequence[str], profile: Path, until: str | None = None) -> list[str]:
     """Run the committed pipeline for each seed with the profile's overrides, but for the stages that are up to date.
 
-    `until` names the last stage, which is run with those that it needs; without it all run but `SKIPPED_STAGES`. Return the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
+    `until` names the last stage, which is run with those that it needs; without it all run but `SKIPPED_STAGES`. Return
+    the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
     """
     lines = profile.read_text(encoding="utf-8").splitlines()
     overrides = [line for line in lines if line.strip() and not line.startswith("#")]

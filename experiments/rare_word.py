@@ -1,4 +1,4 @@
-"""Reviews with a rare word in a random half of them, whatever their sentiment, and whether the word is there as a class.
+"""Reviews with a rare word in a random half of them, whatever their sentiment; whether it is there is a class.
 
     python -m experiments rare-word --dataset stanfordnlp/imdb --to rare_word
     python -m experiments run --dataset rare_word --profile profiles/word.txt --until measure
