@@ -6,6 +6,7 @@
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
     python -m experiments layers FOLDER [--to docs/study/mpnet.csv]
     python -m experiments fits FOLDER ... [--to docs/study]
+    python -m experiments lengths FOLDER ... [--to docs/study/lengths.csv]
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
@@ -16,7 +17,7 @@
 DVC's experiments of the current commit, or those named: experiments, commits, or folders that hold a run. Experiments
 that differ in nothing but the seed are one setting; means are over its seeds. `layers` writes what one run measured by
 layer as one table, `fits` how well the classifiers of some runs fit what they were trained on, and what their layers
-mix.
+mix. `lengths` measures the classifiers of some runs on their reviews cut to several lengths (`experiments.lengths`).
 """
 
 from __future__ import annotations
@@ -67,9 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layers = commands.add_parser("layers", help="what one run measured by layer")
     layers.add_argument("folder", type=Path, help="of the run")
     layers.add_argument("--to", type=Path, default=Path("docs/study/mpnet.csv"), help="csv")
-    fits = commands.add_parser("fits", help="trainings on given and permuted labels")
+    fits = commands.add_parser("fits", help="trainings on given and permuted labels, and on a rare word")
     fits.add_argument("folders", type=Path, nargs="+", help="of the runs")
     fits.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of fits.csv and fits_layers.csv")
+    lengths = commands.add_parser("lengths", help="the same reviews cut to several lengths")
+    lengths.add_argument("folders", type=Path, nargs="+", help="of the runs")
+    lengths.add_argument("--to", type=Path, default=Path("docs/study/lengths.csv"), help="csv")
     planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
@@ -100,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         write_fits(options.folders, options.to / "fits.csv")
         write_by_layer(options.folders, options.to / "fits_layers.csv")
+        return 0
+    if options.command == "lengths":
+        from experiments.lengths import write_lengths
+
+        write_lengths(options.folders, options.to)
         return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)

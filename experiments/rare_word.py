@@ -22,6 +22,7 @@ from attnmix.data.source import read_source
 RARE_WORD = "zebra"  # one token of the default model; reviews that hold it already are left out
 MIN_WORDS = 96  # of a review, before the rare word is put in; a word has one token or more
 MEASURED_WORDS = 30  # the word is put among the first so many, which the 48 tokens that are measured of a review hold
+WORD_COLUMN = "word"
 CLASSES = {False: "absent", True: "present"}
 
 
@@ -37,7 +38,7 @@ def write_reviews(dataset: str, to: Path, seed: int = 0) -> None:
     for number, (split, table) in enumerate(splits.items()):
         generator = np.random.default_rng([seed, number])
         reviews = with_rare_word(table, generator, MEASURED_WORDS)
-        reviews["word"] = reviews["word"].map(CLASSES)
+        reviews[WORD_COLUMN] = reviews[WORD_COLUMN].map(CLASSES)
         path = to / f"{split}.jsonl"
         reviews.to_json(path, orient="records", lines=True, force_ascii=False)
         print(f"{path}: {len(reviews)} of {len(table)} reviews; the others are shorter or hold {RARE_WORD!r} already")
@@ -64,4 +65,4 @@ def with_rare_word(
         rows.append((" ".join(words), label, has_word))
         numbers[label, has_word] += 1
     order = generator.permutation(len(rows))
-    return pd.DataFrame([rows[place] for place in order], columns=["text", "label", "word"])
+    return pd.DataFrame([rows[place] for place in order], columns=["text", "label", WORD_COLUMN])
