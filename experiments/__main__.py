@@ -127,16 +127,18 @@ def run_seeds(dataset: str, seeds: Sequence[str], profile: Path, until: str | No
     `until` names the last stage, which is run with those that it needs; without it all run but `SKIPPED_STAGES`. Return
     the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
     """
-    lines = profile.read_text(encoding="utf-8").splitlines()
-    overrides = [line for line in lines if line.strip() and not line.startswith("#")]
-    # A local path must be absolute in a clone; DVC's grammar takes any path in single quotes.
-    name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
-    name = name.replace("\\", "\\\\").replace("'", "\\'")
     declared = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
     stages = [stage for stage in declared if stage not in SKIPPED_STAGES]
     if until is not None and until not in stages:
         raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(stages)}")
     targets = stages if until is None else [until]
+    if not profile.is_file():
+        raise InputError(f"--profile: there is no file {profile}")
+    lines = profile.read_text(encoding="utf-8").splitlines()
+    overrides = [line for line in lines if line.strip() and not line.startswith("#")]
+    # A local path must be absolute in a clone; DVC's grammar takes any path in single quotes.
+    name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
+    name = name.replace("\\", "\\\\").replace("'", "\\'")
     command = [sys.executable, "-m", "dvc", "repro", *targets]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     folders = []
