@@ -220,7 +220,7 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
-    with pytest.raises(InputError, match="--profile: there is no file profiles/study.txt"):
+    with pytest.raises(InputError, match=r"^--profile: there is no file profiles/study\.txt$"):
         command.main(["run", "--dataset", "x"])
     for stage in ("render", "nothing"):  # the first is skipped
         with pytest.raises(InputError, match=f"--until: there is no stage '{stage}'; allowed: measure$"):
