@@ -145,6 +145,7 @@ def results(read: Read) -> dict[str, str]:
         "settings": _settings(read),
         "by_layer": _by_layer(read),
         "fits": _fits(read),
+        "lengths": _lengths(read),
         "second_model": _second_model(read),
         "edits": _edits(read),
     }
@@ -254,6 +255,16 @@ def _fits(read: Read) -> str:
         changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
         rows.append((measure, labels, *changes))
     return _markdown(("change in points", "labels", *map(str, range(1, 7))), rows)
+
+
+def _lengths(read: Read) -> str:
+    """Return what trainings on given labels change in each layer, by the length to which the reviews are cut."""
+    table = read(f"{STUDY}lengths.csv").query("checkpoint == 'difference'")
+    rows = []
+    for (measure, length), by_layer in table.groupby(["measure", "length"], sort=False):
+        changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
+        rows.append((measure, f"{length}", f"{by_layer['tokens'].iloc[0]:.0f}", *changes))
+    return _markdown(("change in points", "cut to", "tokens on average", *map(str, range(1, 7))), rows)
 
 
 def _second_model(read: Read) -> str:

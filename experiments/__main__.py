@@ -1,19 +1,23 @@
 """Ask what fine-tuning mixes, score the measures, run the pipeline for several seeds, and compare experiments.
 
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--interventions]
+    python -m experiments rare-word --dataset stanfordnlp/imdb --to FOLDER
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
     python -m experiments layers FOLDER [--to docs/study/mpnet.csv]
     python -m experiments fits FOLDER ... [--to docs/study]
+    python -m experiments lengths FOLDER ... [--to docs/study/lengths.csv]
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
 `planted` writes what each measure says of models with weights set by hand (`experiments.planted`; half a minute).
+`rare-word` writes a data set whose class is whether a word is in the review (`experiments.rare_word`).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
-`render`, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads DVC's experiments of
-the current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing
-but the seed are one setting; means are over its seeds. `layers` writes what one run measured by layer as one table,
-`fits` how well the classifiers of some runs fit what they were trained on, and what their layers mix.
+`render`, or until a stage, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads
+DVC's experiments of the current commit, or those named: experiments, commits, or folders that hold a run. Experiments
+that differ in nothing but the seed are one setting; means are over its seeds. `layers` writes what one run measured by
+layer as one table, `fits` how well the classifiers of some runs fit what they were trained on, and what their layers
+mix. `lengths` measures the classifiers of some runs on their reviews cut to several lengths (`experiments.lengths`).
 """
 
 from __future__ import annotations
@@ -47,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, separated by spaces")
     run.add_argument("--profile", type=Path, default=Path("profiles/study.txt"), help="key=value overrides")
+    run.add_argument("--until", help="the last stage to run, with those that it needs; default: all but render")
     run.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
+    rare_word = commands.add_parser("rare-word", help="reviews whose class is whether a rare word is there")
+    rare_word.add_argument("--dataset", required=True, help="hub identifier, folder or file; columns text and label")
+    rare_word.add_argument("--to", type=Path, required=True, help="new folder of the data set")
     answer = commands.add_parser("answer", help="classifiers of known tasks, before and after fine-tuning")
     answer.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")
@@ -60,9 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layers = commands.add_parser("layers", help="what one run measured by layer")
     layers.add_argument("folder", type=Path, help="of the run")
     layers.add_argument("--to", type=Path, default=Path("docs/study/mpnet.csv"), help="csv")
-    fits = commands.add_parser("fits", help="trainings on given and permuted labels")
+    fits = commands.add_parser("fits", help="trainings on given and permuted labels, and on a rare word")
     fits.add_argument("folders", type=Path, nargs="+", help="of the runs")
     fits.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of fits.csv and fits_layers.csv")
+    lengths = commands.add_parser("lengths", help="the same reviews cut to several lengths")
+    lengths.add_argument("folders", type=Path, nargs="+", help="of the runs")
+    lengths.add_argument("--to", type=Path, default=Path("docs/study/lengths.csv"), help="csv")
     planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
@@ -74,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]
         run_settings(options.dataset, names, options.to, only_interventions=options.interventions)
+        return 0
+    if options.command == "rare-word":
+        from experiments.rare_word import write_reviews
+
+        write_reviews(options.dataset, options.to)
         return 0
     if options.command == "planted":
         from experiments.planted import write_planted
@@ -89,29 +105,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_fits(options.folders, options.to / "fits.csv")
         write_by_layer(options.folders, options.to / "fits_layers.csv")
         return 0
+    if options.command == "lengths":
+        from experiments.lengths import write_lengths
+
+        write_lengths(options.folders, options.to)
+        return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)
         return 0
     seeds = list(dict.fromkeys(options.seeds.split()))
     if not seeds or not all(seed.isdecimal() for seed in seeds):
         raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
-    if folders := run_seeds(options.dataset, seeds, options.profile):
+    if folders := run_seeds(options.dataset, seeds, options.profile, options.until):
         write_table(folders, MIXING, options.to)
     return int(len(folders) < len(seeds))
 
 
-def run_seeds(dataset: str, seeds: Sequence[str], profile: Path) -> list[str]:
+def run_seeds(dataset: str, seeds: Sequence[str], profile: Path, until: str | None = None) -> list[str]:
     """Run the committed pipeline for each seed with the profile's overrides, but for the stages that are up to date.
 
-    Return the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
+    `until` names the last stage, which is run with those that it needs; without it all run but `SKIPPED_STAGES`. Return
+    the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
     """
+    declared = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    stages = [stage for stage in declared if stage not in SKIPPED_STAGES]
+    if until is not None and until not in stages:
+        raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(stages)}")
+    targets = stages if until is None else [until]
+    if not profile.is_file():
+        raise InputError(f"--profile: there is no file {profile}")
     lines = profile.read_text(encoding="utf-8").splitlines()
     overrides = [line for line in lines if line.strip() and not line.startswith("#")]
     # A local path must be absolute in a clone; DVC's grammar takes any path in single quotes.
     name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     name = name.replace("\\", "\\\\").replace("'", "\\'")
-    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    command = [sys.executable, "-m", "dvc", "repro", *(stage for stage in stages if stage not in SKIPPED_STAGES)]
+    command = [sys.executable, "-m", "dvc", "repro", *targets]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     folders = []
     for seed in seeds:

@@ -1,11 +1,11 @@
-"""Trainings on given and on permuted labels that fit equally well, and what they change in the mixing of tokens.
+"""Trainings on given labels, permuted ones and a rare word that fit equally well, and what they change in the mixing.
 
 A control with permuted labels says something only where it fits them as well as another training fits the given ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import Text, read_split, texts_of
-from experiments.tables import DIGITS, over_seeds, paired_differences, read_experiments
-from stages.common.parameters import read_parameters
+from experiments.rare_word import WORD_COLUMN
+from experiments.tables import DIGITS, over_seeds, paired_differences
+from stages.common.parameters import Parameters, read_parameters
 from stages.finetune import permuted_labels
 
 Doubles = npt.NDArray[np.float64]
 BATCH_TEXTS = 32
+PAIRED = ("given", "permuted")  # a seed draws the same reviews for both; for the rare word it draws others
 MEASURES = {
     "own share": ("measure/parts", {"rule": "chord", "quantity": "own_share"}),
     "own share by tangent": ("measure/parts", {"rule": "tangent", "quantity": "own_share"}),
@@ -49,20 +51,31 @@ def write_fits(folders: Sequence[Path], to: Path) -> None:
 
 def write_by_layer(folders: Sequence[Path], to: Path) -> None:
     """Write the `MEASURES` by labels, checkpoint and layer, over seeds; and of given less permuted labels, in pairs."""
-    names = [str(folder) for folder in folders]
     tables = []
     for measure, (csv, where) in MEASURES.items():
-        table = read_experiments(names, csv)
-        for column, value in where.items():
-            table = table[table[column] == value]
-        labels = table["setting"].str.extract(r"labels=(\w+)", expand=False)
-        table = table.assign(setting=labels, measure=measure).sort_values(["setting", "seed"], kind="stable")
-        table = table.loc[table["layer"] > 0, ["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
-        whole = table.groupby(["setting", "seed", "checkpoint", "measure"], sort=False)["mean"].mean().reset_index()
+        layers = pd.concat([_layers(folder, csv, where) for folder in folders], ignore_index=True)
+        layers = layers.assign(measure=measure)[["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
+        whole = layers.groupby(["setting", "seed", "checkpoint", "measure"], sort=False)["mean"].mean().reset_index()
         whole = whole.assign(measure=f"{measure}, mean of layers")
-        for each in (table, whole):  # p is adjusted over the layers alone
-            tables.append(over_seeds(pd.concat([each, paired_differences(each)], ignore_index=True)))
+        for each in (layers, whole):  # p is adjusted over the layers alone
+            in_pairs = paired_differences(each[each["setting"].isin(PAIRED)])
+            tables.append(over_seeds(pd.concat([each, in_pairs], ignore_index=True)))
     pd.concat(tables).round(DIGITS).to_csv(to, index=False, lineterminator="\n")
+
+
+def labels_of(parameters: Parameters) -> str:
+    """Return what a classifier was trained on: `given` or `permuted` labels, or the `rare word`."""
+    is_word = parameters.dataset.label_column == WORD_COLUMN
+    return "rare word" if is_word else parameters.finetune.labels
+
+
+def _layers(folder: Path, csv: str, where: Mapping[str, str]) -> pd.DataFrame:
+    """Return the rows of one run's csv file with these values, of its layers."""
+    parameters = read_parameters(folder / "params.yaml")
+    table = pd.read_csv(folder / "reports" / "plots" / f"{csv}.csv")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table[table["layer"] > 0].assign(setting=labels_of(parameters), seed=parameters.seed)
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -80,7 +93,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         labels_B = reviews["label"].to_numpy()
         predicted_B = logits_BC.argmax(-1)
         row = {
-            "labels": parameters.finetune.labels,
+            "labels": labels_of(parameters),
             "epochs": parameters.finetune.epochs,
             "seed": parameters.seed,
             "split": split,

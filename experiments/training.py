@@ -25,10 +25,10 @@ from attnmix.data.source import read_splits
 from attnmix.models.attention import OBSERVED
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_classifier
+from experiments.rare_word import MIN_WORDS, RARE_WORD, with_rare_word
 
-TOKENS = 96
-RARE_WORD = "zebra"  # one token of the model; reviews that hold it already are left out
-WORDS_BEFORE = 60  # the rare word is put among the first words of a review
+TOKENS = MIN_WORDS
+FIRST_WORDS = 60  # of a review, among which the rare word is put
 REVIEWS = 600
 TEST_REVIEWS = 160
 HELD_OUT_REVIEWS = 1000  # test reviews that erasers are fitted to
@@ -90,19 +90,11 @@ def read_reviews(dataset: str, checkpoint: Path, seed: int, limit: int) -> tuple
 
 def _reviews(table: pd.DataFrame, tokenizer: Any, generator: np.random.Generator, number: int) -> Reviews:
     """Return as many reviews of each sentiment, each with and without the rare word, that are long enough."""
-    texts, kept = [], []
-    for sentiment, text in zip(table["label"], table["text"], strict=True):
-        words = text.replace("<br />", " ").split()
-        has_word = bool(generator.integers(2))
-        wanted = sum(each == (sentiment, has_word) for each in kept) < number // 4
-        if wanted and RARE_WORD not in text.lower() and len(words) >= TOKENS:  # a word has one token or more
-            place = generator.integers(WORDS_BEFORE)
-            texts.append(" ".join([*words[:place], *[RARE_WORD] * has_word, *words[place:]]))
-            kept.append((sentiment, has_word))
-    if len(texts) < number:
-        raise InputError(f"the data set has {len(texts)} reviews that are long enough; {number} are needed")
-    order = generator.permutation(len(texts))
-    texts, flags = [texts[place] for place in order], np.array(kept, np.int64)[order]
+    chosen = with_rare_word(table, generator, FIRST_WORDS, limit=number // 4)
+    if len(chosen) < number:
+        raise InputError(f"the data set has {len(chosen)} reviews that are long enough; {number} are needed")
+    texts = chosen["text"].tolist()
+    sentiments, has_word = (chosen[column].to_numpy(np.int64) for column in ("label", "word"))
     encoded = tokenizer(texts, truncation=True, max_length=TOKENS, return_offsets_mapping=True)
     capitals = np.array(
         [
@@ -110,7 +102,7 @@ def _reviews(table: pd.DataFrame, tokenizer: Any, generator: np.random.Generator
             for text, offsets in zip(texts, encoded["offset_mapping"], strict=True)
         ]
     )
-    labels = {"sentiment": flags[:, 0], "word": flags[:, 1], "both": 2 * flags[:, 0] + flags[:, 1]}
+    labels = {"sentiment": sentiments, "word": has_word, "both": 2 * sentiments + has_word}
     return Reviews(texts, torch.tensor(encoded["input_ids"]), labels | {CAPITALISED: capitals})
 
 

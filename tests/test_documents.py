@@ -28,6 +28,7 @@ ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
 EDITS = ("text_mean", "corpus_mean", "other_class")
 DONOR = "donor of the other class"
+TRAINED_ON = ("given", "permuted", "rare word")
 OWN_LEVELS = (("given", "pretrained"), ("given", "finetuned"), ("permuted", "finetuned"))
 
 
@@ -73,6 +74,11 @@ def points(*changes: float) -> str:
 
 def decimals(*values: float) -> str:
     return " ".join(f"{value:.2f}" for value in values)
+
+
+def p_value(p: float) -> str:
+    """Return a p value as the study writes it: `below 0.001`, of which this is the number, or three decimals."""
+    return "0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def change(values: Mapping[Any, Any]) -> str:
@@ -207,16 +213,16 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
 def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
     fits = committed(f"{STUDY}fits.csv")
     assert (fits.loc[fits["split"] == "train", "accuracy"] == 1).all()
-    assert fits.groupby(["labels", "split"])["seed"].nunique().eq(3).all()
-    means = fits.groupby(["split", "labels"])[["accuracy", "margin"]].mean()
-    margins = [f"{means.loc[('train', labels), 'margin']:.1f}" for labels in ("given", "permuted")]
-    scores = [means.loc[("test", labels), "accuracy"] for labels in ("given", "permuted")]
-    certainty = fits[fits["split"] == "test"].groupby("labels")["certainty"].mean()
+    assert fits.groupby(["labels", "split"])["seed"].nunique().eq(5).all()
+    means = fits.groupby(["split", "labels"])[["accuracy", "margin", "certainty"]].mean()
+    margins = [f"{means.loc[('train', labels), 'margin']:.1f}" for labels in TRAINED_ON]
+    scores = [means.loc[("test", labels), "accuracy"] for labels in TRAINED_ON]
+    certainty = means.loc["test", "certainty"]
     text = " ".join(committed(f"{STUDY}README.md").split())
-    assert f"a mean margin of {margins[0]} logits (given) and {margins[1]} (permuted)" in text
-    assert f"of 200 test reviews {percent(scores[0])} % and {percent(scores[1])} %" in text
+    assert f"{margins[0]} logits (given), {margins[1]} (permuted) and {margins[2]} (rare word)" in text
+    assert f"of 200 test reviews {percent(scores[0])} %, {percent(scores[1])} % and {percent(scores[2])} %" in text
     assert (
-        f"less sure ({certainty['permuted']:.1f} logits between the classes, the others {certainty['given']:.1f})"
+        f"less sure ({certainty['permuted']:.1f} logits between the classes, the given ones {certainty['given']:.1f})"
         in text
     )
 
@@ -225,26 +231,49 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         (chosen,) = (each for _, each in measured.iterrows() if each["layer"] == layer or layer is None)
         return chosen
 
-    own, both, means = "own share", "given minus permuted", "ratio, mean of layers"
-    averages = [compared(means, labels, None) for labels in ("given", "permuted", both)]
-    fourth, sixth = (compared("ratio", both, layer) for layer in (4, 6))
-    fall = {labels: compared(own, labels, 6) for labels in ("given", "permuted")}
+    own, both, mean_ratio = "own share", "given minus permuted", "ratio, mean of layers"
+    given, permuted, word = TRAINED_ON
+    averages = [compared(mean_ratio, labels, None) for labels in (given, permuted, both)]
+    lower, upper = ([compared("ratio", both, layer) for layer in layers] for layers in ((1, 2, 3), (4, 5, 6)))
+    assert all(each["p_holm"] > 0.05 for each in lower)
+    upper_layers = [
+        f"{change(each)} {layer} {p_value(each['p_holm'])}" for layer, each in zip((4, 5, 6), upper, strict=True)
+    ]
+    fall = {labels: compared(own, labels, 6) for labels in (*TRAINED_ON, both)}
     levels = [compared(own, labels, 6, checkpoint)["mean"] for labels, checkpoint in OWN_LEVELS]
-    fifth, tangent = (compared(measure, both, 5) for measure in (own, "own share by tangent"))
-    class_share = [percent(*compared("share: the class", labels, 6, "finetuned")[ENDS]) for labels in fall]
+    tangent = compared("own share by tangent", both, 6)
+    class_share = {labels: compared("share: the class", labels, 6, "finetuned")[ENDS] for labels in TRAINED_ON}
     class_change = compared("share: the class", both, 6)
-    corpus = [compared("ratio, corpus mean", labels, 6) for labels in ("given", "permuted", both)]
+    corpus = {labels: compared("ratio, corpus mean", labels, 6) for labels in (*TRAINED_ON, both)}
+    over_layers = compared("ratio, corpus mean, mean of layers", both, None)
+    assert all(each["ci_low"] < 0 < each["ci_high"] for each in (corpus[both], over_layers))
+    falls = {labels: f"{change(each)} {p_value(each['p_holm'])}" for labels, each in fall.items()}
     claims = [
-        f"{' '.join(map(change, averages))} {averages[2]['p']:.2f} 4 {change(fourth)} {fourth['p_holm']:.2f} 6 "
-        f"{change(sixth)} {sixth['p_holm']:.2f} 4 6",
-        f"6 {percent(*levels[:2])} {change(fall['given'])} {fall['given']['p_holm']:.2f} {percent(levels[2])} "
-        f"{change(fall['permuted'])} {fall['permuted']['p_holm']:.2f} {change(fifth)} 5 "
-        f"{fifth['p_holm']:.2f} {change(tangent)}",
-        f"6 {class_share[0]} {class_share[1]} {percent(*class_change[ENDS])} {class_change['p_holm']:.2f}",
-        f"6 {points(corpus[0]['mean'], corpus[1]['mean'])} {change(corpus[2])}",
+        f"{' '.join(map(change, averages))} {p_value(averages[2]['p'])} {' '.join(upper_layers)} 1 3",
+        f"6 {percent(*levels[:2])} {falls[given]} {percent(levels[2])} {falls[permuted]} {falls[both]} "
+        f"{change(tangent)} {p_value(tangent['p_holm'])}",
+        f"6 {percent(*class_share[given])} {percent(*class_share[permuted])} {percent(*class_change[ENDS])} "
+        f"{p_value(class_change['p_holm'])}",
+        f"6 {points(corpus[given]['mean'], corpus[permuted]['mean'])} {change(corpus[both])} {change(over_layers)}",
+        f"{change(compared(mean_ratio, word, None))} 6 {falls[word]} 6 "
+        f"{points(corpus[word]['mean'], compared('ratio', word, 6)['mean'])} 6 {percent(*class_share[word])}",
         "2017",
     ]
-    assert_numbers("docs/study/README.md", "- **A rise needs no true", "## A second model", claims)
+    assert_numbers("docs/study/README.md", "- **A rise needs no true", "### At other lengths", claims)
+
+
+def test_findings_at_other_lengths_are_those_of_their_table() -> None:
+    assert committed(f"{STUDY}lengths.csv")["seeds"].eq(5).all()
+
+    def last_layer(measure: str, length: int) -> pd.Series:
+        return row(f"{STUDY}lengths.csv", measure=measure, length=length, layer=6, checkpoint=CHANGE)
+
+    ratios = {length: last_layer("ratio", length) for length in (64, 96, 256)}
+    assert all(each["ci_low"] > 0 for each in ratios.values())
+    falls = [f"{-100 * last_layer('own share', length)['mean']:.1f}" for length in ratios]
+    lengths = " ".join(f"{change(each)} {length}" for length, each in ratios.items())
+    claims = [f"6 {lengths} {ratios[256]['tokens']:.0f} {' '.join(falls)}", ""]
+    assert_numbers("docs/study/README.md", "- **The rise is there", "## A second model", claims)
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
@@ -368,7 +397,7 @@ def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
             assert numbers == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(numbers)]]
 
 
-@pytest.mark.parametrize("name", ["settings", "by_layer", "edits", "planted"])
+@pytest.mark.parametrize("name", ["settings", "by_layer", "fits", "lengths", "second_model", "edits", "planted"])
 def test_tables_of_the_study_are_those_of_the_committed_csv(name: str) -> None:
     document = "docs/measures/planted.md" if name == "planted" else "docs/study/README.md"
     contents = {found: content for _, found, content, _ in MARKED.findall(committed(document))}

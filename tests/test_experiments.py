@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ from dvc_repository import Repository, repository_of
 from scipy import stats
 
 from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters
+from attnmix.data.source import read_splits
 from experiments import __main__ as command
+from experiments import fits
 from experiments.answer_tables import differences_of_settings
 from experiments.tables import over_seeds, paired_differences, read_experiments
 
@@ -177,6 +180,20 @@ def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     assert repository.git("status", "--short") == ""
 
 
+@pytest.mark.long  # DVC runs once
+def test_a_run_stops_after_the_stage_that_is_named(repository: Repository, tmp_path: Path) -> None:
+    """The pipeline's stage `after` fails, so that a run that went on would be left out."""
+    stages = yaml.safe_load(FILES["dvc.yaml"])
+    stages["stages"]["after"] = {"cmd": "false", "deps": ["reports/plots/measure"]}
+    (repository.folder / "dvc.yaml").write_text(yaml.safe_dump(stages), encoding="utf-8")
+    repository.commit("A stage that fails")
+    profile = tmp_path / "quick.txt"
+    profile.write_text("# nothing\n", encoding="utf-8")
+    arguments = ["run", "--dataset", "x", "--seeds", "1", "--profile", str(profile), "--to", str(tmp_path)]
+    assert command.main([*arguments, "--until", "measure"]) == 0
+    assert command.main(arguments) == 1
+
+
 @pytest.mark.long  # DVC runs four experiments
 def test_experiments_of_the_commit_are_side_by_side(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -203,6 +220,75 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
+    with pytest.raises(InputError, match=r"^--profile: there is no file profiles/study\.txt$"):
+        command.main(["run", "--dataset", "x"])
+    for stage in ("render", "nothing"):  # the first is skipped
+        with pytest.raises(InputError, match=f"--until: there is no stage '{stage}'; allowed: measure$"):
+            command.main(["run", "--dataset", "x", "--until", stage])
+
+
+def test_a_rare_word_is_put_into_a_random_half_of_the_reviews_and_is_their_class(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(100))
+    texts = [f"{words} {number}" for number in range(400)]
+    given = pd.DataFrame({"text": texts, "label": np.arange(400) % 2})
+    excluded = pd.DataFrame({"text": ["too short", f"a Zebra in {words}"], "label": [0, 1]})
+    source, folder = tmp_path / "source", tmp_path / "planted"
+    source.mkdir()
+    for split in ("train", "test"):
+        pd.concat([given, excluded]).to_csv(source / f"{split}.csv", index=False)
+    command.main(["rare-word", "--dataset", str(source), "--to", str(folder)])
+    sources = given.set_index("text")["label"]
+    for split in ("train", "test"):
+        planted = pd.read_json(folder / f"{split}.jsonl", lines=True)
+        without = planted["text"].str.replace("zebra ", "", regex=False)
+        assert sorted(without) == sorted(texts)
+        assert (planted["label"].to_numpy() == sources[without].to_numpy()).all()
+        places = planted["text"].str.split().map(lambda text: text.index("zebra") if "zebra" in text else -1)
+        assert ((places >= 0) == (planted["word"] == "present")).all()
+        assert set(places[places >= 0]) <= set(range(30))
+        assert places[places >= 0].nunique() > 20
+        shares = (places >= 0).groupby(planted["label"]).mean()
+        assert shares.between(0.4, 0.6).all(), "whatever the label"
+        assert not without.is_monotonic_increasing
+    settings = DatasetParameters(name=str(folder), label_column="word")
+    splits, _ = read_splits(settings, 1)
+    assert set(splits["test"]["label_name"]) == {"absent", "present"}
+    with pytest.raises(InputError, match=r"^--to: .*planted exists already"):
+        command.main(["rare-word", "--dataset", str(source), "--to", str(folder)])
+
+
+def test_only_trainings_on_the_same_reviews_are_compared_in_pairs(tmp_path: Path) -> None:
+    generator, values, folders = np.random.default_rng(4), {}, []
+    kinds = {"given": {}, "permuted": {"finetune": {"labels": "permuted"}}}
+    kinds["rare word"] = {"dataset": {"label_column": "word"}}
+    for (labels, parameters), seed in product(kinds.items(), (1, 2, 3)):
+        folder = tmp_path / f"{labels} {seed}"
+        for csv, where in fits.MEASURES.values():
+            mean = generator.normal(size=3)
+            table = pd.DataFrame({"checkpoint": "difference", "layer": [0, 1, 2], "mean": mean}).assign(**where)
+            other = table.assign(**dict.fromkeys(where, "another"), mean=9.0)
+            path = folder / f"reports/plots/{csv}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            former = pd.read_csv(path) if path.exists() else pd.DataFrame()
+            pd.concat([former, table, other]).to_csv(path, index=False)
+            values[labels, seed, where.get("rule"), csv] = mean
+        (folder / "params.yaml").write_text(yaml.safe_dump({"seed": seed, **parameters}), encoding="utf-8")
+        folders.append(folder)
+    fits.write_by_layer(folders, tmp_path / "layers.csv")
+    table = pd.read_csv(tmp_path / "layers.csv")
+    assert set(table["setting"]) == {*kinds, "given minus permuted"}
+    ratio, whole = (
+        table[table["measure"] == name].set_index(["setting", "layer"])["mean"]
+        for name in ("ratio", "ratio, mean of layers")
+    )
+    means = {
+        labels: np.mean([values[labels, seed, None, "measure/mixing"] for seed in (1, 2, 3)], axis=0)
+        for labels in kinds
+    }
+    for labels, mean in means.items():
+        np.testing.assert_allclose(ratio[labels], mean[1:], atol=1e-6)
+        np.testing.assert_allclose(whole[labels], mean[1:].mean(), atol=1e-6)
+    np.testing.assert_allclose(ratio["given minus permuted"], (means["given"] - means["permuted"])[1:], atol=1e-6)
 
 
 @pytest.fixture(scope="module")
