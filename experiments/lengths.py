@@ -31,7 +31,7 @@ def write_lengths(folders: Sequence[Path], to: Path, lengths: Sequence[int] = LE
 
     `length` is the number of tokens to which longer reviews are cut, `tokens` the mean number that is left.
     """
-    table = pd.concat([_of_run(folder, lengths) for folder in folders], ignore_index=True)
+    table = pd.concat([_rows_of_run(folder, lengths) for folder in folders], ignore_index=True)
     without_checkpoint = [key for key in KEYS if key != "checkpoint"]
     wide = table.pivot(index=without_checkpoint, columns="checkpoint", values="mean")
     change = (wide["finetuned"] - wide["pretrained"]).rename("mean").reset_index().assign(checkpoint="difference")
@@ -42,7 +42,7 @@ def write_lengths(folders: Sequence[Path], to: Path, lengths: Sequence[int] = LE
     result.round(DIGITS).to_csv(to, index=False, lineterminator="\n")
 
 
-def _of_run(folder: Path, lengths: Sequence[int]) -> pd.DataFrame:
+def _rows_of_run(folder: Path, lengths: Sequence[int]) -> pd.DataFrame:
     """Return `KEYS` and `mean` of one run's two checkpoints."""
     run, parameters = Run(folder), read_parameters(folder / "params.yaml")
     documents = run.drawn_reviews.documents

@@ -20,7 +20,7 @@ from attnmix.core.settings import DatasetParameters
 from attnmix.data.source import read_source
 
 RARE_WORD = "zebra"  # one token of the default model; reviews that hold it already are left out
-MIN_WORDS = 96  # of a review, before the rare word is put in; a word has one token or more
+MIN_WORDS = 96  # words of the shortest review taken, before the rare word is put in; each is a token or more
 MEASURED_WORDS = 30  # the word is put among the first so many, which the 48 tokens that are measured of a review hold
 WORD_COLUMN = "word"
 CLASSES = {False: "absent", True: "present"}

@@ -28,7 +28,7 @@ from attnmix.models.loading import load_classifier
 from experiments.rare_word import MIN_WORDS, RARE_WORD, with_rare_word
 
 TOKENS = MIN_WORDS
-FIRST_WORDS = 60  # of a review, among which the rare word is put
+FIRST_WORDS = 60  # words at the start of a review, among which the rare word is put
 REVIEWS = 600
 TEST_REVIEWS = 160
 HELD_OUT_REVIEWS = 1000  # test reviews that erasers are fitted to
