@@ -284,7 +284,7 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
             done = share * share * (3 - 2 * share)  # slow at both ends
             xy, word_xy = ((1 - done) * each[before] + done * each[site] for each in (places, centres))
             dots.set_offsets(xy)
-            leaders.set_segments(np.stack([xy[list(labels[site])], word_xy], axis=1))
+            leaders.set_segments(list(np.stack([xy[list(labels[site])], word_xy], axis=1)))
             for word, centre in zip(words, word_xy, strict=True):
                 word.set_position(centre)
             canvas.restore_region(background)
