@@ -269,7 +269,7 @@ class MeasureParameters(Section):
         name for name in MATRIX_NAMES if name not in COSTLY_MATRIX_NAMES
     ]
     gradient_documents: CountOrZero = 4
-    gradient_max_length: Tokens = 24
+    gradient_max_length: Tokens = 16
     parts_documents: CountOrZero = 8
     parts_max_length: Tokens = 48
 

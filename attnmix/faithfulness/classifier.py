@@ -57,7 +57,7 @@ class Gradients(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What the classifier says of one text."""
+    """The logits of one text, and the token from which the head takes them."""
 
     logits_C: Tensor  # float64, on the CPU
     read_position: int  # as in `Gradients`
