@@ -357,7 +357,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
         f"{reviews['negative']} {correlation('negative')} {reviews['positive']} {correlation('positive')} "
         f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
-        f"4 24 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
+        f"4 16 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
         f"{change(same_tokens)} 6 5 {points(*within.loc[5, ENDS[1:]])} 6 {points(*within.loc[6, ENDS[1:]])}",
         f"6 {percent(exchanged[0]['mean'], exchanged[1]['mean'])} {change(exchanged[2])} {change(exchanged[5])} "
         f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])} 4",
