@@ -174,14 +174,20 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control=control, checkpoint=CHANGE)["mean"].mean()
         for control in ("shuffled_words", "corpus_value")
     )
+    fits, pair = f"{STUDY}fits_layers.csv", ("given", "permuted", "given minus permuted")
+    where = {"measure": "ratio, mean of layers", "checkpoint": CHANGE}
+    rises = [row(fits, setting=labels, **where) for labels in pair]
+    where = {"measure": "ratio, corpus mean, mean of layers", "checkpoint": CHANGE}
+    rises.append(row(fits, setting=pair[2], **where))
+    where = {"measure": "share: the class", "checkpoint": "finetuned", "layer": 6}
+    class_shares = [row(fits, setting=labels, **where) for labels in pair[:2]]
     read = [
         f"1 {percent(*before_and_after['chord'])} {' '.join(own_change)} 95 {own['chord', CHANGE]['documents']} 48 "
         f"{percent(*before_and_after['tangent'])} {percent(*projected)}",
         f"2 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']} "
-        f"{points(shuffled, corpus_values)} 5 95",
-        f"3 {change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))}",
-        f"4 {percent(*by_layers(share, 'after', 6)[ENDS], abs(at(share, 'before')))} {adjusted.split()[0]} "
-        f"{percent(at(share, 'after', permuted))} 4 {adjusted.split()[1]}",
+        f"{points(shuffled, corpus_values)} 95",
+        f"3 {' '.join(map(change, rises))}",
+        f"4 {' '.join(percent(*each[ENDS]) for each in class_shares)}",
     ]
     assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
@@ -346,7 +352,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{percent(test['accuracy_ci_low'], test['accuracy_ci_high'], test['majority_accuracy'])}",
         f"2 6 6 {points(mixing['mean'][6])} 6",
         f"6 {shorter[0]} 33 64 {shorter[1]} 65 128 {long} 129 256 {len(short)} {len(less_sure)} 4.2 "
-        f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())}",
+        f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())} {long.split()[1]}",
         f"6 {' '.join(cosines)}",
         f"{percent(*in_attention('finetuned', 'share_class')[ENDS])} 6 "
         f"{percent(in_attention('pretrained', 'share_class')['mean'])} 4 {percent(*map(kept, EDITS))} 40 "
@@ -356,11 +362,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{' '.join(points(rise_of(name)) for name in ('text_mean_value', 'corpus_value'))} "
         f"{100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
         f"{reviews['negative']} {correlation('negative')} {reviews['positive']} {correlation('positive')} "
-        f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
-        f"4 16 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
-        f"{change(same_tokens)} 6 5 {points(*within.loc[5, ENDS[1:]])} 6 {points(*within.loc[6, ENDS[1:]])}",
+        f"{given_length('positive')} {correlation('all')} {given_length('all')}",
+        f"4 16 {percent(first['mean'], last['mean'])} {change(moved)} 6 {change(within.loc[6])} "
+        f"{change(same_tokens)} 4",
         f"6 {percent(exchanged[0]['mean'], exchanged[1]['mean'])} {change(exchanged[2])} {change(exchanged[5])} "
-        f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])} 4",
+        f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])}",
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
     assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)

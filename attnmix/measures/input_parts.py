@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from attnmix.core.arithmetic.kernels import task_threads
 from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
 from attnmix.core.settings import MAX_PARTS_TOKENS
@@ -33,7 +34,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
-CACHED_NUMBERS = 2**18  # of them at a time on a processor, whose cache holds as many
+CACHED_NUMBERS = 2**22  # of them at a time on a processor, whose cache holds as many
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
 QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
@@ -144,14 +145,23 @@ def _rest_of_layer(
         stream_JRD = rest.stream(residual_JRD).clone()
         stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
         entering_JRD = stream_JRD
-    added_JRD = torch.cat([rest.added(sources) for sources in _cached_sources(entering_JRD, rest.preactivation_NW)])
-    added_JRD[-1] = rest.added_with_biases(entering_JRD[-1])
+    added_biases_RD = rest.added_with_biases(entering_JRD[-1])
+    added_JRD = torch.cat(_in_threads(rest.added, _cached_sources(entering_JRD, rest.preactivation_NW)))
+    added_JRD[-1] = added_biases_RD
     summed_JRD = stream_JRD + added_JRD
     if block.output_norm.absent:
         return summed_JRD
     whole_stream_RD = rest.stream_with_biases(layer_pass.residual[rows])
     whole_RD = whole_stream_RD + rest.added_with_biases(whole_stream_RD)
     return normed(block.output_norm, summed_JRD, whole_RD)
+
+
+def _in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `function` makes of each block, in a thread for each core where that is faster."""
+    threads = None if torch.is_grad_enabled() else task_threads(blocks[0].device)
+    if threads is None or len(blocks) < 2:
+        return list(map(function, blocks))
+    return list(threads.map(torch.no_grad(function), blocks))
 
 
 def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
