@@ -287,7 +287,9 @@ def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]
 
 def _edits(read: Read) -> str:
     """Return the share of reviews that keep their class, and the accuracy, by edit."""
-    table = read(f"{STUDY}answer_interventions.csv").query("extent == 'from' and setting == 'true labels'")
+    table = read(f"{STUDY}answer_interventions.csv").query(
+        "extent == 'from' and setting == 'true labels' and not edit.str.contains(' minus ')"
+    )
     kept = table.pivot(index="edit", columns=["measure", "layer"], values="mean")
     rows = [
         (edit, *(_percent(kept.loc[edit, ("same_class", layer)], 0) for layer in (4, 5, 6)), _percent(row, 0))

@@ -143,7 +143,7 @@ def _intervention_tables(study: Study, held_out: Reviews) -> dict[str, Rows]:
     erasers = fit_erasers(fitted)
     tables = {
         "interventions": list(intervention_rows(study, values, fitted, erasers)),
-        "scaling": scaling_rows(study, values, erasers["class"]),
+        "scaling": scaling_rows(study, values, erasers),
     }
     return {name: rows for name, rows in tables.items() if rows}
 

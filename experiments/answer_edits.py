@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ from attnmix.interventions import (
     without_edges,
     without_heads,
 )
+from attnmix.model import Model
 from experiments.training import TOKENS
 
 if TYPE_CHECKING:
@@ -39,9 +41,10 @@ Erasers = dict[str, dict[int, Eraser]]
 BatchEdit = Callable[[npt.NDArray[np.int64]], Edit]
 """Returns the edit for a batch, from the numbers of its reviews: each review may take another's values."""
 
-INTERVENED = 48  # reviews whose attention is edited
-SCALED = 20  # reviews whose ratio is taken with the class's part of the values scaled
+SCALED = 40  # reviews whose ratio is taken with a part of the values scaled
 SCALED_LAYERS = (4, 5, 6)
+SCALES = {"class": (0.0, 0.5, 1.0, 1.5, 2.0), "random directions": (0.0,), "largest other directions": (0.0,)}
+"""The factors of what each eraser takes away; 0 erases it."""
 SINGLE_LAYERS = ("text's mean", "corpus mean", "others cut from others", "[CLS] cut from others")
 ALL_LAYERS = ("text's mean", "corpus mean", "class mean", "other class's mean")
 """Edits that are also made in one layer alone, and from the first layer on; the others from layer 4, 5 and 6 on."""
@@ -61,9 +64,9 @@ class Values(NamedTuple):
         """The class that the model gives each review."""
         return self.logits_NC.argmax(-1)
 
-    def two_classes(self, rows: int) -> bool:
-        """Return False if the first `rows` reviews, or nearly all of them, have one class: then there is no other."""
-        return len(self.predicted_N[:rows].unique()) == 2 and int(self.predicted_N.bincount().min()) >= 10
+    def two_classes(self) -> bool:
+        """Return False if all reviews, or nearly all of them, have one class: then there is no other."""
+        return len(self.predicted_N.unique()) == 2 and int(self.predicted_N.bincount().min()) >= 10
 
 
 def read_values(study: Study) -> Values:
@@ -93,48 +96,109 @@ def fit_erasers(held_out: Values, *, of_means: bool = False) -> Erasers:
 
 
 def intervention_rows(study: Study, values: Values, held_out: Values, erasers: Erasers) -> Iterator[dict[str, Any]]:
-    """Yield what becomes of the class for each edit, in a layer or from it on; nothing if reviews have one class."""
-    rows = list(range(INTERVENED))
+    """Yield what becomes of the class for each edit, in a layer or from it on; nothing if reviews have one class.
+
+    `donors_class` is the share of reviews that get their donor's class, `above_constant` that less the share that the
+    better of two constant answers would get.
+    """
     logits_NC, predicted_N = values.logits_NC, values.predicted_N
-    if not values.two_classes(INTERVENED):
+    if not values.two_classes():
         return
+    rows = range(len(predicted_N))
     edits, donor_N = _edits(study, values, held_out, erasers)
-    truth, chosen = torch.as_tensor(study.test.labels[study.truth])[rows], predicted_N[rows]
-    probability_N = logits_NC.softmax(-1)[rows, chosen]
+    truth_N = torch.as_tensor(study.test.labels[study.truth])
+    probability_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
     last = study.base.config.num_hidden_layers
+    entering = _layer_inputs(study)
     for name, edit in tqdm(edits.items(), desc="interventions", disable=None):
         for extent in ("from", "only"):
             for first in range(1, last + 1):
                 if (extent == "only" and name not in SINGLE_LAYERS) or (first < 4 and name not in ALL_LAYERS):
                     continue
-                layers = set(range(first, last + 1)) if extent == "from" else {first}
-                after_NC = study.logits(rows, _within(edit, layers))
-                named = after_NC.argmax(-1)
-                donors_class = np.nan
-                if name in donor_N:
-                    donors_class = float((named == predicted_N[donor_N[name][rows]]).double().mean())
-                yield {
+                layers = range(first, last + 1) if extent == "from" else range(first, first + 1)
+                after_NC = _edited_logits(study, edit, layers, entering[first - 1])
+                named_N = after_NC.argmax(-1)
+                after_N = after_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
+                row = {
                     "edit": name,
                     "extent": extent,
                     "layer": first,
-                    "same_class": float((named == chosen).double().mean()),
-                    "accuracy": float((named == truth).double().mean()),
-                    "probability": float((after_NC.softmax(-1)[range(len(rows)), chosen] - probability_N).mean()),
-                    "donors_class": donors_class,
-                    "largest_logit_change": float((after_NC - logits_NC[rows]).abs().max()),
+                    "same_class": _share(named_N == predicted_N),
+                    "accuracy": _share(named_N == truth_N),
+                    "probability": float((after_N - probability_N).mean()),
+                    "largest_logit_change": float((after_NC - logits_NC).abs().max()),
                 }
+                if name in donor_N:
+                    donors_class_N = predicted_N[donor_N[name]]
+                    row["donors_class"] = _share(named_N == donors_class_N)
+                    row["above_constant"] = row["donors_class"] - float(donors_class_N.bincount().max() / len(rows))
+                yield row
 
 
-def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser]) -> list[dict[str, Any]]:
-    """Return margin and ratio where what tells classes in the values of the upper layers is scaled; 0 erases it."""
+def _layer_inputs(study: Study) -> list[Tensor]:
+    """Return what enters each layer `[N, T, D]`, without an edit."""
+    batches = []
+    for batch in study.batches(range(len(study.test.texts))):
+        with torch.inference_mode():
+            states = study.base(input_ids=study.test.ids_NT[batch], output_hidden_states=True).hidden_states
+        batches.append(torch.stack(states[:-1]))
+    return list(torch.cat(batches, dim=1))
+
+
+def _edited_logits(study: Study, edit: BatchEdit, layers: range, entering_NTD: Tensor) -> Tensor:
+    """Return the logits `[N, C]` with attention edited in some layers, of which the first reads `entering_NTD`."""
+    below = layers.start - 1
+    loaded = Model(study.model, study.tokenizer, "classifier")
+    logits = []
+    for batch in study.batches(range(len(entering_NTD))):
+        whole = edit(batch)
+
+        def edit_in_layers(called: int, weights: Tensor, value: Tensor, whole: Edit = whole) -> tuple[Tensor, Tensor]:
+            layer = called + below
+            return whole(layer, weights, value) if layer in layers else (weights, value)
+
+        starting = _starting_at(study.base, layers.start, entering_NTD[batch])
+        with torch.inference_mode(), starting, loaded.intervene(edit_in_layers) as network:
+            logits.append(network(input_ids=study.test.ids_NT[batch]).logits)
+    return torch.cat(logits).double()
+
+
+@contextmanager
+def _starting_at(base: Any, layer: int, entering_BTD: Tensor) -> Iterator[None]:
+    """Let a model begin with a layer, on given vectors: an edit changes nothing below it."""
+    embeddings, layers = base.embeddings, base.encoder.layer
+    base.embeddings, base.encoder.layer = _Recorded(entering_BTD), layers[layer - 1 :]
+    try:
+        yield
+    finally:
+        base.embeddings, base.encoder.layer = embeddings, layers
+
+
+class _Recorded(torch.nn.Module):
+    """A module that returns what it was given once, whatever its input."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        super().__init__()
+        self.vectors = vectors
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return self.vectors
+
+
+def _share(condition_N: Tensor) -> float:
+    return float(condition_N.double().mean())
+
+
+def scaling_rows(study: Study, values: Values, erasers: Erasers) -> list[dict[str, Any]]:
+    """Return margin and ratio where what an eraser takes from the values of the upper layers is scaled instead."""
     predicted_N = values.predicted_N
-    if not values.two_classes(len(predicted_N)):
+    if not values.two_classes():
         return []
     rows, chosen = [], range(SCALED)
-    for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
+    for directions, factor in ((name, factor) for name, factors in SCALES.items() for factor in factors):
         scaled = replace(study, model=copy.deepcopy(study.model))
         for layer in SCALED_LAYERS:
-            eraser = erasers[layer].scaled(factor)
+            eraser = erasers[directions][layer].scaled(factor)
             value = scaled.base.encoder.layer[layer - 1].attention.self.value
             taken_EE = eraser.readout_DK @ eraser.directions_KD
             with torch.no_grad():
@@ -143,8 +207,8 @@ def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser]) -> li
         logits_NC = scaled.logits(chosen)
         margin_N = logits_NC.gather(1, predicted_N[: len(chosen), None])[:, 0] * 2 - logits_NC.sum(-1)
         ratios = scaled.mean_ratios(scaled.measures(chosen)).mean(0)
-        row = {"factor": factor, "margin": float(margin_N.mean())}
-        row["same_class"] = float((logits_NC.argmax(-1) == predicted_N[: len(chosen)]).double().mean())
+        row = {"directions": directions, "factor": factor, "margin": float(margin_N.mean())}
+        row["same_class"] = _share(logits_NC.argmax(-1) == predicted_N[: len(chosen)])
         rows += [row | {"layer": layer, "ratio": float(ratios[layer - 1])} for layer in SCALED_LAYERS]
     return rows
 
@@ -174,6 +238,7 @@ def _edits(
         f"donor of the {name} class": torch.tensor([generator.choice(np.flatnonzero(row)) for row in mask.numpy()])
         for name, mask in (("same", same_NN), ("other", other_NN))
     }
+    donors["donor: the review itself"] = torch.arange(len(predicted_N))
     every_NN = ~torch.eye(len(predicted_N), dtype=torch.bool)
     weights = {"corpus mean": every_NN, "class mean": same_NN, "other class's mean": other_NN}
     weights |= {name: torch.nn.functional.one_hot(each, len(predicted_N)) for name, each in donors.items()}
@@ -213,16 +278,6 @@ def _always(edit: Edit) -> BatchEdit:
 def _values_of_reviews(values_NHd: Mapping[int, Tensor]) -> BatchEdit:
     """Return the edit that gives every source of a review the review's row of `values_NHd[layer]`."""
     return lambda rows: replaced_values({layer: each[rows][:, :, None] for layer, each in values_NHd.items()})
-
-
-def _within(edit: BatchEdit, layers: set[int]) -> BatchEdit:
-    """Return the edit in some layers only."""
-
-    def edit_in_layers(rows: npt.NDArray[np.int64]) -> Edit:
-        whole = edit(rows)
-        return lambda layer, weights, value: whole(layer, weights, value) if layer in layers else (weights, value)
-
-    return edit_in_layers
 
 
 def _at(tokens: slice, edit: Edit) -> Edit:

@@ -30,14 +30,32 @@ KEYS = {
     "layers": ["setting", "checkpoint", "measure", "layer"],
     "probes": ["setting", "checkpoint", "target", "kind", "layer"],
     "course": ["setting", "checkpoint", "step", "measure", "layer"],
-    "scaling": ["setting", "checkpoint", "factor", "measure", "layer"],
+    "scaling": ["setting", "checkpoint", "directions", "factor", "measure", "layer"],
     "interventions": ["setting", "checkpoint", "edit", "extent", "measure", "layer"],
     "reviews": ["setting", "checkpoint", "measure", "layer"],
 }
 WIDE = {
     "scaling": ["margin", "same_class", "ratio"],
-    "interventions": ["same_class", "accuracy", "probability", "donors_class", "largest_logit_change"],
+    "interventions": [
+        "same_class",
+        "accuracy",
+        "probability",
+        "donors_class",
+        "above_constant",
+        "largest_logit_change",
+    ],
 }
+COMPARED_EDITS = (
+    ("class erased", "random directions erased"),
+    ("class erased", "largest other directions erased"),
+    ("text's mean, class erased", "text's mean, random directions erased"),
+    ("text's mean, class erased", "text's mean, largest other directions erased"),
+    ("text's mean, class erased", "no values"),
+    ("donor: the review itself", "donor of the same class"),
+    ("donor: the review itself", "text's mean"),
+    ("heads with most of the class cut", "other heads cut"),
+)
+"""Edits of the same reviews by the same model, whose difference is tested over the seeds."""
 COLOURS = {"before": "#56B4E9", "true labels": "#D55E00", "permuted labels": "#7F7F7F"}  # Okabe and Ito's
 MARKERS = {"before": "o", "true labels": "s", "permuted labels": "^"}
 
@@ -52,6 +70,8 @@ def write_tables(runs: Path, to: Path) -> None:
         table = over_seeds(by_seed)
         if name == "layers":
             table = pd.concat([table, differences_of_settings(by_seed)])
+        if name == "interventions":
+            table = pd.concat([table, over_seeds(differences_of_edits(by_seed))])
         shown = table.drop(columns=["checkpoint"]) if table["checkpoint"].nunique() == 1 else table
         shown.round(DIGITS).to_csv(to / f"answer_{name}.csv", index=False, lineterminator="\n")
     drawn = [pd.read_csv(to / f"answer_{name}.csv") for name in ("layers", "probes", "interventions")]
@@ -99,6 +119,21 @@ def differences_of_settings(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"})
     table.insert(table.columns.get_loc("seeds"), "p_holm", table.groupby("measure")["p"].transform(holm))
     return table
+
+
+def differences_of_edits(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the first of two `COMPARED_EDITS` less the second, in each seed, as rows of `read_runs`."""
+    shares = runs[runs["measure"].isin(["same_class", "accuracy"])]
+    by_edit = dict(list(shares.groupby("edit")))
+    index = [key for key in (*KEYS["interventions"], "seed") if key != "edit"]
+    differences = []
+    for first, second in COMPARED_EDITS:
+        if first in by_edit and second in by_edit:
+            pair = [by_edit[edit].set_index(index)["mean"] for edit in (first, second)]
+            difference = (pair[0] - pair[1]).dropna().reset_index()
+            differences.append(difference.assign(edit=f"{first} minus {second}", checkpoint=CHANGE))
+    columns = [*KEYS["interventions"], "seed", "mean"]
+    return pd.concat(differences)[columns] if differences else runs.iloc[:0]
 
 
 def _long(table: pd.DataFrame, name: str) -> pd.DataFrame:

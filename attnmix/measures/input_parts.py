@@ -161,7 +161,8 @@ def _in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) 
     threads = None if torch.is_grad_enabled() else task_threads(blocks[0].device)
     if threads is None or len(blocks) < 2:
         return list(map(function, blocks))
-    return list(threads.map(torch.no_grad(function), blocks))
+    without_derivatives = torch.no_grad()(function)  # which each thread chooses for itself
+    return list(threads.map(without_derivatives, blocks))
 
 
 def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
