@@ -28,11 +28,16 @@ PAIRED = ("given", "permuted")  # a seed draws the same reviews for both; for th
 MEASURES = {
     "own share": ("measure/parts", {"rule": "chord", "quantity": "own_share"}),
     "own share by tangent": ("measure/parts", {"rule": "tangent", "quantity": "own_share"}),
+    "coherence of others' parts": ("measure/parts", {"rule": "chord", "quantity": "coherence"}),
     "ratio": ("measure/mixing", {"method": "attnresln_n"}),
+    "ratio, text mean": ("measure/mixing_controls", {"method": "attnresln_n", "control": "text_mean_value"}),
     "ratio, corpus mean": ("measure/mixing_controls", {"method": "attnresln_n", "control": "corpus_value"}),
     "share: the class": ("measure/geometry", {"point": "attention", "measure": "share_class"}),
 }
 """The csv file of each measure that is compared by layer, and its rows."""
+LAYER_KEYS = ["setting", "seed", "checkpoint", "layer"]
+EXCESS = "ratio less that with the corpus mean"
+"""A measure that is the difference of two others."""
 
 
 def write_fits(folders: Sequence[Path], to: Path) -> None:
@@ -51,10 +56,14 @@ def write_fits(folders: Sequence[Path], to: Path) -> None:
 
 def write_by_layer(folders: Sequence[Path], to: Path) -> None:
     """Write the `MEASURES` by labels, checkpoint and layer, over seeds; and of given less permuted labels, in pairs."""
-    tables = []
+    measured = {}
     for measure, (csv, where) in MEASURES.items():
-        layers = pd.concat([_layers(folder, csv, where) for folder in folders], ignore_index=True)
-        layers = layers.assign(measure=measure)[["setting", "seed", "checkpoint", "measure", "layer", "mean"]]
+        measured[measure] = pd.concat([_layers(folder, csv, where) for folder in folders]).set_index(LAYER_KEYS)["mean"]
+    measured[EXCESS] = measured["ratio"] - measured["ratio, corpus mean"]
+    tables = []
+    for measure, means in measured.items():
+        layers = means.reset_index()
+        layers.insert(3, "measure", measure)
         whole = layers.groupby(["setting", "seed", "checkpoint", "measure"], sort=False)["mean"].mean().reset_index()
         whole = whole.assign(measure=f"{measure}, mean of layers")
         for each in (layers, whole):  # p is adjusted over the layers alone

@@ -32,6 +32,9 @@ TRAINED_ON = ("given", "permuted", "rare word")
 OWN_LEVELS = (("given", "pretrained"), ("given", "finetuned"), ("permuted", "finetuned"))
 
 
+PAIR = ("given", "permuted", "given minus permuted")
+
+
 @cache
 def committed(path: str) -> Any:
     """Return a file as git has it: a run in this folder may have changed it."""
@@ -62,6 +65,14 @@ def row(path: str, **where: object) -> pd.Series:
 def study(table: str, setting: str = "true labels", **where: object) -> pd.Series:
     """Return a row of a table of the study."""
     return row(f"{STUDY}answer_{table}.csv", setting=setting, **where)
+
+
+def fitted(measure: str, setting: str, layer: float | None = None, checkpoint: str = CHANGE) -> pd.Series:
+    """Return a row of the trainings that fit, of a layer or of a measure that has none."""
+    table = rows(f"{STUDY}fits_layers.csv", measure=measure, setting=setting, checkpoint=checkpoint)
+    table = table[table["layer"].isna()] if layer is None else table[table["layer"] == layer]
+    (found,) = (each for _, each in table.iterrows())
+    return found
 
 
 def percent(*shares: float) -> str:
@@ -113,8 +124,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         where = {"edit": edit, "measure": measure, "extent": "from", "layer": 4}
         return float(study("interventions", **where)["mean"])
 
-    def correlation(with_: str) -> pd.Series:
-        return np.tanh(study("reviews", measure=f"z of margin and {with_}")[ENDS].astype(float))
+    def correlation(with_: str, setting: str = "true labels") -> pd.Series:
+        return np.tanh(study("reviews", setting, measure=f"z of margin and {with_}")[ENDS].astype(float))
 
     def scaled(factor: float, measure: str) -> float:
         return float(study("scaling", factor=factor, measure=measure, layer=6)["mean"])
@@ -146,10 +157,14 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     donor_last = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=6)
     of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
     adjusted = " ".join(f"{p:.3f}" for p in of_class_adjusted)
+    rises = [fitted("ratio, mean of layers", labels) for labels in PAIR]
+    rises.append(fitted("ratio, corpus mean, mean of layers", PAIR[2]))
+    class_shares = [fitted("share: the class", labels, 6, "finetuned") for labels in PAIR[:2]]
+    both_class_shares = " ".join(percent(*each[ENDS]) for each in class_shares)
     sentences = [
         f"1 150 {percent(*(each['mean'] for each in averages[:2]))} {change(over_layers(CHANGE))} "
-        f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))}",
-        f"2 {of_class} 4 {adjusted}",
+        f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} {change(rises[2])}",
+        f"2 {of_class} 4 {adjusted} {both_class_shares}",
         f"3 {percent(*donor[ENDS])} 4 {percent(*donor_last[ENDS])} 6 {percent(better_constant(), *erased[ENDS])}",
     ]
     assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
@@ -174,41 +189,44 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         rows(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control=control, checkpoint=CHANGE)["mean"].mean()
         for control in ("shuffled_words", "corpus_value")
     )
-    fits, pair = f"{STUDY}fits_layers.csv", ("given", "permuted", "given minus permuted")
-    where = {"measure": "ratio, mean of layers", "checkpoint": CHANGE}
-    rises = [row(fits, setting=labels, **where) for labels in pair]
-    where = {"measure": "ratio, corpus mean, mean of layers", "checkpoint": CHANGE}
-    rises.append(row(fits, setting=pair[2], **where))
-    where = {"measure": "share: the class", "checkpoint": "finetuned", "layer": 6}
-    class_shares = [row(fits, setting=labels, **where) for labels in pair[:2]]
     read = [
         f"1 {percent(*before_and_after['chord'])} {' '.join(own_change)} 95 {own['chord', CHANGE]['documents']} 48 "
         f"{percent(*before_and_after['tangent'])} {percent(*projected)}",
         f"2 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']} "
         f"{points(shuffled, corpus_values)} 95",
         f"3 {' '.join(map(change, rises))}",
-        f"4 {' '.join(percent(*each[ENDS]) for each in class_shares)}",
+        f"4 {both_class_shares}",
     ]
     assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
     in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
-    longer = by_layers("others' length", CHANGE, 6, both)
-    lengths = [at("others' length", *which) for which in (("before",), ("after",), ("after", permuted))]
-    coherences = [at("coherence", *which) for which in (("before",), ("after",), ("after", permuted))]
-    changes = [by_layers(measure, CHANGE, 6, permuted) for measure in ("coherence", "others' length")]
-    assert all(each["ci_low"] < 0 < each["ci_high"] for each in changes)
-    cancelled = np.log(coherences[1] / coherences[0]) / np.log(lengths[1] / lengths[0])
+    task, capitals = "token task", f"ratio {RATIO}"
+    of_tokens = [over_layers(CHANGE, task), by_layers(capitals, CHANGE, 6, task), by_layers(capitals, CHANGE, 6)]
+
+    def cancelled(layer: int) -> float:
+        logarithms = []
+        for measure in ("coherence", "others' length"):
+            before, after = (by_layers(measure, checkpoint, layer)["mean"] for checkpoint in ("before", "after"))
+            logarithms.append(np.log(after / before))
+        return float(logarithms[0] / logarithms[1])
+
+    lengths, coherences = (
+        [at(measure, which) for which in ("before", "after")] for measure in ("others' length", "coherence")
+    )
+    grown = [by_layers(measure, CHANGE, 6)["p_holm"] for measure in ("others' length", "coherence")]
+    by_labels = [by_layers("coherence", CHANGE, 6, labels)[ENDS] for labels in (permuted, "true labels")]
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
         f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {' '.join(in_the_middle)} "
-        f"{change(of_cls)}",
+        f"{change(of_cls)} {change(of_tokens[0])} 6 {change(of_tokens[1])} {change(of_tokens[2])}",
         f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))}",
-        f"6 {lengths[0]:.1f} {lengths[1]:.1f} {decimals(*coherences[:2])} 8 {percent(cancelled)}",
+        f"{percent(*map(cancelled, (4, 5, 6)))} 4 5 6 8 80 6 {lengths[0]:.1f} {lengths[1]:.1f} {p_value(grown[0])} "
+        f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
-        f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))} 6 "
-        f"{lengths[1]:.1f} {lengths[2]:.1f} {longer['p_holm']:.2f}",
+        f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))}",
         f"4 6 {percent(*map(kept, edges))}",
-        f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 20 4 6 "
+        f"{' '.join(decimals(*correlation('after', labels)) for labels in ('true labels', permuted, 'rare word'))} "
+        f"{decimals(*correlation('after given length'))} 20 4 6 "
         f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
         f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
     ]
@@ -232,26 +250,26 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         in text
     )
 
-    def compared(measure: str, labels: str, layer: float | None, checkpoint: str = CHANGE) -> pd.Series:
-        measured = rows(f"{STUDY}fits_layers.csv", measure=measure, setting=labels, checkpoint=checkpoint)
-        (chosen,) = (each for _, each in measured.iterrows() if each["layer"] == layer or layer is None)
-        return chosen
-
     own, both, mean_ratio = "own share", "given minus permuted", "ratio, mean of layers"
     given, permuted, word = TRAINED_ON
-    averages = [compared(mean_ratio, labels, None) for labels in (given, permuted, both)]
-    lower, upper = ([compared("ratio", both, layer) for layer in layers] for layers in ((1, 2, 3), (4, 5, 6)))
+    averages = [fitted(mean_ratio, labels) for labels in (given, permuted, both)]
+    lower, upper = ([fitted("ratio", both, layer) for layer in layers] for layers in ((1, 2, 3), (4, 5, 6)))
     assert all(each["p_holm"] > 0.05 for each in lower)
     upper_layers = [
         f"{change(each)} {layer} {p_value(each['p_holm'])}" for layer, each in zip((4, 5, 6), upper, strict=True)
     ]
-    fall = {labels: compared(own, labels, 6) for labels in (*TRAINED_ON, both)}
-    levels = [compared(own, labels, 6, checkpoint)["mean"] for labels, checkpoint in OWN_LEVELS]
-    tangent = compared("own share by tangent", both, 6)
-    class_share = {labels: compared("share: the class", labels, 6, "finetuned")[ENDS] for labels in TRAINED_ON}
-    class_change = compared("share: the class", both, 6)
-    corpus = {labels: compared("ratio, corpus mean", labels, 6) for labels in (*TRAINED_ON, both)}
-    over_layers = compared("ratio, corpus mean, mean of layers", both, None)
+    fall = {labels: fitted(own, labels, 6) for labels in (*TRAINED_ON, both)}
+    levels = [fitted(own, labels, 6, checkpoint)["mean"] for labels, checkpoint in OWN_LEVELS]
+    tangent = fitted("own share by tangent", both, 6)
+    class_share = {labels: fitted("share: the class", labels, 6, "finetuned")[ENDS] for labels in TRAINED_ON}
+    class_change = fitted("share: the class", both, 6)
+    corpus = {labels: fitted("ratio, corpus mean", labels, 6) for labels in (*TRAINED_ON, both)}
+    over_layers = fitted("ratio, corpus mean, mean of layers", both)
+    excess = [fitted("ratio less that with the corpus mean", both, 6)]
+    excess.append(fitted("ratio less that with the corpus mean, mean of layers", both))
+    text_mean = fitted("ratio, text mean", both, 6)
+    rise_of = [fitted("coherence of others' parts", labels, 6) for labels in (word, given, permuted)]
+    coherences = [f"{decimals(*each[ENDS])} {p_value(each['p_holm'])}" for each in rise_of]
     assert all(each["ci_low"] < 0 < each["ci_high"] for each in (corpus[both], over_layers))
     falls = {labels: f"{change(each)} {p_value(each['p_holm'])}" for labels, each in fall.items()}
     claims = [
@@ -260,9 +278,12 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         f"{change(tangent)} {p_value(tangent['p_holm'])}",
         f"6 {percent(*class_share[given])} {percent(*class_share[permuted])} {percent(*class_change[ENDS])} "
         f"{p_value(class_change['p_holm'])}",
-        f"6 {points(corpus[given]['mean'], corpus[permuted]['mean'])} {change(corpus[both])} {change(over_layers)}",
-        f"{change(compared(mean_ratio, word, None))} 6 {falls[word]} 6 "
-        f"{points(corpus[word]['mean'], compared('ratio', word, 6)['mean'])} 6 {percent(*class_share[word])}",
+        f"6 {points(corpus[given]['mean'], corpus[permuted]['mean'])} {change(corpus[both])} {change(over_layers)} "
+        f"{change(excess[0])} 6 {p_value(excess[0]['p_holm'])} {change(excess[1])} {p_value(excess[1]['p'])} 6 "
+        f"{change(text_mean)}",
+        f"6 {' '.join(coherences)}",
+        f"{change(fitted(mean_ratio, word))} 6 {falls[word]} 6 "
+        f"{points(corpus[word]['mean'], fitted('ratio', word, 6)['mean'])} 6 {percent(*class_share[word])}",
         "2017",
     ]
     assert_numbers("docs/study/README.md", "- **A rise needs no true", "### At other lengths", claims)
