@@ -109,14 +109,14 @@ def intervention_rows(study: Study, values: Values, held_out: Values, erasers: E
     truth_N = torch.as_tensor(study.test.labels[study.truth])
     probability_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
     last = study.base.config.num_hidden_layers
-    entering = _layer_inputs(study)
+    entering = layer_inputs(study)
     for name, edit in tqdm(edits.items(), desc="interventions", disable=None):
         for extent in ("from", "only"):
             for first in range(1, last + 1):
                 if (extent == "only" and name not in SINGLE_LAYERS) or (first < 4 and name not in ALL_LAYERS):
                     continue
                 layers = range(first, last + 1) if extent == "from" else range(first, first + 1)
-                after_NC = _edited_logits(study, edit, layers, entering[first - 1])
+                after_NC = edited_logits(study, edit, layers, entering[first - 1])
                 named_N = after_NC.argmax(-1)
                 after_N = after_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
                 row = {
@@ -135,7 +135,7 @@ def intervention_rows(study: Study, values: Values, held_out: Values, erasers: E
                 yield row
 
 
-def _layer_inputs(study: Study) -> list[Tensor]:
+def layer_inputs(study: Study) -> list[Tensor]:
     """Return what enters each layer `[N, T, D]`, without an edit."""
     batches = []
     for batch in study.batches(range(len(study.test.texts))):
@@ -145,7 +145,7 @@ def _layer_inputs(study: Study) -> list[Tensor]:
     return list(torch.cat(batches, dim=1))
 
 
-def _edited_logits(study: Study, edit: BatchEdit, layers: range, entering_NTD: Tensor) -> Tensor:
+def edited_logits(study: Study, edit: BatchEdit, layers: range, entering_NTD: Tensor) -> Tensor:
     """Return the logits `[N, C]` with attention edited in some layers, of which the first reads `entering_NTD`."""
     below = layers.start - 1
     loaded = Model(study.model, study.tokenizer, "classifier")

@@ -123,7 +123,7 @@ def differences_of_settings(runs: pd.DataFrame) -> pd.DataFrame:
 
 def differences_of_edits(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the first of two `COMPARED_EDITS` less the second, in each seed, as rows of `read_runs`."""
-    shares = runs[runs["measure"].isin(["same_class", "accuracy"])]
+    shares = runs[runs["measure"].isin(["same_class", "accuracy", "probability"])]
     by_edit = dict(list(shares.groupby("edit")))
     index = [key for key in (*KEYS["interventions"], "seed") if key != "edit"]
     differences = []

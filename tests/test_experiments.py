@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from conftest import REPOSITORY
 from dvc_repository import Repository, repository_of
 from scipy import stats
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
 from attnmix.data.source import read_splits
+from attnmix.model import Model
+from attnmix.models.attention import OBSERVED
 from experiments import __main__ as command
 from experiments import fits
-from experiments.answer_tables import differences_of_settings
+from experiments.answer_edits import edited_logits, layer_inputs
+from experiments.answer_tables import differences_of_edits, differences_of_settings
 from experiments.tables import over_seeds, paired_differences, read_experiments
 
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
@@ -147,6 +154,55 @@ def test_difference_of_two_settings_is_welchs() -> None:
     np.testing.assert_allclose(result[["mean", "ci_low", "ci_high", "p"]], np.c_[mean, mean - half, mean + half, p])
     assert result["p_holm"].min() == pytest.approx(min(1, 3 * p.min()))
     assert (result["seeds"] == 3).all()
+
+
+def test_edits_are_compared_within_each_seed() -> None:
+    columns = ["setting", "checkpoint", "edit", "extent", "measure", "layer", "seed", "mean"]
+    kept = {"class erased": (0.5, 0.7), "random directions erased": (0.9, 0.8), "no values": (0.1, 0.2)}
+    rows = [
+        ("true labels", "after", edit, "from", measure, 4, seed, share)
+        for edit, shares in kept.items()
+        for seed, share in enumerate(shares)
+        for measure in ("same_class", "probability")
+    ]
+    differences = differences_of_edits(pd.DataFrame(rows, columns=columns))
+    assert list(differences.columns) == columns
+    assert set(differences["edit"]) == {"class erased minus random directions erased"}
+    assert set(differences["measure"]) == {"same_class", "probability"}
+    by_seed = differences.query("measure == 'same_class'").set_index("seed")["mean"]
+    assert by_seed.to_dict() == pytest.approx({0: -0.4, 1: -0.1})
+    row = over_seeds(differences).query("measure == 'same_class'").iloc[0]
+    assert row["p"] == pytest.approx(stats.ttest_rel((0.5, 0.7), (0.9, 0.8)).pvalue)
+
+
+def test_a_pass_that_begins_with_the_first_edited_layer_ends_as_the_whole_pass(tiny_bert: Path) -> None:
+    network: Any = BertForSequenceClassification.from_pretrained(tiny_bert, attn_implementation=OBSERVED).eval()
+    model = Model(network, AutoTokenizer.from_pretrained(tiny_bert), "classifier")
+    ids_NT = torch.tensor([[5, 6, 7, 8], [9, 5, 10, 6], [7, 8, 9, 10]])
+    study: Any = SimpleNamespace(
+        model=network,
+        base=network.base_model,
+        tokenizer=model.tokenizer,
+        test=SimpleNamespace(texts=["", "", ""], ids_NT=ids_NT),
+        batches=lambda rows: [np.array(rows[:2]), np.array(rows[2:])],
+    )
+
+    def edit(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return weights, value * (2 + layer)
+
+    def in_second_layer(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return edit(layer, weights, value) if layer == 2 else (weights, value)
+
+    with torch.inference_mode(), model.intervene(in_second_layer) as edited:
+        expected = edited(input_ids=ids_NT).logits
+    with torch.inference_mode():
+        unedited = network(input_ids=ids_NT).logits
+    entering = layer_inputs(study)
+    logits = edited_logits(study, lambda _rows: edit, range(2, 3), entering[1])
+    torch.testing.assert_close(logits.float(), expected)
+    assert (logits.float() - unedited).abs().max() > 1e-3
+    with torch.inference_mode():
+        torch.testing.assert_close(network(input_ids=ids_NT).logits, unedited)
 
 
 @pytest.mark.long  # DVC runs five times
