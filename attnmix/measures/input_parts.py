@@ -34,7 +34,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
-CACHED_NUMBERS = 2**22  # of them at a time on a processor, whose cache holds as many
+CACHED_NUMBERS = 2**18  # of them at a time on a processor, whose cache holds as many
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
 QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
