@@ -334,42 +334,27 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
-    enough = points_for(LAYOUT, vectors, umap)
-    layouts: dict[str, _ScoredLayout] = {}
-    with ThreadPoolExecutor(1) as beside:  # UMAP's loops are compiled: this thread goes on meanwhile
-        umap_maps = beside.submit(_fit, LAYOUT, enough, umap) if enough else None
-        nearest = {}
-        for site, vectors_TD in vectors.items():
-            near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
-            nearest[site] = {"nearest": list(near)}
-        results.nearest = columns_by_site(results.tokens, nearest)
-        components = _scored(_fit("pca", vectors, umap)[umap.seed], vectors, umap)
-        if umap_maps is not None:
-            layouts[LAYOUT] = _scored(umap_maps.result()[umap.seed], enough, umap)
-    layouts["pca"] = components
+    nearest = {}
+    for site, vectors_TD in vectors.items():
+        near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
+        nearest[site] = {"nearest": list(near)}
+    results.nearest = columns_by_site(results.tokens, nearest)
+    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), "pca": vectors}
     scores = []
-    for layout, scored in layouts.items():
-        columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in scored.places.items()}
-        results.maps[layout] = columns_by_site(results.tokens, columns)
-        for site, (value, chance) in scored.kept.items():
+    for layout, mapped in layouts.items():
+        if not mapped:  # too few vectors for UMAP
+            continue
+        places = _fit(layout, mapped, umap)[umap.seed]
+        columns = {}
+        for site, xy in places.items():
+            columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
+            value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
             scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
-    for site, xy in components.places.items():
-        found = components_of(vectors[site], xy)
-        if found is not None:
-            results.components[site] = found
+            components = components_of(vectors[site], xy) if layout == "pca" else None
+            if components is not None:
+                results.components[site] = components
+        results.maps[layout] = columns_by_site(results.tokens, columns)
     results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
-
-
-class _ScoredLayout(NamedTuple):
-    """The maps of one layout by point, and the share of neighbours that each keeps, with that by chance."""
-
-    places: Mapping[Site, Array]
-    kept: Mapping[Site, tuple[float, float]]
-
-
-def _scored(places: Mapping[Site, Array], vectors: Mapping[Site, Array], umap: UmapParameters) -> _ScoredLayout:
-    kept = {site: kept_neighbours(vectors[site], xy, umap.metric, umap.seed) for site, xy in places.items()}
-    return _ScoredLayout(places, kept)
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
