@@ -154,6 +154,10 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     of_class += f" {percent(abs(at(share, 'before')), at(share, 'after', permuted))}"
     donor = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=4)
     erased = study("interventions", edit="class erased from words", measure="same_class", extent="from", layer=4)
+    pooled = [
+        study("interventions", "mean pooling", edit=DONOR, measure="donors_class", extent="from", layer=layer)
+        for layer in (4, 6)
+    ]
     donor_last = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=6)
     of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
     adjusted = " ".join(f"{p:.3f}" for p in of_class_adjusted)
@@ -165,7 +169,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"1 150 {percent(*(each['mean'] for each in averages[:2]))} {change(over_layers(CHANGE))} "
         f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} {change(rises[2])}",
         f"2 {of_class} 4 {adjusted} {both_class_shares}",
-        f"3 {percent(*donor[ENDS])} 4 {percent(*donor_last[ENDS])} 6 {percent(better_constant(), *erased[ENDS])}",
+        f"3 {percent(*donor[ENDS])} 4 {percent(*donor_last[ENDS])} 6 {percent(better_constant())} "
+        f"{' '.join(percent(*each[ENDS]) for each in pooled)} {percent(*erased[ENDS])}",
     ]
     assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
     default = {"method": RATIO, "weight": "token", "tokens_of": "all", "layer": "all"}
@@ -199,6 +204,11 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     ]
     assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
+    cut = [study("interventions", edit=edit, measure="same_class", extent="from", layer=4)[ENDS] for edit in edges]
+    cut_in = [
+        study("interventions", edit=edges[0], measure="same_class", extent="only", layer=layer)[ENDS]
+        for layer in (4, 5, 6)
+    ]
     in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
     task, capitals = "token task", f"ratio {RATIO}"
     of_tokens = [over_layers(CHANGE, task), by_layers(capitals, CHANGE, 6, task), by_layers(capitals, CHANGE, 6)]
@@ -224,7 +234,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
         f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))}",
-        f"4 6 {percent(*map(kept, edges))}",
+        f"4 6 {percent(*cut[0], cut[1]['mean'])} 4 {percent(cut_in[0]['mean'])} 5 {percent(cut_in[1]['mean'])} "
+        f"6 {percent(*cut_in[2])} {percent(*cut[2], better_constant(), cut[3]['mean'])}",
         f"{' '.join(decimals(*correlation('after', labels)) for labels in ('true labels', permuted, 'rare word'))} "
         f"{decimals(*correlation('after given length'))} 20 4 6 "
         f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
