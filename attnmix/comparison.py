@@ -57,7 +57,7 @@ Of the ratio `attnresln_n`, from the intervals in docs/study/answer_layers.csv.
 """
 BOOTSTRAP_SEED = 111
 _VERDICTS = {
-    OPEN: "the interval includes 0",
+    OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
     TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
@@ -239,6 +239,8 @@ class Comparison:
                 "were trained; for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
                 "compare(pretrained, [d, e, f])."
             )
+        if not _enough_trainings(self.before, self.after):
+            return "The intervals are over texts. Nothing is said of trainings, of which there are too few."
         sides = [_side(side) for side in (self.before, self.after)]
         return (
             f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
@@ -289,7 +291,7 @@ class Comparison:
         return f"Caution: {self.caution}".splitlines()
 
     def _shown(self) -> pd.DataFrame:
-        """Return `rows` as text, with one interval."""
+        """Return `rows` as text: differences with their interval over texts, `trainings` with the one over them."""
         rows = self.rows
         shown = pd.DataFrame()
         for column in ("measure", "layer"):
@@ -297,9 +299,13 @@ class Comparison:
         for column in ("before", "after"):
             shown[column] = rows[column].map("{:.3f}".format)
         intervals = zip(rows["difference"], rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
-        shown["difference"] = [_with_interval(*each) for each in intervals]
-        for column in ("these_models", "trainings"):
-            shown[column] = rows[column]
+        shown["difference [over texts]"] = [_with_interval(*each) for each in intervals]
+        shown["these_models"] = rows["these_models"]
+        if _enough_trainings(self.before, self.after):
+            verdicts = zip(rows["trainings"], rows["trainings_low"], rows["trainings_high"], strict=True)
+            shown["trainings [over trainings]"] = [_verdict_with_interval(*each) for each in verdicts]
+        else:
+            shown["trainings"] = rows["trainings"]
         shown["texts"] = rows["texts"].map(str)
         shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
         return shown
@@ -486,6 +492,10 @@ def _over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -
 def _taken(resampled: Resampled, cells: Sequence[int]) -> Resampled:
     counts = np.asarray(resampled.counts)[cells]
     return Resampled(resampled.mean[cells], resampled.samples[:, cells], resampled.documents[cells], counts)
+
+
+def _verdict_with_interval(verdict: str, low: float, high: float) -> str:
+    return verdict if np.isnan(low) else f"{verdict} [{low:+.3f}, {high:+.3f}]"
 
 
 def _with_interval(difference: float, low: float, high: float) -> str:

@@ -310,10 +310,21 @@ def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_sprea
         else:
             sides.append([shifted(result, shift, seed) for seed, shift in enumerate(side, start=first_seed)])
     compared = attnmix.compare(*sides)
+    printed_verdicts = ("higher", "lower", "open")
     row = compared.rows.set_index("measure").loc[RATIO]
     assert (row["these_models"], row["trainings"]) == (models, trainings)
     assert row["difference"] == pytest.approx(np.mean(after) - np.mean(before), abs=0.01)
     assert ("compare([a, b, c], [d, e, f])" in compared.caution) == (np.size(before) + np.size(after) == 2)
+    assert ("Student" in compared.caution) == (trainings != "too few trainings")
+    printed = repr(compared).splitlines()
+    (line,) = (line for line in printed if line.split()[:1] == [RATIO])
+    assert (f"[{row['simultaneous_low']:+.3f}, {row['simultaneous_high']:+.3f}]" in line) == (
+        models in printed_verdicts
+    )
+    if trainings in printed_verdicts:
+        assert f"{trainings} [{row['trainings_low']:+.3f}, {row['trainings_high']:+.3f}]" in line
+        assert "difference [over texts]" in printed[0]
+        assert "trainings [over trainings]" in printed[0]
     if trainings == "too few trainings":
         assert "`too few trainings`: an interval over trainings takes 3 trainings or more" in compared.caution
 
