@@ -298,12 +298,13 @@ class Comparison:
             shown[column] = rows[column].map(str)
         for column in ("before", "after"):
             shown[column] = rows[column].map("{:.3f}".format)
-        intervals = zip(rows["difference"], rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
+        differences = rows["difference"].map("{:+.3f}".format)
+        intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
         shown["difference [over texts]"] = [_with_interval(*each) for each in intervals]
         shown["these_models"] = rows["these_models"]
         if _enough_trainings(self.before, self.after):
             verdicts = zip(rows["trainings"], rows["trainings_low"], rows["trainings_high"], strict=True)
-            shown["trainings [over trainings]"] = [_verdict_with_interval(*each) for each in verdicts]
+            shown["trainings [over trainings]"] = [_with_interval(*each) for each in verdicts]
         else:
             shown["trainings"] = rows["trainings"]
         shown["texts"] = rows["texts"].map(str)
@@ -494,11 +495,5 @@ def _taken(resampled: Resampled, cells: Sequence[int]) -> Resampled:
     return Resampled(resampled.mean[cells], resampled.samples[:, cells], resampled.documents[cells], counts)
 
 
-def _verdict_with_interval(verdict: str, low: float, high: float) -> str:
-    return verdict if np.isnan(low) else f"{verdict} [{low:+.3f}, {high:+.3f}]"
-
-
-def _with_interval(difference: float, low: float, high: float) -> str:
-    if np.isnan(low):
-        return f"{difference:+.3f}"
-    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+def _with_interval(text: str, low: float, high: float) -> str:
+    return text if np.isnan(low) else f"{text} [{low:+.3f}, {high:+.3f}]"
