@@ -78,16 +78,18 @@ class AttentionCall:
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return a_ij `[B, H, rows, T]`."""
-        return (self.scores(rows) - self.log_sums[..., rows].unsqueeze(-1)).exp()
+        scores = self.scores(rows).to(self.log_sums.dtype)
+        return scores.sub_(self.log_sums[..., rows].unsqueeze(-1)).exp_()
 
     def scores(self, rows: slice = slice(None)) -> Tensor:
         """Return the input of the softmax, `[B, H, rows, T]`."""
-        scores = _capped(self.query[..., rows, :] @ self.key.mT * self.scaling, self.softcap)
+        products = self.query[..., rows, :] @ self.key.mT
+        scores = _capped(products.mul_(self.scaling), self.softcap)
         if self.mask is not None:
-            scores = scores + self.mask[..., rows, :]
+            scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
             tokens = torch.arange(self.key.shape[-2], device=scores.device)
-            scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
+            scores = scores.masked_fill_(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
 
     def blocks(self) -> Iterator[slice]:
