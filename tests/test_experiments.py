@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +24,12 @@ from attnmix.data.source import read_splits
 from attnmix.model import Model
 from attnmix.models.attention import OBSERVED
 from experiments import __main__ as command
-from experiments import fits
+from experiments import answer, fits
 from experiments.answer_edits import edited_logits, layer_inputs
 from experiments.answer_tables import differences_of_edits, differences_of_settings
 from experiments.tables import over_seeds, paired_differences, read_experiments
 
+STUDY = REPOSITORY / "docs/study"
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
 KEYS = ["setting", "checkpoint", "layer", "method"]
 # The run of seed 2 fails while the file `broken` exists.
@@ -173,6 +175,29 @@ def test_edits_are_compared_within_each_seed() -> None:
     assert by_seed.to_dict() == pytest.approx({0: -0.4, 1: -0.1})
     row = over_seeds(differences).query("measure == 'same_class'").iloc[0]
     assert row["p"] == pytest.approx(stats.ttest_rel((0.5, 0.7), (0.9, 0.8)).pvalue)
+
+
+def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(STUDY / "runs", tmp_path / "runs")
+    for name in ("layers", "probes"):  # which the figure needs
+        shutil.copy(STUDY / f"answer_{name}.csv", tmp_path)
+    monkeypatch.setattr(answer, "BASE", tmp_path)  # nothing is fetched
+    monkeypatch.setattr(answer, "run_setting", None)  # nothing is fine-tuned
+    answer.run_settings("not read", ["true labels"], tmp_path, only_interventions=True)
+    for name in ("interventions", "scaling"):
+        assert (tmp_path / f"answer_{name}.csv").read_bytes() == (STUDY / f"answer_{name}.csv").read_bytes()
+
+    by_seed = [pd.read_csv(STUDY / f"runs/interventions/true_labels/seed_{seed}/interventions.csv") for seed in range(5)]
+    kept = [table.query("edit == 'class erased' and layer == 4")["same_class"].item() for table in by_seed]
+    where = {"edit": "class erased", "layer": 4, "measure": "same_class", "setting": "true labels"}
+    table = pd.read_csv(STUDY / "answer_interventions.csv").set_index(list(where)).sort_index()
+    row = table.loc[tuple(where.values())].iloc[0]
+    half = stats.t.ppf(0.975, 4) * np.std(kept, ddof=1) / np.sqrt(5)
+    assert row[["mean", "ci_low", "ci_high"]].tolist() == pytest.approx(
+        [np.mean(kept), np.mean(kept) - half, np.mean(kept) + half], abs=5e-5
+    )
 
 
 def test_a_pass_that_begins_with_the_first_edited_layer_ends_as_the_whole_pass(tiny_bert: Path) -> None:
