@@ -212,6 +212,16 @@ class Study:
         measurer.read_corpus(batches)
         return [each for batch in batches for each in measurer.measures(batch, [False] * len(batch))]
 
+    def ratios(self, rows: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the mean of `RATIO` over the tokens of some test reviews `[reviews, layers]`, and measure no more."""
+        self.model.eval()
+        measurer = BatchMeasurer(self.base, [RATIO], self.tokenizer.pad_token_id)
+        means = []
+        for batch in self.batches(rows):
+            ratios_LMBT = measurer.ratios([self.documents[row] for row in batch])
+            means.append(ratios_LMBT[:, 0].cpu().numpy().mean(-1).T)
+        return np.concatenate(means).astype(np.float64)
+
     def before(self) -> tuple[list[DocumentMeasures], tuple[npt.NDArray[np.float32], pd.DataFrame], Rows]:
         """Return the measures and token vectors of the base model, which are the same in every run: kept in a file."""
         path = self.checkpoint.parent / "before.pickle"

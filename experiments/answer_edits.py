@@ -206,7 +206,7 @@ def scaling_rows(study: Study, values: Values, erasers: Erasers) -> list[dict[st
                 value.bias -= ((value.bias.double() - eraser.mean_D) @ taken_EE).float()
         logits_NC = scaled.logits(chosen)
         margin_N = logits_NC.gather(1, predicted_N[: len(chosen), None])[:, 0] * 2 - logits_NC.sum(-1)
-        ratios = scaled.mean_ratios(scaled.measures(chosen)).mean(0)
+        ratios = scaled.ratios(chosen).mean(0)
         row = {"directions": directions, "factor": factor, "margin": float(margin_N.mean())}
         row["same_class"] = _share(logits_NC.argmax(-1) == predicted_N[: len(chosen)])
         rows += [row | {"layer": layer, "ratio": float(ratios[layer - 1])} for layer in SCALED_LAYERS]

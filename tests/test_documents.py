@@ -122,14 +122,14 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         return float(study("probes", setting, checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
 
     def kept(edit: str, measure: str = "same_class") -> float:
-        where = {"edit": edit, "measure": measure, "extent": "from", "layer": 4}
+        where = {"checkpoint": "after", "edit": edit, "measure": measure, "extent": "from", "layer": 4}
         return float(study("interventions", **where)["mean"])
 
     def correlation(with_: str, setting: str = "true labels") -> pd.Series:
         return np.tanh(study("reviews", setting, measure=f"z of margin and {with_}")[ENDS].astype(float))
 
     def scaled(factor: float, measure: str) -> float:
-        return float(study("scaling", factor=factor, measure=measure, layer=6)["mean"])
+        return float(study("scaling", directions="class", factor=factor, measure=measure, layer=6)["mean"])
 
     def corpus_value(setting: str) -> pd.Series:
         return study("layers", setting, measure=f"corpus_value {every.removeprefix('ratio ')}", checkpoint=CHANGE)
@@ -140,7 +140,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         A constant agrees with a share p of the reviews, the other one with 1 - p, and the mean of |p - 1/2| is at most
         the root of its mean square.
         """
-        constant = study("interventions", edit="no values", measure="same_class", extent="from", layer=4)
+        constant = study("interventions", checkpoint="after", edit="no values", measure="same_class", extent="from", layer=4)
         seeds = int(constant["seeds"])
         half_width = constant["ci_high"] - constant["mean"]
         deviation = half_width * np.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
@@ -153,13 +153,13 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     averages = [over_layers("before"), over_layers("after"), over_layers("after", permuted)]
     of_class = f"{percent(*by_layers(share, 'after', 6)[ENDS])}"
     of_class += f" {percent(abs(at(share, 'before')), at(share, 'after', permuted))}"
-    donor = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=4)
-    erased = study("interventions", edit="class erased from words", measure="same_class", extent="from", layer=4)
+    donor = study("interventions", checkpoint="after", edit=DONOR, measure="donors_class", extent="from", layer=4)
+    erased = study("interventions", checkpoint="after", edit="class erased from words", measure="same_class", extent="from", layer=4)
     pooled = [
-        study("interventions", "mean pooling", edit=DONOR, measure="donors_class", extent="from", layer=layer)
+        study("interventions_48", "mean pooling", edit=DONOR, measure="donors_class", extent="from", layer=layer)
         for layer in (4, 6)
     ]
-    donor_last = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=6)
+    donor_last = study("interventions", checkpoint="after", edit=DONOR, measure="donors_class", extent="from", layer=6)
     of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
     adjusted = " ".join(f"{p:.3f}" for p in of_class_adjusted)
     rises = [fitted("ratio, mean of layers", labels) for labels in PAIR]
@@ -205,9 +205,9 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     ]
     assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
-    cut = [study("interventions", edit=edit, measure="same_class", extent="from", layer=4)[ENDS] for edit in edges]
+    cut = [study("interventions", checkpoint="after", edit=edit, measure="same_class", extent="from", layer=4)[ENDS] for edit in edges]
     cut_in = [
-        study("interventions", edit=edges[0], measure="same_class", extent="only", layer=layer)[ENDS]
+        study("interventions", checkpoint="after", edit=edges[0], measure="same_class", extent="only", layer=layer)[ENDS]
         for layer in (4, 5, 6)
     ]
     in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
