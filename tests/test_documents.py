@@ -68,6 +68,11 @@ def study(table: str, setting: str = "true labels", **where: object) -> pd.Serie
     return row(f"{STUDY}answer_{table}.csv", setting=setting, **where)
 
 
+def edited(edit: str, measure: str = "same_class", layer: int = 4, extent: str = "from") -> pd.Series:
+    """Return the row of an edit of models with true labels."""
+    return study("interventions", checkpoint="after", edit=edit, measure=measure, extent=extent, layer=layer)
+
+
 def fitted(measure: str, setting: str, layer: float | None = None, checkpoint: str = CHANGE) -> pd.Series:
     """Return a row of the trainings that fit, of a layer or of a measure that has none."""
     table = rows(f"{STUDY}fits_layers.csv", measure=measure, setting=setting, checkpoint=checkpoint)
@@ -122,8 +127,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         return float(study("probes", setting, checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
 
     def kept(edit: str, measure: str = "same_class") -> float:
-        where = {"checkpoint": "after", "edit": edit, "measure": measure, "extent": "from", "layer": 4}
-        return float(study("interventions", **where)["mean"])
+        return float(edited(edit, measure)["mean"])
 
     def correlation(with_: str, setting: str = "true labels") -> pd.Series:
         return np.tanh(study("reviews", setting, measure=f"z of margin and {with_}")[ENDS].astype(float))
@@ -140,7 +144,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         A constant agrees with a share p of the reviews, the other one with 1 - p, and the mean of |p - 1/2| is at most
         the root of its mean square.
         """
-        constant = study("interventions", checkpoint="after", edit="no values", measure="same_class", extent="from", layer=4)
+        constant = edited("no values")
         seeds = int(constant["seeds"])
         half_width = constant["ci_high"] - constant["mean"]
         deviation = half_width * np.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
@@ -153,13 +157,13 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     averages = [over_layers("before"), over_layers("after"), over_layers("after", permuted)]
     of_class = f"{percent(*by_layers(share, 'after', 6)[ENDS])}"
     of_class += f" {percent(abs(at(share, 'before')), at(share, 'after', permuted))}"
-    donor = study("interventions", checkpoint="after", edit=DONOR, measure="donors_class", extent="from", layer=4)
-    erased = study("interventions", checkpoint="after", edit="class erased from words", measure="same_class", extent="from", layer=4)
+    donor = edited(DONOR, "donors_class")
+    erased = edited("class erased from words")
     pooled = [
         study("interventions_48", "mean pooling", edit=DONOR, measure="donors_class", extent="from", layer=layer)
         for layer in (4, 6)
     ]
-    donor_last = study("interventions", checkpoint="after", edit=DONOR, measure="donors_class", extent="from", layer=6)
+    donor_last = edited(DONOR, "donors_class", 6)
     of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
     adjusted = " ".join(f"{p:.3f}" for p in of_class_adjusted)
     rises = [fitted("ratio, mean of layers", labels) for labels in PAIR]
@@ -205,11 +209,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     ]
     assert_numbers("README.md", "1. After the last", "![A token's own", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
-    cut = [study("interventions", checkpoint="after", edit=edit, measure="same_class", extent="from", layer=4)[ENDS] for edit in edges]
-    cut_in = [
-        study("interventions", checkpoint="after", edit=edges[0], measure="same_class", extent="only", layer=layer)[ENDS]
-        for layer in (4, 5, 6)
-    ]
+    cut = [edited(edit)[ENDS] for edit in edges]
+    cut_in = [edited(edges[0], layer=layer, extent="only")[ENDS] for layer in (4, 5, 6)]
     in_the_middle = [change(by_layers(f"ratio {RATIO}", CHANGE, layer, both)) for layer in (4, 5)]
     task, capitals = "token task", f"ratio {RATIO}"
     of_tokens = [over_layers(CHANGE, task), by_layers(capitals, CHANGE, 6, task), by_layers(capitals, CHANGE, 6)]
@@ -289,8 +290,11 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
     coherences = [f"{decimals(*each[ENDS])} {p_value(each['p_holm'])}" for each in rise_of]
     assert all(each["ci_low"] < 0 < each["ci_high"] for each in (corpus[both], over_layers))
     falls = {labels: f"{change(each)} {p_value(each['p_holm'])}" for labels, each in fall.items()}
-    settings = ("100 reviews", "300 reviews", "true labels")
-    fewer = {each: study("layers", each, measure=EVERY_LAYER, checkpoint=CHANGE)["mean"] for each in settings}
+    settings = {100: "100 reviews", 300: "300 reviews", 600: "true labels"}
+    fewer = {
+        number: study("layers", name, measure=EVERY_LAYER, checkpoint=CHANGE)["mean"]
+        for number, name in settings.items()
+    }
     claims = [
         f"{' '.join(map(change, averages))} {p_value(averages[2]['p'])} {' '.join(upper_layers)} 1 3",
         f"6 {percent(*levels[:2])} {falls[given]} {percent(levels[2])} {falls[permuted]} {falls[both]} "
@@ -303,7 +307,7 @@ def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
         f"6 {' '.join(coherences)}",
         f"{change(fitted(mean_ratio, word))} 6 {falls[word]} 6 "
         f"{points(corpus[word]['mean'], fitted('ratio', word, 6)['mean'])} 6 {percent(*class_share[word])}",
-        f"{points(fewer['100 reviews'])} 100 {points(fewer['300 reviews'])} 300 {points(fewer['true labels'])} 600 2017",
+        f"{points(fewer[100])} 100 {points(fewer[300])} 300 {points(fewer[600])} 600 2017",
     ]
     assert_numbers("docs/study/README.md", "- **A rise needs no true", "### At other lengths", claims)
 

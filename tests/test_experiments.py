@@ -189,7 +189,9 @@ def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
     for name in ("interventions", "scaling"):
         assert (tmp_path / f"answer_{name}.csv").read_bytes() == (STUDY / f"answer_{name}.csv").read_bytes()
 
-    by_seed = [pd.read_csv(STUDY / f"runs/interventions/true_labels/seed_{seed}/interventions.csv") for seed in range(5)]
+    by_seed = [
+        pd.read_csv(STUDY / f"runs/interventions/true_labels/seed_{seed}/interventions.csv") for seed in range(5)
+    ]
     kept = [table.query("edit == 'class erased' and layer == 4")["same_class"].item() for table in by_seed]
     where = {"edit": "class erased", "layer": 4, "measure": "same_class", "setting": "true labels"}
     table = pd.read_csv(STUDY / "answer_interventions.csv").set_index(list(where)).sort_index()
