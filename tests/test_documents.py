@@ -132,24 +132,16 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     def correlation(with_: str, setting: str = "true labels") -> pd.Series:
         return np.tanh(study("reviews", setting, measure=f"z of margin and {with_}")[ENDS].astype(float))
 
-    def scaled(factor: float, measure: str) -> float:
-        return float(study("scaling", directions="class", factor=factor, measure=measure, layer=6)["mean"])
+    def scaled(factor: float, measure: str, directions: str = "class") -> float:
+        return float(study("scaling", directions=directions, factor=factor, measure=measure, layer=6)["mean"])
 
     def corpus_value(setting: str) -> pd.Series:
         return study("layers", setting, measure=f"corpus_value {every.removeprefix('ratio ')}", checkpoint=CHANGE)
 
     def better_constant() -> float:
-        """Return a bound on the mean agreement of the better of two constant answers, from its mean and interval.
-
-        A constant agrees with a share p of the reviews, the other one with 1 - p, and the mean of |p - 1/2| is at most
-        the root of its mean square.
-        """
-        constant = edited("no values")
-        seeds = int(constant["seeds"])
-        half_width = constant["ci_high"] - constant["mean"]
-        deviation = half_width * np.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
-        mean_square = (constant["mean"] - 0.5) ** 2 + deviation**2 * (seeds - 1) / seeds
-        return float(0.5 + np.sqrt(mean_square))
+        """Return the mean share of reviews whose class the better of two constant answers would keep."""
+        own = "donor: the review itself"  # whose class is the review's
+        return float(edited(own, "donors_class")["mean"] - edited(own, "above_constant")["mean"])
 
     permuted = "permuted labels"
     both = f"true labels minus {permuted}"
@@ -164,6 +156,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         for layer in (4, 6)
     ]
     donor_last = edited(DONOR, "donors_class", 6)
+    above = [edited(DONOR, "above_constant", layer)[ENDS] for layer in (4, 6)]
     of_class_adjusted = [by_layers(share, CHANGE, 6, setting)["p_holm"] for setting in ("true labels", both)]
     adjusted = " ".join(f"{p:.3f}" for p in of_class_adjusted)
     rises = [fitted("ratio, mean of layers", labels) for labels in PAIR]
@@ -174,7 +167,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"1 150 {percent(*(each['mean'] for each in averages[:2]))} {change(over_layers(CHANGE))} "
         f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} {change(rises[2])}",
         f"2 {of_class} 4 {adjusted} {both_class_shares}",
-        f"3 {percent(*donor[ENDS])} 4 {percent(*donor_last[ENDS])} 6 {percent(better_constant())} "
+        f"3 {percent(*donor[ENDS])} 160 4 {percent(*donor_last[ENDS])} 6 {' '.join(percent(*each) for each in above)} 48 "
         f"{' '.join(percent(*each[ENDS]) for each in pooled)} {percent(*erased[ENDS])}",
     ]
     assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
@@ -231,6 +224,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     longer_by = [f"{longer[end]:.1f}" for end in ENDS]
     weights = study("layers", "true labels", measure="ratio attn_w, all layers", checkpoint=CHANGE)[ENDS]
     weights_fall = [f"{-100 * weights[end]:.1f}" for end in (ENDS[0], ENDS[2], ENDS[1])]
+    others = ("largest other directions", "random directions")
+    elsewhere = " ".join(f"{scaled(0, 'margin', each):.1f} {100 * scaled(0, 'ratio', each):.1f}" for each in others)
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
         f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {' '.join(in_the_middle)} "
@@ -242,14 +237,14 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f} {' '.join(weights_fall)}",
         f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))}",
         f"4 6 {percent(*cut[0], cut[1]['mean'])} 4 {percent(cut_in[0]['mean'])} 5 {percent(cut_in[1]['mean'])} "
-        f"6 {percent(*cut_in[2])} {percent(*cut[2], better_constant(), cut[3]['mean'])}",
+        f"6 {percent(*cut_in[2])} {percent(*cut[2], cut[3]['mean'], better_constant())}",
         f"{' '.join(decimals(*correlation('after', labels)) for labels in ('true labels', permuted, 'rare word'))} "
-        f"{decimals(*correlation('after given length'))} 20 4 6 "
+        f"{decimals(*correlation('after given length'))} 40 4 6 "
         f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
-        f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
+        f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f} {elsewhere}",
     ]
     assert_numbers("docs/study/README.md", "- **How much of the rise", "## Settings", claims)
-    assert f"at most {percent(better_constant())} % on average" in committed("docs/study/README.md")
+    assert f"each model would keep {percent(better_constant())} %" in committed("docs/study/README.md")
 
 
 def test_findings_of_trainings_that_fit_are_those_of_their_tables() -> None:
