@@ -167,7 +167,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} {change(rises[2])}",
         f"2 {of_class} 4 {adjusted} {both_class_shares}",
         f"3 {percent(*donor[ENDS])} 160 4 {percent(*donor_last[ENDS])} 6 "
-        f"{' '.join(percent(*each) for each in above)} 48 {' '.join(percent(*each[ENDS]) for each in pooled)} {percent(*erased[ENDS])}",
+        f"{' '.join(percent(*each) for each in above)} 48 "
+        f"{' '.join(percent(*each[ENDS]) for each in pooled)} {percent(*erased[ENDS])}",
     ]
     assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
     default = {"method": RATIO, "weight": "token", "tokens_of": "all", "layer": "all"}
