@@ -10,6 +10,7 @@ runs, with intervals over the seeds, go to docs/study. Several processes may wor
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,7 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_in
     runs = to / "runs" / ("interventions" if only_interventions else "all")
     if not BASE.exists():
         fetch_model(MODEL, BASE)
+    _check_reviews(dataset, runs)
     tasks = [(name, seed) for name in names for seed in range(SETTINGS[name].seeds)]
     tasks.sort(key=lambda task: task[1])
     for name, seed in tqdm(tasks, desc="runs", disable=None):
@@ -90,6 +92,17 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_in
                 pd.DataFrame(rows).round(6).to_csv(part / f"{table}.csv", index=False)
             part.rename(folder)
     write_tables(runs, to)
+
+
+def _check_reviews(dataset: str, runs: Path) -> None:
+    """Raise `InputError` if the finished runs in a folder are of other test reviews, else keep the reviews' digest."""
+    test = read_reviews(dataset, BASE, 0, REVIEWS)[1]
+    digest = hashlib.sha256("\n".join(test.texts).encode()).hexdigest()
+    kept = runs / "test_reviews.sha256"
+    if kept.exists() and kept.read_text(encoding="ascii").strip() != digest:
+        raise InputError(f"--to: {runs} has runs of other reviews than those of {dataset}; allowed: another folder")
+    runs.mkdir(parents=True, exist_ok=True)
+    kept.write_text(f"{digest}\n", encoding="ascii")
 
 
 def run_setting(

@@ -186,7 +186,12 @@ def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
     monkeypatch.setattr(answer, "BASE", tmp_path)  # nothing is fetched
     monkeypatch.setattr(answer, "run_setting", None)  # nothing is fine-tuned
     monkeypatch.setattr(answer, "set_arithmetic", lambda _arithmetic: None)  # of this process, whose tests go on
-    answer.run_settings("not read", ["true labels"], tmp_path, only_interventions=True)
+    reviews = SimpleNamespace(texts=["good", "bad"])
+    monkeypatch.setattr(answer, "read_reviews", lambda *_arguments: (None, reviews, None))
+    with pytest.raises(InputError, match=r"has runs of other reviews than those of some/reviews; allowed: another"):
+        answer.run_settings("some/reviews", ["true labels"], tmp_path, only_interventions=True)
+    (tmp_path / "runs/interventions/test_reviews.sha256").unlink()
+    answer.run_settings("some/reviews", ["true labels"], tmp_path, only_interventions=True)
     for name in ("interventions", "scaling"):
         assert (tmp_path / f"answer_{name}.csv").read_bytes() == (STUDY / f"answer_{name}.csv").read_bytes()
 
