@@ -26,7 +26,7 @@ from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.micro_batches import MicroBatch
 from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
 from attnmix.measures.sinks import without_special_sources
-from attnmix.models.attention import AttentionCall, implementation_of
+from attnmix.models.attention import implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
 from attnmix.models.loading import for_reading
@@ -199,14 +199,17 @@ def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tup
     W_ED = layer_pass.block.output.W
     unbiased_BTE = layer_pass.value - values.bias_E
     values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
-    attended_2BTE, row_sums_BTH = attended(layer_pass.attention, values_2BTE)
+    heads = layer_pass.diagonal.shape[-1]
+    values_2BHTd = values_2BTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
+    contexts, row_sums_BHT = layer_pass.attention.of_values(values_2BHTd.unbind())
+    attended_2BTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
     own_2BTD = scaled_heads(layer_pass.diagonal, values_2BTE) @ W_ED
     others_2BTD = attended_2BTE @ W_ED - own_2BTD
     unbiased_own_ND, corpus_own_ND = own_2BTD.flatten(1, 2)
     unbiased_others_ND, corpus_others_ND = others_2BTD.flatten(1, 2)
     without_bias = Split(unbiased_own_ND, unbiased_others_ND)
     corpus = Split(corpus_own_ND, corpus_others_ND)
-    return without_bias, corpus, row_sums_BTH
+    return without_bias, corpus, row_sums_BHT.transpose(1, 2)
 
 
 def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
@@ -281,23 +284,3 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         model: PreTrainedModel = AutoModel.from_config(config, **options)
     for_reading(model)
     return model
-
-
-def attended(call: AttentionCall, values_VBTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_j a^h_ij v_j `[V, B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`.
-
-    The latter is 1, but for a softmax with a sink.
-    """
-    heads = call.value.shape[-3]
-    value_VBTHd = values_VBTE.unflatten(-1, (heads, -1))
-    value_BHTx = value_VBTHd.permute(1, 3, 2, 0, 4).flatten(-2)  # x = V * d
-    contexts = []
-    row_sums = []
-    for rows in call.blocks():
-        weights_BHRT = call.weights(rows)
-        contexts.append(weights_BHRT @ value_BHTx)
-        row_sums.append(weights_BHRT.sum(-1))
-    context_BHTVd = torch.cat(contexts, -2).unflatten(-1, (len(values_VBTE), -1))
-    context_VBTE = context_BHTVd.permute(3, 0, 2, 1, 4).flatten(-2)
-    row_sums_BTH = torch.cat(row_sums, -1).transpose(-1, -2)
-    return context_VBTE, row_sums_BTH

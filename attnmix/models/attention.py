@@ -10,7 +10,7 @@ Shapes: B texts, H heads, T tokens, d head width.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -91,6 +91,15 @@ class AttentionCall:
             tokens = torch.arange(self.key.shape[-2], device=scores.device)
             scores = scores.masked_fill_(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
+
+    def of_values(self, values: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return sum_j a_ij v_j `[B, H, T, d]` of each of other values, exactly 0 where they are; and sum_j a_ij.
+
+        The latter, `[B, H, T]`, is 1, but for a softmax with a sink. Memory is linear in T.
+        """
+        contexts, log_sums = _contexts(self, values)
+        row_sums = (log_sums - self.log_sums).exp()
+        return [context * row_sums.unsqueeze(-1) for context in contexts], row_sums
 
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""
@@ -201,13 +210,7 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
     """Return the heads' outputs `[B, H, T, d]` and the call with its denominators, in memory linear in T."""
     call = _call(module, *arguments, **options)
-    if call.query.device.type == "cpu" and call.softcap is None:
-        # The kernel behind `sdpa` on a CPU, which gives the denominators too.
-        context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
-        )
-    else:
-        context, log_sums = _by_rows(call)
+    (context,), log_sums = _contexts(call, [call.value])
     sinks = options.get("s_aux")
     if sinks is None:
         return context, replace(call, log_sums=log_sums)
@@ -243,14 +246,29 @@ def _call(
     return AttentionCall(query, key, value, mask, causal, scaling, softcap, query.new_empty(0))
 
 
-def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute a block of rows at a time, on any device."""
+def _contexts(call: AttentionCall, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+    """Return the heads' outputs `[B, H, T, d]` with each of these values, and the `log_sums`."""
+    if call.query.device.type != "cpu" or call.softcap is not None:
+        context, log_sums = _by_rows(call, torch.cat(list(values), -1))
+        return context.chunk(len(values), -1), log_sums
+    contexts = []
+    for value in values:
+        # The kernel behind `sdpa` on a CPU, which gives the denominators too.
+        context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            call.query, call.key, value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
+        )
+        contexts.append(context)
+    return contexts, log_sums
+
+
+def _by_rows(call: AttentionCall, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute a block of rows at a time, on any device, for values of any width."""
     contexts, log_sums = [], []
     for rows in call.blocks():
         scores = call.scores(rows)
         sums = torch.logsumexp(scores, -1)
         log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # padding that sees nothing, as the kernel has it
-        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ call.value)
+        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ value)
     return torch.cat(contexts, -2), torch.cat(log_sums, -1)
 
 

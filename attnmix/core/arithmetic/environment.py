@@ -18,7 +18,7 @@ SETTINGS = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",  # of NumPy and of SciPy; the kernels for AVX2, also on AMD
     "OPENBLAS_NUM_THREADS": "1",  # a product that several threads share is summed in another order
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3,X86_V4,AVX512_ICL,AVX512_SPR",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # which leaves X86_V3: AVX2
     "NUMBA_CPU_NAME": "x86-64-v3",
     "NUMBA_CPU_FEATURES": "",  # besides those of that name
     "OMP_WAIT_POLICY": "PASSIVE",  # torch's threads sleep without work: the threads of the products need the cores

@@ -11,11 +11,11 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,10 @@ from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_
 from attnmix.core.device import chosen_device, device_name, prepare_device
 
 Array = npt.NDArray[Any]
+Job = TypeVar("Job")
 ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
-CACHED_WEIGHTS = 2**21  # attention weights that are computed together
-BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
+CACHED_WEIGHTS = 2**17  # attention weights that are computed together: 512 kB in float32
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -115,18 +115,24 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     else:
         for rows, columns in _blocks(*out.shape):
             jobs.append((a[rows], b[:, columns], out[rows, columns]))
-    in_one_thread = out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_task")
+    _share(jobs, lambda job: np.matmul(job[0], job[1], out=job[2]), out.size * a.shape[-1])
+    return result
+
+
+def _share(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
+    """Compute each job, in several threads where that is worth it; a job gives the same in any."""
+    in_one_thread = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_task")
     threads = 1 if in_one_thread else max(1, min(cores(), len(jobs)))
 
-    def compute(thread: int) -> None:
-        for one, other, place in jobs[thread::threads]:
-            np.matmul(one, other, out=place)
+    def compute_share(thread: int) -> None:
+        with np.errstate(all="ignore"):
+            for job in jobs[thread::threads]:
+                compute(job)
 
-    futures = [_product_threads().submit(compute, thread) for thread in range(1, threads)]
-    compute(0)
+    futures = [_product_threads().submit(compute_share, thread) for thread in range(1, threads)]
+    compute_share(0)
     for future in futures:
         future.result()
-    return result
 
 
 def _blocks(rows: int, columns: int) -> list[tuple[slice, slice]]:
@@ -177,90 +183,154 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
     return kernel
 
 
+def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
+    into_others = _elementwise(function)
+
+    def kernel(values: Tensor) -> Tensor:
+        if values.dtype not in (torch.float32, torch.float64):
+            return values.copy_(into_others(values))
+        array = values.detach().numpy()
+        with np.errstate(all="ignore"):
+            function(array, out=array)
+        return values
+
+    return kernel
+
+
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
-    outputs = query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
-    log_sums = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
-    for place, _, _, value_GSd, weights_GNS, sums_GN in _weights(query, key, value, dropout_p, is_causal, **options):
-        outputs[place] = _product(weights_GNS, value_GSd).view(outputs[place].shape)
-        log_sums[place] = sums_GN.view(log_sums[place].shape)
-    return outputs, log_sums
-
-
-def _attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, _sums: Tensor, *others: Any, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives by query, key and value, in their shapes."""
-    all_heads = (*query.shape[:2], *key.shape[2:])
-    grad_query = query.new_zeros(query.shape)
-    grad_key, grad_value = query.new_zeros(all_heads), query.new_zeros(all_heads)
-    factor = _factor(query, **options)
-    for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others, **options):
-        heads = place[:2]
-        grad_GNd = grad[place].flatten(0, 1).to(weights_GNS.dtype)
-        out_GNd = out[place].flatten(0, 1).to(weights_GNS.dtype)
-        grad_scores_GNS = _product(grad_GNd, value_GSd.mT).sub_((grad_GNd * out_GNd).sum(-1, keepdim=True))
-        grad_scores_GNS.mul_(weights_GNS).mul_(factor)
-        grad_query[place] = _product(grad_scores_GNS, key_GSd).view(grad_query[place].shape)
-        grad_key[heads] += _product(grad_scores_GNS.mT, query_GNd).view(grad_key[heads].shape)
-        grad_value[heads] += _product(weights_GNS.mT, grad_GNd).view(grad_value[heads].shape)
-    groups = (key.shape[1], -1)  # query heads that share a key and a value
-    return grad_query, grad_key.unflatten(1, groups).sum(2), grad_value.unflatten(1, groups).sum(2)
-
-
-def _weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    dropout_p: float,
-    causal: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> Iterator[tuple[tuple[slice, slice, slice], Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """Yield the attention weights, so few at a time that they stay in a processor's cache.
+) -> tuple[Tensor, Tensor]:
+    """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
+    attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    batch, heads, length, width = attention.query.shape
+    outputs = np.empty((batch, length, heads, width), attention.query.dtype).swapaxes(1, 2)
+    log_sums = np.empty((batch, heads, length), outputs.dtype)
 
-    G heads of one or several texts, N rows, S keys: their place in `query`, query `[G, N, d]`, key and value
-    `[G, S, d]`, weights `[G, N, S]` and the logarithm of their denominator `[G, N]`; both are 0 for rows without a key.
-    N depends on S alone, so the bytes of a text do not depend on its batch or on the number of cores.
+    def compute(block: tuple[slice, slice]) -> None:
+        value_TGSd = attention.value[block]
+        for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.softmax(block):
+            place = (*block, rows)
+            np.matmul(exponentials_TGNS, value_TGSd, out=outputs[place])
+            outputs[place] /= sums_TGN[..., None]
+            log_sums[place] = np.log(sums_TGN) + largest_TGN
+
+    _share(attention.blocks(), compute, 2 * outputs.size * key.shape[-2])
+    return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
+
+
+def _attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    _sums: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives by query, key and value, in their shapes."""
+    attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    grad_BHTd, out_BHTd = _for_numpy(_for_blas(grad)), _for_numpy(out)
+    grad_query = np.empty_like(attention.query)
+    grad_key, grad_value = np.zeros_like(attention.key), np.zeros_like(attention.value)
+
+    def compute(block: tuple[slice, slice]) -> None:
+        key_TGSd, value_TGSd = attention.key[block], attention.value[block]
+        for rows, weights_TGNS, _, sums_TGN in attention.softmax(block):
+            place = (*block, rows)
+            weights_TGNS /= sums_TGN[..., None]
+            grad_scores_TGNS = np.matmul(grad_BHTd[place], value_TGSd.swapaxes(-1, -2))
+            grad_scores_TGNS -= (grad_BHTd[place] * out_BHTd[place]).sum(-1, keepdims=True)
+            grad_scores_TGNS *= weights_TGNS
+            grad_scores_TGNS *= attention.factor
+            grad_query[place] = np.matmul(grad_scores_TGNS, key_TGSd)
+            grad_key[block] += np.matmul(grad_scores_TGNS.swapaxes(-1, -2), attention.query[place])
+            grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_BHTd[place])
+
+    _share(attention.blocks(), compute, 5 * grad_query.size * key.shape[-2])
+    groups = (key.shape[1], -1)  # query heads that share a key and a value
+    by_key, by_value = (torch.from_numpy(each).unflatten(1, groups).sum(2) for each in (grad_key, grad_value))
+    return torch.from_numpy(grad_query).to(query.dtype), by_key.to(key.dtype), by_value.to(value.dtype)
+
+
+class _Attention:
+    """Attention of B texts with H heads, in blocks of a few heads and rows that stay in the cache of one core.
+
+    T texts and G heads of a block, N of their rows, S keys; N and G depend on the texts' length alone, so the bytes of
+    a text depend neither on its batch nor on the number of cores.
     """
-    if dropout_p:
-        raise NotImplementedError("the portable attention has no dropout")
-    batch, heads, length, _ = query.shape
-    keys = key.shape[-2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    if key.shape[1] < heads:  # grouped heads
-        sharing = heads // key.shape[1]
-        key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
-    rows = min(length, max(1, CACHED_WEIGHTS // (BLOCK_HEADS * keys)))
-    together = max(1, CACHED_WEIGHTS // (rows * keys))
-    group, texts = min(heads, together), max(1, together // heads)
-    for text, head, row in product(range(0, batch, texts), range(0, heads, group), range(0, length, rows)):
-        place = (slice(text, text + texts), slice(head, head + group), slice(row, row + rows))
-        in_heads = place[:2]
-        query_GNd = query[place].flatten(0, 1).to(dtype)
-        key_GSd = key[in_heads].flatten(0, 1).to(dtype)
-        value_GSd = value[in_heads].flatten(0, 1).to(dtype)
-        scores_GNS = _product(query_GNd, key_GSd.mT.contiguous()).mul_(_factor(query, scale=scale))
-        if attn_mask is not None:
-            mask = attn_mask.expand(batch, heads, length, keys)[place]
-            scores_GNS.view(mask.shape).add_(mask)
-        if causal:
-            tokens = torch.arange(keys)
-            scores_GNS.masked_fill_(tokens > tokens[place[2]].unsqueeze(-1), -torch.inf)
-        largest_GN = scores_GNS.amax(-1)
-        empty_GN = largest_GN == -torch.inf
-        weights_GNS = torch.softmax(scores_GNS, -1, out=scores_GNS)
-        log_sums_GN = largest_GN - weights_GNS.amax(-1).log()
-        if empty_GN.any():
-            weights_GNS.masked_fill_(empty_GN.unsqueeze(-1), 0)
-        yield place, query_GNd, key_GSd, value_GSd, weights_GNS, log_sums_GN.masked_fill(empty_GN, 0)
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> None:
+        if dropout_p:
+            raise NotImplementedError("the portable attention has no dropout")
+        self.batch, self.heads, self.length, width = query.shape
+        if key.shape[1] < self.heads:  # grouped heads
+            sharing = self.heads // key.shape[1]
+            key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
+        self.query, self.key, self.value = (_for_numpy(_for_blas(each)) for each in (query, key, value))
+        self.keys = key.shape[-2]
+        self.factor = self.query.dtype.type(width**-0.5 if scale is None else scale)
+        self.mask = None if mask is None else _for_numpy(mask.expand(self.batch, self.heads, self.length, self.keys))
+        self.causal = causal
+
+    def blocks(self) -> list[tuple[slice, slice]]:
+        """Return the texts and heads of each block."""
+        fitting = max(1, CACHED_WEIGHTS // (self.rows() * self.keys))  # heads
+        group, texts = min(self.heads, fitting), max(1, fitting // self.heads)
+        starts = product(range(0, self.batch, texts), range(0, self.heads, group))
+        return [(slice(text, text + texts), slice(head, head + group)) for text, head in starts]
+
+    def rows(self) -> int:
+        """Return how many rows are computed together."""
+        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
+        return math.ceil(self.length / min(parts, self.length))
+
+    def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
+        """Yield, for some rows of a block at a time: the rows, `exp(score - largest)`, the largest score and the sum.
+
+        They are 0, 0 and 1 for rows without a key.
+        """
+        key_TGdS, tokens = self.key[block].swapaxes(-1, -2), np.arange(self.keys)
+        mask_TGNS = None if self.mask is None else self.mask[block]
+        if mask_TGNS is not None and mask_TGNS.strides[-2] == 0 and not mask_TGNS[..., 0, :].any():
+            mask_TGNS = None  # no padding in these texts
+        for start in range(0, self.length, self.rows()):
+            rows = slice(start, start + self.rows())
+            scores_TGNS = np.matmul(self.query[(*block, rows)], key_TGdS)
+            scores_TGNS *= self.factor
+            if mask_TGNS is not None:
+                scores_TGNS += mask_TGNS[..., rows, :]
+            if self.causal:
+                np.copyto(scores_TGNS, -np.inf, where=tokens > tokens[rows, None])
+            largest_TGN = scores_TGNS.max(-1)
+            largest_TGN[np.isneginf(largest_TGN)] = 0
+            scores_TGNS -= largest_TGN[..., None]
+            exponentials_TGNS = np.exp(scores_TGNS, out=scores_TGNS)
+            sums_TGN = exponentials_TGNS.sum(-1)
+            sums_TGN[sums_TGN == 0] = 1
+            yield rows, exponentials_TGNS, largest_TGN, sums_TGN
 
 
-def _factor(query: Tensor, scale: float | None = None, **_mask: Tensor | None) -> float:
-    """Return what the scores are multiplied by."""
-    return query.shape[-1] ** -0.5 if scale is None else scale
+def _for_numpy(tensor: Tensor) -> Array:
+    """Return the numbers as an array, those of half precision in float32."""
+    return (tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor.detach()).numpy()
 
 
 def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
@@ -272,17 +342,34 @@ def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced")
 
 def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     if not compute_v:
-        return torch.from_numpy(np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)), matrices.new_empty(0)
+        return _eigenvalues(matrices, UPLO), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
     return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
+def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
+    """Return the eigenvalues `[..., N]` of symmetric matrices `[..., N, N]`."""
+    values = matrices.new_empty(matrices.shape[:-1])
+    if not values.numel():
+        return values
+    size = matrices.shape[-1]
+    all_matrices, all_values = matrices.reshape(-1, size, size).numpy(), values.view(-1, size).numpy()
+    together = math.ceil(len(all_matrices) / cores())  # NumPy lets no other thread run beside a single matrix
+    parts = [slice(start, start + together) for start in range(0, len(all_matrices), together)]
+
+    def compute(part: slice) -> None:
+        all_values[part] = np.linalg.eigvalsh(all_matrices[part], UPLO=UPLO)
+
+    _share(parts, compute, matrices.numel() * size)
+    return values
 
 
 def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
-    with_in_place: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-    with_in_place.update({"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv})
-    with_out = {**with_in_place, "mm": _product, "bmm": _product}
+    unary: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+    with_sum: dict[str, Callable[..., Any]] = {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
+    with_out = {**unary, **with_sum, "mm": _product, "bmm": _product}
     kernels: dict[str, Callable[..., Any]] = {
         **with_out,
         "dot": _dot,
@@ -291,7 +378,9 @@ def _register() -> None:
         fused: _attention,
         f"{fused}_backward": _attention_backward,
     }
-    for name, kernel in with_in_place.items():
+    for name, function in UNARY.items():
+        kernels[f"{name}_"] = _elementwise_in_place(function)
+    for name, kernel in with_sum.items():
         kernels[f"{name}_"] = _in_place(kernel)
     for name, kernel in with_out.items():
         kernels[f"{name}.out"] = _into(kernel)
