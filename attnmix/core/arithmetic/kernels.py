@@ -106,6 +106,8 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
         return _product(first.float(), second.float()).to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
+    if a.ndim == 3 and len(a) == 1:
+        a, b, out = a[0], b[0], out[0]
     jobs: list[tuple[Array, Array, Array]] = []  # two factors, and the place of their product
     if a.ndim == 3:  # several products, each of which is the same wherever it is computed
         size = max(1, math.ceil(len(a) / cores()))
