@@ -30,6 +30,8 @@ from comparison import LOCK, differences, outputs
 
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
+NOT_EMULATED = ("download", "tokenize")
+"""Stages that compute nothing with a model: imports alone take minutes on an emulated processor."""
 
 
 class Surroundings(NamedTuple):
@@ -132,14 +134,16 @@ def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) 
 def emulated_python(cpu: str, folder: Path) -> Path:
     """Return a folder with a command `python` that runs this environment's Python on an emulated processor.
 
-    The stages are emulated and so is every process that they start by `sys.executable`; DVC itself is not.
+    The stages but `NOT_EMULATED` are emulated, and so is every process that they start by `sys.executable`; DVC is not.
     """
     command = folder / "bin/python"
     command.parent.mkdir(parents=True)
     shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
     (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
     python = Path(sys.executable).resolve()
-    command.write_text(f'#!/bin/sh\nexec {EMULATOR} -cpu {cpu} -0 "$0" "{python}" "$@"\n', encoding="utf-8")
+    natively = "".join(f'[ "$*" = "-m stages {stage}" ] && exec "{sys.executable}" "$@"\n' for stage in NOT_EMULATED)
+    emulated = f'exec {EMULATOR} -cpu {cpu} -0 "$0" "{python}" "$@"\n'
+    command.write_text(f"#!/bin/sh\n{natively}{emulated}", encoding="utf-8")
     command.chmod(0o755)
     return command.parent
 
