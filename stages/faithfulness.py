@@ -41,7 +41,8 @@ def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
-    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.drawn_reviews.pairs)
+    batch_tokens = parameters.capture.batch_tokens // 2  # as edits hold the weights of all heads and layers' outputs
+    classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))

@@ -43,6 +43,7 @@ LAYOUT_NAMES = {"pca": "PCA"}
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
+PAGE_DPI = 200  # of each page's image of earlier points; matplotlib keeps those of all pages until the file is closed
 
 # Residual stream
 STREAM_POINTS = ("embedding_output", "layer_output", DECODER_INPUT)
@@ -174,7 +175,7 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     return figure, cells, first_row[0, len(levels) :]
 
 
-def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int | None = None) -> None:
+def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
     """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
     `encoder` is the number of an encoder's layers, where a decoder follows.
