@@ -92,7 +92,7 @@ docs: $(INSTALLED_DEV) ## Update the tables in docs/ from the code and the resul
 	@$(IN_VENV) python -m docs.tables
 	@$(IN_VENV) $(MKDOCS)
 
-verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
+verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, or profiles/emulated.txt and CPUS="Haswell EPYC-Milan")
 	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))
 
 accept: $(INSTALLED) ## Keep the results where a change of the code leaves those of profiles/tiny.txt as they are (dvc commit)

@@ -2,7 +2,7 @@
 
     python -m verify                                   # the default parameters, about three minutes for each clone
     python -m verify --profile profiles/tiny.txt       # on little input
-    python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan --until capture
+    python -m verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
 
 The last commit is cloned. The clones differ in folder, home, date, locale, hash seed, umask and number of threads; with
 `--cpus` they differ in folder, home and processor, which qemu-user emulates. If anything differs, the exit status is 1
