@@ -50,6 +50,8 @@ from benchmarks.launches import works
 
 # A GPU adds in another order; one of T5's ratios on a CPU is off by .0004 from that in float64.
 TOLERANCE = 1e-3 if REAL_GPU else 1e-5
+# Two float32 results each err: DecompX of ModernBERT is 1.2e-5 from that in float64, on a CPU in either arithmetic.
+SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
 # Those named by `torch.use_deterministic_algorithms` that models of text could call, except for `cumsum`: it is refused
@@ -91,21 +93,21 @@ def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
     return second_device
 
 
-def assert_same(found: Any, expected: Any, name: str = "") -> None:
+def assert_same(found: Any, expected: Any, name: str = "", tolerance: float = TOLERANCE) -> None:
     """Compare arrays and tables at any depth, by their largest number; missing numbers must be missing in both."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), name
         for key, value in expected.items():
-            assert_same(found[key], value, f"{name}/{key}")
+            assert_same(found[key], value, f"{name}/{key}", tolerance)
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), name
         for number, value in enumerate(expected):
-            assert_same(found[number], value, f"{name}/{number}")
+            assert_same(found[number], value, f"{name}/{number}", tolerance)
     elif isinstance(expected, pd.DataFrame):
-        pd.testing.assert_frame_equal(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        pd.testing.assert_frame_equal(found, expected, rtol=tolerance, atol=tolerance)
     else:
         largest = np.nanmax(np.abs(expected), initial=1)  # of terms that cancel out, rounding is as large as theirs
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * largest, err_msg=name)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * largest, err_msg=name)
 
 
 def measures(folder: Path, device: torch.device) -> Arrays:
@@ -164,7 +166,7 @@ def test_every_family_gives_the_cpus_scores_and_class(name: str, tmp_path: Path,
     with counted() as counts:
         found = class_use(folder, second_device)
     assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
-    assert_same(found, class_use(folder, CPU))
+    assert_same(found, class_use(folder, CPU), tolerance=SCORE_TOLERANCE)
 
 
 def user_model(folder: Path, device: torch.device) -> attnmix.model.Model:
