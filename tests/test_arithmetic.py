@@ -118,6 +118,29 @@ def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: 
         assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
 
 
+@pytest.mark.parametrize("weights", [1, 100, 33 * 33 * 3])  # a row at a time, three rows, three heads
+def test_attention_in_blocks_computes_what_torchs_own_does(
+    weights: int, by_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = attention(torch.float64)
+    kernels.set_arithmetic(environment.PORTABLE)
+    monkeypatch.setattr(kernels, "CACHED_WEIGHTS", weights)
+    for name, values in attention(torch.float64).items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("tokens", [7, 33, 600])  # many texts in a block, some, and parts of a head
+def test_attention_of_a_text_has_the_same_bytes_in_any_batch(tokens: int, by_torch: None) -> None:
+    kernels.set_arithmetic(environment.PORTABLE)
+    query, key, value = (numbers(5, 4, tokens, 16, seed=seed) for seed in range(3))
+    heads, sums = FUSED(query, key, value)
+    for text in range(5):
+        one = slice(text, text + 1)
+        heads_of_text, sums_of_text = FUSED(query[one], key[one], value[one])
+        assert torch.equal(heads_of_text, heads[one])
+        assert torch.equal(sums_of_text, sums[one])
+
+
 def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
     assert torch.arange(3).exp().dtype == torch.float32
     assert (torch.arange(6).view(2, 3) @ torch.arange(3)).tolist() == [5, 14]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,15 @@ def test_two_runs_are_compared_by_a_command(
     (other.folder / "image.bin").write_bytes(bytes([7, 7, 7]))
     assert comparison.main([".", str(other.folder)]) == 1
     assert capsys.readouterr().out == "image.bin: byte 3 of 5 and 3\n"
+
+
+def test_stages_that_compute_with_a_model_run_on_the_emulated_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "EMULATOR", "echo")
+    folder = verify.emulated_python("Haswell", tmp_path / "emulated")
+    for stage, is_emulated in {"finetune": True, "capture": True, "download": False, "tokenize": False}.items():
+        command = [str(folder / "python"), "-m", "stages", stage]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # without a pipeline
+        assert run.stdout.startswith("-cpu Haswell") == is_emulated, stage
+        assert (run.returncode == 0) == is_emulated, stage
