@@ -43,7 +43,7 @@ LAYOUT_NAMES = {"pca": "PCA"}
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
-PAGE_DPI = 200  # of each page's image of earlier points; matplotlib keeps those of all pages until the file is closed
+PAGE_DPI = 200  # matplotlib holds every page's image of earlier points in memory until it closes the file
 
 # Residual stream
 STREAM_POINTS = ("embedding_output", "layer_output", DECODER_INPUT)

@@ -201,7 +201,7 @@ def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tup
     values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
     heads = layer_pass.diagonal.shape[-1]
     values_2BHTd = values_2BTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
-    contexts, row_sums_BHT = layer_pass.attention.of_values(values_2BHTd.unbind())
+    contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_2BHTd.unbind())
     attended_2BTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
     own_2BTD = scaled_heads(layer_pass.diagonal, values_2BTE) @ W_ED
     others_2BTD = attended_2BTE @ W_ED - own_2BTD

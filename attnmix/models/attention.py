@@ -92,7 +92,7 @@ class AttentionCall:
             scores = scores.masked_fill_(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
 
-    def of_values(self, values: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def weighted_sums(self, values: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return sum_j a_ij v_j `[B, H, T, d]` of each of other values, exactly 0 where they are; and sum_j a_ij.
 
         The latter, `[B, H, T]`, is 1, but for a softmax with a sink. Memory is linear in T.
