@@ -1,6 +1,6 @@
 """Ask what fine-tuning mixes, score the measures, run the pipeline for several seeds, and compare experiments.
 
-    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--interventions]
+    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--only probes]
     python -m experiments rare-word --dataset stanfordnlp/imdb --to FOLDER
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer = commands.add_parser("answer", help="classifiers of known tasks, before and after fine-tuning")
     answer.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")
-    answer.add_argument("--interventions", action="store_true", help="the tables of interventions alone (an hour)")
+    answer.add_argument("--only", choices=["interventions", "probes"], help="these tables alone (an hour or two)")
     answer.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from experiments.answer import run_settings  # torch takes seconds
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]
-        run_settings(options.dataset, names, options.to, only_interventions=options.interventions)
+        run_settings(options.dataset, names, options.to, only=options.only)
         return 0
     if options.command == "rare-word":
         from experiments.rare_word import write_reviews

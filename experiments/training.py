@@ -135,7 +135,7 @@ def train(
     """Fine-tune by AdamW, with a constant rate after the warm-up; `visit` is called after the steps of `courses`."""
     generator = np.random.default_rng(seed)
     labels = reviews.labels["sentiment" if setting.task == "permuted" else setting.task]
-    labels = torch.as_tensor(generator.permutation(labels) if setting.task == "permuted" else labels)
+    labels = torch.tensor(generator.permutation(labels) if setting.task == "permuted" else labels)
     base: Any = model.base_model
     for module in [base.embeddings, *base.encoder.layer[: setting.frozen]] if setting.frozen else ():
         module.requires_grad_(False)

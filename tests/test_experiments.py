@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
@@ -28,6 +29,7 @@ from experiments import answer, fits
 from experiments.answer_edits import edited_logits, layer_inputs
 from experiments.answer_tables import differences_of_edits, differences_of_settings
 from experiments.tables import over_seeds, paired_differences, read_experiments
+from experiments.training import Reviews
 
 STUDY = REPOSITORY / "docs/study"
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
@@ -189,9 +191,9 @@ def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
     reviews = SimpleNamespace(texts=["good", "bad"])
     monkeypatch.setattr(answer, "read_reviews", lambda *_arguments: (None, reviews, None))
     with pytest.raises(InputError, match=r"has runs of other reviews than those of some/reviews; allowed: another"):
-        answer.run_settings("some/reviews", ["true labels"], tmp_path, only_interventions=True)
+        answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
     (tmp_path / "runs/interventions/test_reviews.sha256").unlink()
-    answer.run_settings("some/reviews", ["true labels"], tmp_path, only_interventions=True)
+    answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
     for name in ("interventions", "scaling"):
         assert (tmp_path / f"answer_{name}.csv").read_bytes() == (STUDY / f"answer_{name}.csv").read_bytes()
 
@@ -406,3 +408,41 @@ def test_layers_of_a_run_are_those_of_its_tables(
     assert len(source) >= 6
     for (checkpoint, layer), mean in source.items():
         assert layers[checkpoint, measure, layer] == pytest.approx(mean, abs=1e-4)
+
+
+TEST_REVIEWS, HELD_OUT_REVIEWS = 200, 600
+
+
+class PlantedStudy(answer.Study):
+    """Reviews of two tokens, whose last vectors say whether a rare word is there; [CLS] says it in reverse in some."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def token_vectors(self) -> tuple[npt.NDArray[np.float32], pd.DataFrame]:
+        """Return vectors of noise `[levels, tokens, D]`, but for the last level's, and the table of the tokens."""
+        texts = len(self.test.texts)
+        reviews = np.arange(texts).repeat(2)
+        tokens = pd.DataFrame({"review": reviews, "kind": ["cls", "the"] * texts})
+        vectors = np.random.default_rng(texts).normal(size=(2, len(reviews), 3))
+        vectors[1, :, 0] = self.test.labels["word"][reviews]
+        if texts == HELD_OUT_REVIEWS:
+            vectors[1, tokens["kind"] == "cls", 0] *= -1
+        return vectors.astype(np.float32), tokens
+
+
+def test_probes_are_trained_on_held_out_reviews_and_scored_on_test_reviews() -> None:
+    def reviews(texts: int) -> Reviews:
+        numbers = np.arange(texts)
+        return Reviews(["text"] * texts, torch.zeros(texts, 2), {"word": numbers % 2, "sentiment": numbers // 2 % 2})
+
+    no_model: Any = None
+    study = PlantedStudy(no_model, reviews(TEST_REVIEWS), no_model, Path())
+    rows = pd.DataFrame(study.probe_rows(reviews(HELD_OUT_REVIEWS)))
+    accuracy = rows.set_index(["target", "kind", "layer"])["mean"]
+    assert accuracy["word", "the", 1] == 1
+    assert accuracy["word", "cls", 1] <= 0.5  # what was learned is the reverse
+    chance = accuracy.drop([("word", "the", 1), ("word", "cls", 1)])
+    assert len(chance) == 3 * 2 * 2 - 2  # targets, kinds and layers
+    assert chance.between(0.38, 0.62).all()
+    assert (rows["majority"] < 0.6).all()
