@@ -455,7 +455,7 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
-        The page also holds every head, the controls and, of 20 tokens and more, UMAP maps, for which umap-learn takes
+        The page also holds every head, the controls and, of 48 tokens and more, UMAP maps, for which umap-learn takes
         seconds to load. Token ids are shown as the text that they spell.
 
         >>> result.save("page.html").name

@@ -603,6 +603,7 @@ def prepare_measuring() -> Measuring:
     numbers = batches_by_tokens([len(document) for document in plain], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
     batches, counted_batches = ([[each[i] for i in batch] for batch in numbers] for each in (plain, counted))
+    every.read_corpus(counted_batches)
     return Measuring(every, six, batches, counted_batches)
 
 

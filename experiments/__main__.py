@@ -7,6 +7,7 @@
     python -m experiments layers FOLDER [--to docs/study/mpnet.csv]
     python -m experiments fits FOLDER ... [--to docs/study]
     python -m experiments lengths FOLDER ... [--to docs/study/lengths.csv]
+    python -m experiments few-tokens --dataset stanfordnlp/imdb [--model models/finetuned]
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
@@ -18,6 +19,7 @@ DVC's experiments of the current commit, or those named: experiments, commits, o
 that differ in nothing but the seed are one setting; means are over its seeds. `layers` writes what one run measured by
 layer as one table, `fits` how well the classifiers of some runs fit what they were trained on, and what their layers
 mix. `lengths` measures the classifiers of some runs on their reviews cut to several lengths (`experiments.lengths`).
+`few-tokens` scores maps of short texts, by UMAP and by principal components (`experiments.few_tokens`).
 """
 
 from __future__ import annotations
@@ -74,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lengths = commands.add_parser("lengths", help="the same reviews cut to several lengths")
     lengths.add_argument("folders", type=Path, nargs="+", help="of the runs")
     lengths.add_argument("--to", type=Path, default=Path("docs/study/lengths.csv"), help="csv")
+    few = commands.add_parser("few-tokens", help="how much maps of short texts keep, by UMAP and principal components")
+    few.add_argument("--dataset", required=True, help="hub identifier, folder or file")
+    few.add_argument("--model", default="models/finetuned", help="hub identifier or folder")
+    few.add_argument("--to", type=Path, default=Path("docs/study/few_tokens.csv"), help="csv")
     planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
@@ -90,6 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from experiments.rare_word import write_reviews
 
         write_reviews(options.dataset, options.to)
+        return 0
+    if options.command == "few-tokens":
+        from experiments.few_tokens import write_few_tokens
+
+        write_few_tokens(options.dataset, options.model, options.to)
         return 0
     if options.command == "planted":
         from experiments.planted import write_planted

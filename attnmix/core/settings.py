@@ -282,10 +282,11 @@ class FaithfulnessParameters(Section):
 MAX_PARTS_TOKENS = 128
 """Tokens of the longest captured text whose vectors are taken apart, which takes time by the square of their number."""
 MIN_UMAP_VECTORS = 20
-"""Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's.
+"""Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's."""
+MIN_TYPED_UMAP_TOKENS = 48
+"""Tokens of typed texts, below which their page shows principal components alone, as they keep more of the neighbours.
 
-Of each token's 5 nearest it then keeps hardly more than chance would. Of texts with 8, 12, 20 and 40 tokens in MiniLM
-it keeps 48, 54, 46 and 45 % (chance 43, 45, 26 and 13 %), two principal components 73, 74, 56 and 44 %.
+`docs/study/few_tokens.csv` has the scores of both by length.
 """
 
 

@@ -109,9 +109,10 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
-    search.fit(x_ND)
     # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
-    with config_context(enable_cython_pairwise_dist=distance != "braycurtis"):
+    is_fast = distance != "braycurtis"
+    with config_context(enable_cython_pairwise_dist=is_fast, skip_parameter_validation=True):
+        search.fit(x_ND)
         distances, indices = search.kneighbors()
     return indices, distances
 

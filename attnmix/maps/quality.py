@@ -66,7 +66,8 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     k = _scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
-    near_by_chance, _ = neighbours(_permuted(xy, seed), k, "euclidean", 0)
+    order = np.random.default_rng(seed).permutation(len(xy))  # as `_permuted` draws it
+    near_by_chance = np.argsort(order)[near_on_map[order]]
     return _overlap(near, near_on_map), _overlap(near, near_by_chance)
 
 

@@ -287,17 +287,19 @@ class _BatchPass:
         self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits, value_bias_E: Tensor
     ) -> dict[str, Tensor]:
         """Return the sums of the ratios under each control of `SAME_PASS` `[B, M]`."""
-        corpus = self.measurer.corpus
-        if corpus is None:
-            corpus_BTE = torch.full_like(layer_pass.value, torch.nan)
-        else:
+        corpus, corpus_BTE = self.measurer.corpus, None
+        if corpus is not None:
             corpus_BTE = corpus.mean_over_others(layer_pass.call.number, micro_batch, layer_pass.value)
         mean_B1E = micro_batch.means(layer_pass.value)
         special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
         values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, special_SB)
-        ratios_CMBT = control_ratios(self.measurer.methods, layer_pass, splits, values)
+        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values)
+        ratios_CMBT = torch.stack(list(ratios.values()))
         sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
-        return dict(zip(SAME_PASS, sums_BCM.unbind(1), strict=True))
+        sums = dict(zip(ratios, sums_BCM.unbind(1), strict=True))
+        if corpus is None:
+            sums["corpus_value"] = torch.full_like(sums["text_mean_value"], torch.nan)
+        return {name: sums[name] for name in SAME_PASS}
 
     def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
         """Return the sums of the ratios by each of `PAIR_SOURCES` `[B, M]`; nothing where texts are no pairs."""
@@ -327,7 +329,7 @@ class _BatchPass:
         for site, vectors_BTD in vectors.items():
             in_layer = site.layer == layer_pass.call.number
             alike.setdefault((in_layer, vectors_BTD.shape), []).append(site)
-        mask_B1T = micro_batch.mask_BT.unsqueeze(1)
+        mask_B1T = micro_batch.mask_BT.unsqueeze(1) if micro_batch.is_padded else None
         in_first_stack = layer_pass.call.stack == self.first_stack
         measured = []
         for (in_layer, shape), sites in alike.items():

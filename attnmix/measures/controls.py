@@ -1,9 +1,9 @@
 """Controls of the mixing ratios: the same ratios where something that they should depend on has been taken away.
 
 A ratio that a control reproduces says nothing of what the control took away. Four come from the forward pass that is
-measured anyway: three with other values v_j in place of x_j W_V + b_V, one without special tokens as sources. Attention
-weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and `random_weights` are
-forward passes of their own.
+measured anyway: three with other values v_j in place of x_j W_V + b_V, one without special tokens as sources (sinks).
+Attention weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and
+`random_weights` are forward passes of their own.
 
 Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or
 controls, E = heads * head width, D hidden.
@@ -11,7 +11,7 @@ controls, E = heads * head width, D hidden.
 
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -22,10 +22,10 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.documents import CLASSES, POSITIONS, Document
-from attnmix.measures.layers import LayerPass, map_layers
+from attnmix.measures.layers import LayerPass, NetworkPart, map_layers
 from attnmix.measures.micro_batches import MicroBatch
 from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_points, scaled_heads
-from attnmix.measures.sinks import without_special_sources
+from attnmix.measures.sinks import weights_on_special
 from attnmix.models.attention import implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
@@ -145,71 +145,114 @@ class ControlValues(NamedTuple):
     """The tensors of documents in one layer from which the values of `SAME_PASS` are computed."""
 
     bias_E: Tensor  # b_V
-    corpus_BTE: Tensor  # the corpus values v_j
+    corpus_BTE: Tensor | None  # the corpus values v_j; None where there is no other text
     mean_B1E: Tensor  # mean_k v_k over the document's tokens
     special_SB: Tensor  # positions of each document's special tokens, then -1
 
 
-def control_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, values: ControlValues) -> Tensor:
-    """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[controls, methods, B, T]`.
+class HeadSums(NamedTuple):
+    """What attention gives where each head adds multiples of a few vectors: their sums with the weights of each token.
 
-    `splits` are those of all their tokens, as they are.
+    The feed-forward network's first Linear takes the vectors, not the many sums of them.
+    """
+
+    weights_BTH: Tensor  # `[..., B, T, H]`
+    vectors_HD: Tensor  # what W_O makes of the vectors, `[H, D]` or `[B, H, D]`
+
+    def projected(self) -> Tensor:
+        """Return the sums `[..., N, D]`."""
+        return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
+
+    def network(self, splits: LayerSplits) -> NetworkPart:
+        """Return the sums as the feed-forward network takes them, of the tokens of `splits`."""
+        rest = splits.rest
+        assert rest is not None
+        norm = splits.block.attention_output_norm
+        divided_NH = self.weights_BTH.flatten(-3, -2) / norm.deviation(splits.projected_ND)
+        return rest.network_part(norm.linear(self.vectors_HD)).weighted(divided_NH.view_as(self.weights_BTH))
+
+
+def control_ratios(
+    methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, values: ControlValues
+) -> dict[str, Tensor]:
+    """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[methods, B, T]` by its name.
+
+    `splits` are those of all their tokens, as they are. Without corpus values `corpus_value` is left out.
     """
     diagonal_BTH = layer_pass.diagonal
-    without_bias, corpus, row_sums_BTH = _splits_of_other_values(layer_pass, values)
+    projected, row_sums_BTH = _splits_of_other_values(layer_pass, values)
     weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
-    mean_BHD = _projected_heads(layer_pass, values.mean_B1E.squeeze(1))
-    own_ND, others_ND = (weights_2BTH @ mean_BHD).flatten(1, 2)
-    without_special = without_special_sources(layer_pass, splits, values.special_SB)
-    attention_splits = {
-        "text_mean_value": Split(own_ND, others_ND),
-        "corpus_value": corpus,
-        "without_value_bias": without_bias,
-        "without_special_sources": without_special.projected,
-    }
-
-    mixed_weights = dict.fromkeys(SAME_PASS, splits.mixed_weight)
-    mixed_weights["without_special_sources"] = without_special.mixed_weight
-    mixed_weight_CN = torch.stack([mixed_weights[name] for name in SAME_PASS])
+    means = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.mean_B1E.squeeze(1)))
+    biases = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.bias_E))
+    special = _special_sources(layer_pass, values.special_SB)
+    projected["text_mean_value"] = Split(*means.projected())
+    projected["without_special_sources"] = Split(splits.projected.own, splits.projected.others - special.projected())
+    mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
+    heads = diagonal_BTH.shape[-1]
+    mixed_weights["without_special_sources"] = _weight_without(
+        splits.mixed_weight, special.weights_BTH.sum(-1).flatten() / heads
+    )
 
     layer = None
+    rest = splits.rest
     if PREACTIVATION in ratio_points(methods):
-        bias_HD = _projected_heads(layer_pass, values.bias_E)
-        mean_layer, without_bias_layer = _layers_of_constants(splits, weights_2BTH, mean_BHD, bias_HD)
-        layer_splits = {
-            "text_mean_value": mean_layer,
-            "corpus_value": splits.with_others(corpus, splits.mixed_weight).layer,
-            "without_value_bias": without_bias_layer,
-            "without_special_sources": without_special.layer_with_own(splits.layer.own),
+        assert rest is not None
+        mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
+        without_bias_network = splits.network.minus(biases.network(splits))
+        others_network = splits.network.others.minus(special.network(splits))
+        layers = {
+            "text_mean_value": Split(*rest.output(mean_network)),
+            "without_value_bias": Split(*rest.output(without_bias_network)),
+            "without_special_sources": Split(splits.layer.own, rest.output(others_network)),
         }
-        layer = _stacked(layer_splits)
+        if "corpus_value" in projected:
+            layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
+        layer = _stacked([layers[name] for name in projected])
 
-    controls = splits.with_others(_stacked(attention_splits), mixed_weight_CN, layer)
-    ratios_MCN = apply_formulas(methods, controls)
-    ratios_CMBT: Tensor = ratios_MCN.transpose(0, 1).unflatten(-1, diagonal_BTH.shape[:2])
-    return ratios_CMBT
+    mixed_weight_CN = torch.stack(list(mixed_weights.values()))
+    controls = splits.with_others(_stacked(list(projected.values())), mixed_weight_CN, layer)
+    ratios_CMN = apply_formulas(methods, controls).transpose(0, 1)
+    ratios_CMBT = ratios_CMN.unflatten(-1, diagonal_BTH.shape[:2])
+    return dict(zip(projected, ratios_CMBT, strict=True))
 
 
-def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tuple[Split, Split, Tensor]:
-    """Return the splits of `without_value_bias` and `corpus_value`, and sum_j a^h_ij `[B, T, H]`.
+def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
+    """Return what special tokens give to the other tokens, with S * H vectors of each document."""
+    weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
+    weights_BTS = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
+    value_BSE = layer_pass.value.take_along_dim(special_SB.T.clamp_min(0).unsqueeze(-1), 1)
+    heads_BSHD = _projected_heads(layer_pass, value_BSE)
+    return HeadSums(weights_BTS, heads_BSHD.flatten(1, 2))
+
+
+def _weight_without(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
+    """Return the weight on the other tokens without a part of it, relative to what is left with the own weight."""
+    others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
+    total_N = others_weight_N + 1 - mixed_weight_N
+    return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
+
+
+def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tuple[dict[str, Split], Tensor]:
+    """Return the splits of `without_value_bias` and `corpus_value` by name, and sum_j a^h_ij `[B, T, H]`.
 
     The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding would
     be all that is left, and a ratio of 1 that means nothing.
     """
     W_ED = layer_pass.block.output.W
-    unbiased_BTE = layer_pass.value - values.bias_E
-    values_2BTE = torch.stack([unbiased_BTE, values.corpus_BTE])
+    other_values = {"without_value_bias": layer_pass.value - values.bias_E}
+    if values.corpus_BTE is not None:
+        other_values["corpus_value"] = values.corpus_BTE
+    values_CBTE = torch.stack(list(other_values.values()))
     heads = layer_pass.diagonal.shape[-1]
-    values_2BHTd = values_2BTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
-    contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_2BHTd.unbind())
-    attended_2BTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
-    own_2BTD = scaled_heads(layer_pass.diagonal, values_2BTE) @ W_ED
-    others_2BTD = attended_2BTE @ W_ED - own_2BTD
-    unbiased_own_ND, corpus_own_ND = own_2BTD.flatten(1, 2)
-    unbiased_others_ND, corpus_others_ND = others_2BTD.flatten(1, 2)
-    without_bias = Split(unbiased_own_ND, unbiased_others_ND)
-    corpus = Split(corpus_own_ND, corpus_others_ND)
-    return without_bias, corpus, row_sums_BHT.transpose(1, 2)
+    values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
+    contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
+    attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
+    own_CBTD = scaled_heads(layer_pass.diagonal, values_CBTE) @ W_ED
+    others_CBTD = attended_CBTE @ W_ED - own_CBTD
+    splits = {}
+    for name, own_BTD, others_BTD in zip(other_values, own_CBTD, others_CBTD, strict=True):
+        splits[name] = Split(own_BTD.flatten(0, 1), others_BTD.flatten(0, 1))
+    return splits, row_sums_BHT.transpose(1, 2)
 
 
 def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
@@ -221,32 +264,11 @@ def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
     return torch.einsum("...hd,hde->...he", by_head, W_HdD)
 
 
-def _stacked(splits: Mapping[str, Split]) -> Split:
-    """Return the vectors `[N, D]` of the controls `SAME_PASS` as one split `[C, N, D]`."""
-    in_order = [splits[name] for name in SAME_PASS]
-    own_CND = torch.stack([split.own for split in in_order])
-    others_CND = torch.stack([split.others for split in in_order])
+def _stacked(splits: Sequence[Split]) -> Split:
+    """Return vectors `[N, D]` of several controls as one split `[C, N, D]`."""
+    own_CND = torch.stack([split.own for split in splits])
+    others_CND = torch.stack([split.others for split in splits])
     return Split(own_CND, others_CND)
-
-
-def _layers_of_constants(
-    splits: LayerSplits, weights_2BTH: Tensor, mean_BHD: Tensor, bias_HD: Tensor
-) -> tuple[Split, Split]:
-    """Return `LayerSplits.layer` of `text_mean_value` and of `without_value_bias`.
-
-    Heads add multiples of one vector in both: `mean_BHD` is the vector of each head of a text that is every value's,
-    `bias_HD` that of b_V. The network's first Linear takes the vectors of the heads, not the many sums of them.
-    """
-    rest = splits.rest
-    norm = splits.block.attention_output_norm
-    assert rest is not None
-    divided_2NH = weights_2BTH.flatten(1, 2) / norm.deviation(splits.projected_ND)
-    divided_2BTH = divided_2NH.view_as(weights_2BTH)
-    means = rest.network_part(norm.linear(mean_BHD)).weighted(divided_2BTH)
-    biases = rest.network_part(norm.linear(bias_HD)).weighted(divided_2BTH)
-    mean_network = means.add_own(rest.network_part(splits.x_ND))
-    without_bias_network = splits.network.minus(biases)
-    return Split(*rest.output(mean_network)), Split(*rest.output(without_bias_network))
 
 
 def shuffled_words(document: Document, seed: int) -> Document:

@@ -42,7 +42,9 @@ class Cloud:
         self.vectors = vectors
         self.width = vectors.shape[-1]
         self.tokens = self.mask.sum(-1).double()
-        x_TD = vectors.masked_fill(~mask_T1, 0).double()
+        x_TD = vectors.to(torch.float64, copy=True)
+        if mask is not None:
+            x_TD.masked_fill_(~mask_T1, 0)
         length_T = x_TD.norm(dim=-1)
         inverse_length_1T = (1 / length_T.clamp_min(SHORTEST)).unsqueeze(-2)
         self.unit_sum_D = inverse_length_1T.matmul(x_TD).squeeze(-2)

@@ -158,11 +158,16 @@ class NetworkPart:
         entering = [first - second for first, second in zip(self.entering, other.entering, strict=True)]
         return replace(self, stream=self.stream - other.stream, entering=entering)
 
-    def weighted(self, weights_2BTH: Tensor) -> Self:
-        """Return the sums of H vectors with the weights of each token, of B texts `[2, B * T, ...]`."""
-        stream = (weights_2BTH @ self.stream).flatten(1, 2)
-        entering = [(weights_2BTH @ vectors).flatten(1, 2) for vectors in self.entering]
+    def weighted(self, weights_BTH: Tensor) -> Self:
+        """Return the sums of H vectors with the weights `[..., B, T, H]` of each token, `[..., B * T, ...]`."""
+        stream = (weights_BTH @ self.stream).flatten(-3, -2)
+        entering = [(weights_BTH @ vectors).flatten(-3, -2) for vectors in self.entering]
         return replace(self, stream=stream, entering=entering)
+
+    @property
+    def others(self) -> Self:
+        """The second of two parts, that of the other tokens."""
+        return replace(self, stream=self.stream[1], entering=[vectors[1] for vectors in self.entering])
 
     def add_own(self, other: Self) -> Self:
         """Add to the first of two parts, in place, and return both."""

@@ -31,6 +31,7 @@ class MicroBatch:
         self.documents, self.places, self.device = documents[places], places, device
         self.lengths = [len(document) for document in self.documents]
         self.tokens = max(self.lengths)
+        self.is_padded = min(self.lengths) < self.tokens
         self.names = [document.name for document in self.documents]
 
     @cached_property
@@ -109,9 +110,11 @@ class MicroBatch:
 
     def sums(self, values: Tensor) -> Tensor:
         """Return the sums of `[B, T, ...]` over the tokens of each document, in float64."""
-        more_axes = [1] * (values.dim() - 2)
-        mask = self.mask_BT.view(*self.mask_BT.shape, *more_axes)
-        return values.double().masked_fill(~mask, 0).sum(1)
+        if self.is_padded:
+            more_axes = [1] * (values.dim() - 2)
+            mask = self.mask_BT.view(*self.mask_BT.shape, *more_axes)
+            values = values.masked_fill(~mask, 0)
+        return values.sum(1, dtype=torch.float64)
 
     def means(self, values_BTE: Tensor) -> Tensor:
         """Return the mean over the tokens of each document `[B, 1, E]`."""

@@ -6,7 +6,7 @@ argued to keep tokens from mixing too much (Barbero et al., COLM 2025), while at
 every ratio is also measured without special tokens as sources. Massive activations are the few numbers of a sink's
 vector that are far above all others (Sun et al., COLM 2024).
 
-Shapes: B documents, H heads, T tokens, N = B * T, D hidden, d head width, E = H * d.
+Shapes: B documents, S special tokens of a document, H heads, T tokens, D hidden, d head width.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import LayerSplits, Split
 from attnmix.models.attention import AttentionCall
 
 SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
@@ -43,37 +42,20 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     return weights_BTH.masked_fill(hidden_BT.unsqueeze(-1), 0)
 
 
-def without_special_sources(layer_pass: LayerPass, splits: LayerSplits, special_SB: Tensor) -> LayerSplits:
-    """Return the splits of all tokens without what other tokens give that are special.
+def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
+    """Return the weights a_ij `[S, B, T, H]` of other tokens i on each special token j.
 
-    `special_SB` has the positions of each document's special tokens, -1 where it has no more. A token's own part is
-    kept. Weights on the other tokens are relative to what is left of them and to its own weight.
+    `special_SB` has the positions of each document's special tokens, -1 where it has no more; those weights are 0, as
+    is the weight of a special token on itself.
     """
-    removed_BTHd, removed_weight_BT = _from_special_sources(layer_pass.attention, special_SB)
-    removed_NE = removed_BTHd.flatten(-2).flatten(0, 1)
-    removed_ND = removed_NE @ layer_pass.block.output.W
-    remaining = Split(splits.projected.own, splits.projected.others - removed_ND)
-    others_weight_N = (splits.mixed_weight - removed_weight_BT.flatten()).clamp_min(0)
-    total_N = others_weight_N + 1 - splits.mixed_weight
-    mixed_weight_N = (others_weight_N / total_N).masked_fill(total_N == 0, 0)
-    return splits.with_others(remaining, mixed_weight_N)
-
-
-def _from_special_sources(call: AttentionCall, special_SB: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what other tokens that are special give before W_O `[B, T, H, d]`, and their mean weight `[B, T]`."""
-    given_BTHd = torch.zeros_like(call.value.transpose(1, 2))
-    weight_BT = torch.zeros_like(given_BTHd[..., 0, 0])
-    places_T = torch.arange(weight_BT.shape[1], device=weight_BT.device)
-    for place_B in special_SB:
-        is_special_B1 = (place_B >= 0).unsqueeze(-1)
-        position_B = place_B.clamp_min(0)
-        is_other_BT = is_special_B1 & (places_T != position_B.unsqueeze(-1))
-        weights_BTH = weights_on(call, position_B) * is_other_BT.unsqueeze(-1)
-        value_BH1d = call.value.take_along_dim(position_B[:, None, None, None], -2)
-        value_B1Hd = value_BH1d.transpose(1, 2)
-        given_BTHd += weights_BTH.unsqueeze(-1) * value_B1Hd
-        weight_BT += weights_BTH.mean(-1)
-    return given_BTHd, weight_BT
+    tokens, heads = call.value.shape[-2], call.value.shape[-3]
+    places_T = torch.arange(tokens, device=special_SB.device)
+    weights_SBTH = call.value.new_zeros(*special_SB.shape, tokens, heads)
+    for number, position_B in enumerate(special_SB):
+        position_B1 = position_B.unsqueeze(-1)
+        is_other_BT = (position_B1 >= 0) & (places_T != position_B1)
+        weights_SBTH[number] = weights_on(call, position_B.clamp_min(0)) * is_other_BT.unsqueeze(-1)
+    return weights_SBTH
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:

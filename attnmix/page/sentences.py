@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.ratios import preferred_ratio
@@ -324,12 +323,12 @@ def map_note(run: Results) -> str:
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())
-    if tokens >= MIN_UMAP_VECTORS:
+    if tokens >= run.min_umap_tokens:
         return ""
     counted = "1 token is" if tokens == 1 else f"{tokens} tokens are"
     return (
-        f"There is no UMAP here: it needs {MIN_UMAP_VECTORS} tokens or more, and {counted} on this map. The map shows "
-        "the two principal components of their vectors (PCA)."
+        f"There is no UMAP here: it is made of {run.min_umap_tokens} tokens or more, and {counted} on this map. The "
+        "map shows the two principal components of their vectors (PCA), which keep more of the neighbours of so few."
     )
 
 

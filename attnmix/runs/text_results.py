@@ -28,7 +28,7 @@ from attnmix.core.device import chosen_device, exact_products, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import (
     BATCH_TOKENS,
-    MIN_UMAP_VECTORS,
+    MIN_TYPED_UMAP_TOKENS,
     CaptureParameters,
     MeasureParameters,
     UmapParameters,
@@ -323,14 +323,14 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 def compile_maps() -> None:
     """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
-    random = np.random.default_rng(0).normal(size=(MIN_UMAP_VECTORS, 4)).astype(np.float32)
+    random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
     _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
 
-    By UMAP where a point has enough vectors for that, and by their principal components.
+    By UMAP where there are enough tokens for that, and by their principal components.
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
@@ -339,7 +339,9 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
     results.nearest = columns_by_site(results.tokens, nearest)
-    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), "pca": vectors}
+    layouts = {"pca": vectors}
+    if len(results.tokens) >= MIN_TYPED_UMAP_TOKENS:
+        layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), **layouts}
     scores = []
     for layout, mapped in layouts.items():
         if not mapped:  # too few vectors for UMAP

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import INPUT_PARTS, STEP_MEASURES, Site
+from attnmix.core.settings import MIN_TYPED_UMAP_TOKENS
 
 if TYPE_CHECKING:
     import xarray
@@ -60,6 +61,10 @@ class Results(Protocol):
     @property
     def layouts(self) -> list[str]:
         """The layouts that have maps."""
+
+    @property
+    def min_umap_tokens(self) -> int:
+        """The number of tokens below which there is no UMAP."""
 
     @property
     def map_quality(self) -> pd.DataFrame:
@@ -162,6 +167,11 @@ class TextResults(MixingTables):
     def layouts(self) -> list[str]:
         """The layouts that have maps."""
         return list(self.maps)
+
+    @property
+    def min_umap_tokens(self) -> int:
+        """The number of tokens below which there is no UMAP."""
+        return MIN_TYPED_UMAP_TOKENS
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage: where it was computed."""

@@ -31,6 +31,7 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
+from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store import features as stored
 from attnmix.core.store.files import open_array, read_array, read_table, require_output
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
@@ -203,6 +204,11 @@ class Run(MixingTables):
     def predictions(self) -> pd.DataFrame:
         """`document, predicted, probability, read_position` of the captured texts."""
         return read_table(self.predictions_file, "inspect")
+
+    @property
+    def min_umap_tokens(self) -> int:
+        """The number of tokens below which there is no UMAP."""
+        return MIN_UMAP_VECTORS
 
     @property
     def layouts(self) -> list[str]:
