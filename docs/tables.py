@@ -191,10 +191,14 @@ def _maps(read: Read) -> str:
     return _markdown(("", *names), rows)
 
 
+EDITED_SETTINGS = ("permuted labels", "mean pooling", "rare word")
+"""Settings whose models were edited as well, besides those with true labels."""
+
+
 def _settings(read: Read) -> str:
     """Return a row for each setting of the study: what it learned, and what its tokens share."""
     layers, probes = (read(f"{STUDY}answer_{name}.csv") for name in ("layers", "probes"))
-    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"])["mean"].sort_index()
+    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"]).sort_index()
     change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"]).sort_index()
     told = probes.query("checkpoint == 'after' and kind == 'the' and layer == 6").set_index(["target", "setting"])[
         "mean"
@@ -202,11 +206,11 @@ def _settings(read: Read) -> str:
     rows = []
     for setting in probes["setting"].unique():
         ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
-        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)].iloc[0], 0)]
+        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)]["mean"].iloc[0], 0)]
         cells.append(f"{100 * ratio['mean']:+.1f}" + _interval(ratio))
         for kind in ("predicted", "sentiment", "word"):
             key = (f"share class by {kind}", setting, 6)
-            cells.append(_percent(after[key], 0) if key in after.index else "")
+            cells.append(_share(after.loc[key]) if key in after.index else "")
         cells += [_percent(told[target, setting], 0) for target in ("sentiment", "word")]
         rows.append(cells)
     head = ("setting", "seeds", "accuracy", "change of the ratio, points", "predicted", "sentiment", "rare word")
@@ -286,20 +290,25 @@ def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]
 
 
 def _edits(read: Read) -> str:
-    """Return the share of reviews that keep their class, and the accuracy, by edit."""
-    table = read(f"{STUDY}answer_interventions.csv").query(
-        "extent == 'from' and setting == 'true labels' and not edit.str.contains(' minus ')"
-    )
-    kept = table.pivot(index="edit", columns=["measure", "layer"], values="mean")
-    rows = [
-        (edit, *(_percent(kept.loc[edit, ("same_class", layer)], 0) for layer in (4, 5, 6)), _percent(row, 0))
-        for edit, row in kept["accuracy", 4].items()
-    ]
-    return _markdown(("values or edges", "from layer 4", "from 5", "in 6", "accuracy, from 4"), rows)
+    """Return the share of reviews that keep their class, and the accuracy, by edit; of true labels, then of others."""
+    table = read(f"{STUDY}answer_interventions.csv").query("extent == 'from' and not edit.str.contains(' minus ')")
+    kept = table.pivot(index="edit", columns=["setting", "measure", "layer"], values="mean")
+    columns = {f"from {layer}": ("true labels", "same_class", layer) for layer in (4, 5)}
+    columns["in 6"] = ("true labels", "same_class", 6)
+    columns["accuracy, from 4"] = ("true labels", "accuracy", 4)
+    columns |= {f"{setting}, from 4": (setting, "same_class", 4) for setting in EDITED_SETTINGS}
+    rows = [(edit, *(_percent(row[column], 0) for column in columns.values())) for edit, row in kept.iterrows()]
+    return _markdown(("values or edges", *columns), rows)
 
 
 def _percent(share: float, digits: int = 1) -> str:
     return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # no -0
+
+
+def _share(row: Any) -> str:
+    """Return a share in percent with its interval."""
+    low, high = (round(100 * row[end]) + 0 for end in ("ci_low", "ci_high"))
+    return f"{_percent(row['mean'], 0)} [{low}, {high}]"
 
 
 def _interval(row: Any) -> str:

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "answer":
         if not environment.in_place():  # libraries read it when they are loaded, which has happened
-            os.execve(sys.executable, [sys.executable, "-m", *sys.orig_argv[2:]], os.environ | environment.SETTINGS)
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment.SETTINGS)
         from experiments.answer import run_settings  # torch takes seconds
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]

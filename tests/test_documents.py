@@ -67,9 +67,11 @@ def study(table: str, setting: str = "true labels", **where: object) -> pd.Serie
     return row(f"{STUDY}answer_{table}.csv", setting=setting, **where)
 
 
-def edited(edit: str, measure: str = "same_class", layer: int = 4, extent: str = "from") -> pd.Series:
-    """Return the row of an edit of models with true labels."""
-    return study("interventions", checkpoint="after", edit=edit, measure=measure, extent=extent, layer=layer)
+def edited(
+    edit: str, measure: str = "same_class", layer: int = 4, extent: str = "from", setting: str = "true labels"
+) -> pd.Series:
+    """Return the row of an edit of a setting's models."""
+    return study("interventions", setting, checkpoint="after", edit=edit, measure=measure, extent=extent, layer=layer)
 
 
 def fitted(measure: str, setting: str, layer: float | None = None, checkpoint: str = CHANGE) -> pd.Series:
@@ -151,8 +153,9 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     donor = edited(DONOR, "donors_class")
     erased = edited("class erased from words")
     pooled = [
-        study("interventions_48", "mean pooling", edit=DONOR, measure="donors_class", extent="from", layer=layer)
+        edited(DONOR, measure, layer, setting="mean pooling")[ENDS]
         for layer in (4, 6)
+        for measure in ("donors_class", "above_constant")
     ]
     donor_last = edited(DONOR, "donors_class", 6)
     above = [edited(DONOR, "above_constant", layer)[ENDS] for layer in (4, 6)]
@@ -167,8 +170,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} {change(rises[2])}",
         f"2 {of_class} 4 {adjusted} {both_class_shares}",
         f"3 {percent(*donor[ENDS])} 160 4 {percent(*donor_last[ENDS])} 6 "
-        f"{' '.join(percent(*each) for each in above)} 48 "
-        f"{' '.join(percent(*each[ENDS]) for each in pooled)} {percent(*erased[ENDS])}",
+        f"{' '.join(percent(*each) for each in above)} {' '.join(percent(*each) for each in pooled[:2])} 6 "
+        f"{' '.join(percent(*each) for each in pooled[2:])} {percent(*erased[ENDS])}",
     ]
     assert_numbers("docs/study/README.md", "1. In one small", "![The class", sentences)
     default = {"method": RATIO, "weight": "token", "tokens_of": "all", "layer": "all"}
