@@ -64,7 +64,8 @@ def _scores(dataset: str, model_name: str) -> pd.DataFrame:
 def _vectors(model: attnmix.Model, text: str, tokens: int) -> dict[Site, Vectors]:
     """Return the vectors `[tokens, hidden]` of a text at each point of the residual stream."""
     vectors = {}
-    for point, array in attnmix.capture(model, text, max_length=tokens).items():
+    encoding = model.tokenizer([text], truncation=True, max_length=tokens)
+    for point, array in attnmix.capture(model, encoding).items():
         if point in SUBLAYER_POINTS:
             continue
         for layer in array["layer"].to_numpy():

@@ -19,13 +19,15 @@ from dvc_repository import Repository, repository_of
 from scipy import stats
 from transformers import AutoTokenizer, BertForSequenceClassification
 
+import attnmix
 from attnmix.core.errors import InputError
+from attnmix.core.names import SUBLAYER_POINTS, Site
 from attnmix.core.settings import DatasetParameters
 from attnmix.data.source import read_splits
 from attnmix.model import Model
 from attnmix.models.attention import OBSERVED
 from experiments import __main__ as command
-from experiments import answer, fits
+from experiments import answer, few_tokens, fits
 from experiments.answer_edits import edited_logits, layer_inputs
 from experiments.answer_tables import differences_of_edits, differences_of_settings
 from experiments.tables import over_seeds, paired_differences, read_experiments
@@ -446,3 +448,38 @@ def test_probes_are_trained_on_held_out_reviews_and_scored_on_test_reviews() -> 
     assert len(chance) == 3 * 2 * 2 - 2  # targets, kinds and layers
     assert chance.between(0.38, 0.62).all()
     assert (rows["majority"] < 0.6).all()
+
+
+def test_maps_of_few_tokens_are_averaged_by_review_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["tokens", "review", "layout", *few_tokens.SCORES]
+    rows = [
+        (20, 0, "separate", 0.5, 0.7, 0.1),
+        (20, 0, "separate", 0.7, 0.7, 0.1),
+        (20, 0, "pca", 0.8, 0.9, 0.3),
+        (20, 1, "separate", 0.9, 0.7, 0.1),
+        (20, 1, "pca", 0.6, 0.9, 0.3),
+        (40, 0, "separate", 0.5, 0.7, 0.1),
+        (40, 0, "pca", 0.6, 0.9, 0.3),
+    ]
+    monkeypatch.setattr(few_tokens, "_scores", lambda *_arguments: pd.DataFrame(rows, columns=columns))
+    few_tokens.write_few_tokens("reviews", "model", tmp_path / "few.csv")
+    table = pd.read_csv(tmp_path / "few.csv").set_index(["tokens", "layout"])
+    assert table["neighbours_kept"].to_dict() == pytest.approx(
+        {(20, "pca"): 0.7, (20, "separate"): 0.75, (40, "pca"): 0.6, (40, "separate"): 0.5}
+    )
+    assert table["reviews"].tolist() == [2, 2, 1, 1]
+    assert table["umap_keeps_more"].tolist() == [1, 1, 0, 0]
+
+
+def test_vectors_of_few_tokens_are_those_of_the_residual_stream_of_a_cut_text(tiny_bert: Path) -> None:
+    model = attnmix.load(str(tiny_bert))
+    vectors = few_tokens._vectors(model, "the film was good and the time flies", 6)
+    ids = model.tokenizer("the film was good and the time flies", truncation=True, max_length=6, return_tensors="pt")
+    with torch.no_grad():
+        states = model.network(**ids, output_hidden_states=True).hidden_states
+    last = Site(len(states) - 1, "layer_output")
+    np.testing.assert_allclose(vectors[last], states[-1][0], atol=2e-3)  # float16
+    assert not {site.point for site in vectors} & set(SUBLAYER_POINTS)
+    assert len({array.shape for array in vectors.values()}) == 1
