@@ -151,9 +151,9 @@ class ControlValues(NamedTuple):
 
 
 class HeadSums(NamedTuple):
-    """What attention gives where each head adds multiples of a few vectors: their sums with the weights of each token.
+    """What attention gives where its heads add multiples of a few vectors: sums of these, weighted for each token.
 
-    The feed-forward network's first Linear takes the vectors, not the many sums of them.
+    The feed-forward network's first Linear takes the few vectors, not the sum of every token.
     """
 
     weights_BTH: Tensor  # `[..., B, T, H]`
@@ -188,10 +188,8 @@ def control_ratios(
     projected["text_mean_value"] = Split(*means.projected())
     projected["without_special_sources"] = Split(splits.projected.own, splits.projected.others - special.projected())
     mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
-    heads = diagonal_BTH.shape[-1]
-    mixed_weights["without_special_sources"] = _weight_without(
-        splits.mixed_weight, special.weights_BTH.sum(-1).flatten() / heads
-    )
+    special_weight_N = special.weights_BTH.sum(-1).flatten() / diagonal_BTH.shape[-1]  # the mean over heads
+    mixed_weights["without_special_sources"] = _weight_without(splits.mixed_weight, special_weight_N)
 
     layer = None
     rest = splits.rest
