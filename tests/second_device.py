@@ -215,7 +215,7 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
     grown = {}
     for name in signature.written.values():
         if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may make it larger
-            host[name] = grown[name] = torch.empty(0, dtype=host[name].dtype)
+            host[name] = grown[name] = torch.empty_like(host[name])
     positional = [value for name, value in host.items() if name not in signature.keyword_only]
     keywords = {name: value for name, value in host.items() if name in signature.keyword_only}
     results = operator(*positional, **keywords)

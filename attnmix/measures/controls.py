@@ -168,8 +168,11 @@ class HeadSums(NamedTuple):
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
-        divided_NH = self.weights_BTH.flatten(-3, -2) / norm.deviation(splits.projected_ND)
-        return rest.network_part(norm.linear(self.vectors_HD)).weighted(divided_NH.view_as(self.weights_BTH))
+        weights_BTH = self.weights_BTH
+        if not norm.absent:
+            divided_NH = weights_BTH.flatten(-3, -2) / norm.deviation(splits.projected_ND)
+            weights_BTH = divided_NH.view_as(weights_BTH)
+        return rest.network_part(norm.linear(self.vectors_HD)).weighted(weights_BTH)
 
 
 def control_ratios(
@@ -247,9 +250,8 @@ def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tup
     attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
     own_CBTD = scaled_heads(layer_pass.diagonal, values_CBTE) @ W_ED
     others_CBTD = attended_CBTE @ W_ED - own_CBTD
-    splits = {}
-    for name, own_BTD, others_BTD in zip(other_values, own_CBTD, others_CBTD, strict=True):
-        splits[name] = Split(own_BTD.flatten(0, 1), others_BTD.flatten(0, 1))
+    pairs = zip(own_CBTD.flatten(1, 2), others_CBTD.flatten(1, 2), strict=True)
+    splits = {name: Split(*pair) for name, pair in zip(other_values, pairs, strict=True)}
     return splits, row_sums_BHT.transpose(1, 2)
 
 
