@@ -238,7 +238,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)} "
         f"{' '.join(longer_by)} {longer['p_holm']:.2f}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f} {' '.join(weights_fall)}",
-        f"{percent(*(told('after', 'lens: predicted', setting) for setting in ('true labels', permuted)))}",
+        f"{percent(told('after', 'lens: predicted'))} 3 {percent(told('after', 'lens: predicted', permuted))}",
         f"4 6 {percent(*cut[0], cut[1]['mean'])} 4 {percent(cut_in[0]['mean'])} 5 {percent(cut_in[1]['mean'])} "
         f"6 {percent(*cut_in[2])} {percent(*cut[2], cut[3]['mean'], better_constant())}",
         f"{' '.join(decimals(*correlation('after', labels)) for labels in ('true labels', permuted, 'rare word'))} "
@@ -469,3 +469,44 @@ def test_tables_of_declarations_are_up_to_date(document: str) -> None:
     contents = {name: content for _, name, content, _ in MARKED.findall(text)}
     assert contents
     assert [name for name in contents.keys() & declared.keys() if contents[name] != declared[name]] == []
+
+
+def test_probes_and_edits_of_other_settings_are_those_of_their_tables() -> None:
+    probes = committed(f"{STUDY}answer_probes.csv")
+    assert set(probes["seeds"]) == {3}
+    told = probes.query("kind == 'the' and layer == 6").set_index(["checkpoint", "setting", "target"])["mean"]
+    before = told["before", "true labels"]
+    after = told["after"].unstack("target")
+    word = after.loc[["true labels", "permuted labels", "mean pooling"], "word"]
+    random = probes[probes["target"] == "random by review"]
+    changes = random.loc[random["checkpoint"] == CHANGE, "mean"].abs()
+    accuracies = random.loc[random["checkpoint"] != CHANGE, "mean"]
+    text = " ".join(committed(f"{STUDY}README.md").split())
+    for sentence in (
+        f"the sentiment in {percent(before['sentiment'])} % and the rare word in {percent(before['word'])} % of cases",
+        f"they read it in {percent(word.min())} to {percent(word.max())} %.",
+        f"is right in {percent(accuracies.min())} to {percent(accuracies.max())} %, and",
+        f'"changes" that by up to {percent(changes.max())} points',
+        f"the word in {percent(after.loc['rare word', 'word'])} % of cases ({percent(before['word'])} % before) and "
+        f"the sentiment in {percent(after.loc['rare word', 'sentiment'])} % ({percent(before['sentiment'])} %)",
+        f"for the sentiment, the word in {percent(after.loc['true labels', 'word'])} % and the sentiment in "
+        f"{percent(after.loc['true labels', 'sentiment'])} %.",
+    ):
+        assert sentence in text, sentence
+    own = "donor: the review itself"  # whose class is the review's
+    permuted, rare = "permuted labels", "rare word"
+    constant = edited(own, "donors_class", setting=permuted)["mean"]
+    constant -= edited(own, "above_constant", setting=permuted)["mean"]
+    class_mean, no_values = (edited(edit, setting=permuted) for edit in ("class mean", "no values"))
+    of_rare_word = [edited(edit, setting=rare)["mean"] for edit in ("class mean", "no values", "class erased")]
+    without_others = edited("largest other directions erased", setting=rare)["mean"]
+    assert of_rare_word[0] == of_rare_word[1] == without_others
+    for sentence in (
+        f"alone would keep {percent(constant)} %",
+        f"the class's mean keeps {percent(class_mean['mean'])} % [{percent(class_mean['ci_low'])}, "
+        f"{percent(class_mean['ci_high'])}], no values {percent(no_values['mean'])} % [{percent(no_values['ci_low'])}, "
+        f"{percent(no_values['ci_high'])}] ({class_mean['seeds']} models)",
+        f"{percent(of_rare_word[0])} % keep their class with the class's mean, as many as without values",
+        f"({percent(of_rare_word[2])} % keep it without the class, {percent(without_others)} % without as much in the",
+    ):
+        assert sentence in text, sentence
