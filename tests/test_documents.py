@@ -474,7 +474,9 @@ def test_tables_of_declarations_are_up_to_date(document: str) -> None:
 def test_probes_and_edits_of_other_settings_are_those_of_their_tables() -> None:
     probes = committed(f"{STUDY}answer_probes.csv")
     assert set(probes["seeds"]) == {3}
-    told = probes.query("kind == 'the' and layer == 6").set_index(["checkpoint", "setting", "target"])["mean"]
+    told = (
+        probes.query("kind == 'the' and layer == 6").set_index(["checkpoint", "setting", "target"])["mean"].sort_index()
+    )
     before = told["before", "true labels"]
     after = told["after"].unstack("target")
     word = after.loc[["true labels", "permuted labels", "mean pooling"], "word"]
