@@ -297,7 +297,11 @@ def _edits(read: Read) -> str:
     columns["accuracy, from 4"] = ("true labels", "accuracy", 4)
     columns |= {f"{setting}, from 4": (setting, "same_class", 4) for setting in EDITED_SETTINGS}
     rows = [(edit, *(_percent(row[column], 0) for column in columns.values())) for edit, row in kept.iterrows()]
-    return _markdown(("values or edges", *columns), rows)
+    itself = table[table["edit"] == "donor: the review itself"]  # whose class is the review's
+    by_measure = itself.pivot(index=["setting", "layer"], columns="measure", values="mean")
+    constants = (by_measure["donors_class"] - by_measure["above_constant"]).xs(4, level="layer")
+    cells = [_percent(constants[setting], 0) if kind == "same_class" else "" for setting, kind, _ in columns.values()]
+    return _markdown(("values or edges", *columns), [*rows, ("better constant answer", *cells)])
 
 
 def _percent(share: float, digits: int = 1) -> str:

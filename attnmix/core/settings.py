@@ -284,7 +284,7 @@ MAX_PARTS_TOKENS = 128
 MIN_UMAP_VECTORS = 20
 """Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's."""
 MIN_TYPED_UMAP_TOKENS = 48
-"""Tokens of typed texts, below which their page shows principal components alone, as they keep more of the neighbours.
+"""Tokens of typed texts, below which their page shows principal components alone: they keep as many neighbours.
 
 `docs/study/few_tokens.csv` has the scores of both by length.
 """
