@@ -151,9 +151,9 @@ class ControlValues(NamedTuple):
 
 
 class HeadSums(NamedTuple):
-    """What attention gives where its heads add multiples of a few vectors: sums of these, weighted for each token.
+    """What attention gives where every token gets a weighted sum of a few vectors.
 
-    The feed-forward network's first Linear takes the few vectors, not the sum of every token.
+    The vectors go through the feed-forward network's first Linear, and not the sums, which are more.
     """
 
     weights_BTH: Tensor  # `[..., B, T, H]`
@@ -195,17 +195,8 @@ def control_ratios(
     mixed_weights["without_special_sources"] = _weight_without(splits.mixed_weight, special_weight_N)
 
     layer = None
-    rest = splits.rest
     if PREACTIVATION in ratio_points(methods):
-        assert rest is not None
-        mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
-        without_bias_network = splits.network.minus(biases.network(splits))
-        others_network = splits.network.others.minus(special.network(splits))
-        layers = {
-            "text_mean_value": Split(*rest.output(mean_network)),
-            "without_value_bias": Split(*rest.output(without_bias_network)),
-            "without_special_sources": Split(splits.layer.own, rest.output(others_network)),
-        }
+        layers = _layers_of_sums(splits, means, biases, special)
         if "corpus_value" in projected:
             layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
         layer = _stacked([layers[name] for name in projected])
@@ -215,6 +206,20 @@ def control_ratios(
     ratios_CMN = apply_formulas(methods, controls).transpose(0, 1)
     ratios_CMBT = ratios_CMN.unflatten(-1, diagonal_BTH.shape[:2])
     return dict(zip(projected, ratios_CMBT, strict=True))
+
+
+def _layers_of_sums(splits: LayerSplits, means: HeadSums, biases: HeadSums, special: HeadSums) -> dict[str, Split]:
+    """Return `LayerSplits.layer` of each control that adds or takes away weighted sums of a few vectors."""
+    rest = splits.rest
+    assert rest is not None
+    mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
+    without_bias_network = splits.network.minus(biases.network(splits))
+    others_network = splits.network.others.minus(special.network(splits))
+    return {
+        "text_mean_value": Split(*rest.output(mean_network)),
+        "without_value_bias": Split(*rest.output(without_bias_network)),
+        "without_special_sources": Split(splits.layer.own, rest.output(others_network)),
+    }
 
 
 def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:

@@ -328,7 +328,7 @@ def map_note(run: Results) -> str:
     counted = "1 token is" if tokens == 1 else f"{tokens} tokens are"
     return (
         f"There is no UMAP here: it is made of {run.min_umap_tokens} tokens or more, and {counted} on this map. The "
-        "map shows the two principal components of their vectors (PCA), which keep more of the neighbours of so few."
+        "map shows the two principal components of their vectors (PCA)."
     )
 
 
