@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer = commands.add_parser("answer", help="classifiers of known tasks, before and after fine-tuning")
     answer.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")
-    answer.add_argument("--only", choices=["interventions", "probes"], help="these tables alone (an hour or two)")
+    answer.add_argument("--only", choices=["measures", "probes", "interventions"], help="these tables alone")
     answer.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")

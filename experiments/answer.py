@@ -4,8 +4,9 @@
 
 One base model is fine-tuned for every setting and seed of `experiments.training`, and compared with itself before, on
 the same test reviews. A finished run is a folder of csv files in docs/study/runs and is not repeated; the tables of all
-runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings. With `--only`
-the models are fine-tuned anew for the tables of interventions, or of probes, alone.
+runs, with intervals over the seeds, go to docs/study, where settings without a run keep their rows. Several processes
+may work on different settings. With `--only` the models are fine-tuned anew for the tables of measures (by layer, by
+review, and while training), of probes, or of interventions alone.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ BATCH = 20
 PROBED = ("sentiment", "word")  # labels that probes are trained for
 OTHER_TOKENS = 4  # tokens of each review that probes and lens look at, besides [CLS] and each "the"
 THE_TOKENS = 4
-INTERVENTIONS, PROBES = ONLY = ("interventions", "probes")
-"""Tables that can be had without the others, of models that are fine-tuned anew."""
+MEASURES, PROBES, INTERVENTIONS = ONLY = ("measures", "probes", "interventions")
+"""Groups of tables that can be had without the others, of models that are fine-tuned anew."""
 CUT_TASKS = ("sentiment", "permuted", "word")  # the settings with interventions have two classes
 Rows = list[dict[str, Any]]
 T = TypeVar("T")
@@ -118,35 +119,41 @@ def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, *, 
     torch.manual_seed(seed)
     model = new_model(setting, checkpoint).eval()
     study = Study(model, test, setting, checkpoint)
-    if only == INTERVENTIONS:
+    wanted = ONLY if only is None else (only,)
+    tables: dict[str, Rows] = {}
+    probes_before = study.probes_before(held_out) if PROBES in wanted else []
+    if MEASURES in wanted:
+        tables |= _fine_tuned_measures(study, train_reviews, seed)
+    else:
         train(setting, model, train_reviews, seed)
-        return _intervention_tables(study, held_out)
-    if only == PROBES:
-        probes_before = study.probes_before(held_out)
-        train(setting, model, train_reviews, seed)
-        return {"probes": _before_and_after(probes_before, study.probe_rows(held_out) + study.lens_rows())}
-    tables: dict[str, Rows] = {"course": [], "layers": [], "reviews": []}
+    if PROBES in wanted:
+        tables["probes"] = _before_and_after(probes_before, study.probe_rows(held_out) + study.lens_rows())
+    if INTERVENTIONS in wanted and _has_interventions(setting):
+        tables |= _intervention_tables(study, held_out)
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _fine_tuned_measures(study: Study, train_reviews: Reviews, seed: int) -> dict[str, Rows]:
+    """Fine-tune, and return the tables of the measures before, while training and after."""
+    setting, model = study.setting, study.model
     before, coherence = study.before()
-    probes_before = study.probes_before(held_out)
+    course: Rows = []
 
     def visit(step: int) -> None:
         measures = study.measures(range(COURSE_REVIEWS))
         labels = {"step": step, "accuracy": study.accuracy(range(MEASURED))["accuracy"]}
-        tables["course"].extend(labels | row for row in study.layer_rows(measures, {}))
+        course.extend(labels | row for row in study.layer_rows(measures, {}))
 
     train(setting, model, train_reviews, seed, visit)
     classes = study.classes()
     after = study.measures(range(MEASURED))
-    tables["layers"] = _before_and_after(
+    layers = _before_and_after(
         coherence + study.layer_rows(before, classes), study.coherence_rows() + study.layer_rows(after, classes)
     )
-    for name, value in study.accuracy(range(len(test.texts))).items():
-        tables["layers"].append({"checkpoint": "after", "measure": name, "mean": value})
-    tables["probes"] = _before_and_after(probes_before, study.probe_rows(held_out) + study.lens_rows())
-    if setting.task != CAPITALISED:
-        tables["reviews"] = study.review_rows(before, after)
-    tables |= _intervention_tables(study, held_out) if _has_interventions(setting) else {}
-    return {name: rows for name, rows in tables.items() if rows}
+    for name, value in study.accuracy(range(len(study.test.texts))).items():
+        layers.append({"checkpoint": "after", "measure": name, "mean": value})
+    reviews = [] if setting.task == CAPITALISED else study.review_rows(before, after)
+    return {"course": course, "layers": layers, "reviews": reviews}
 
 
 def _before_and_after(before: Rows, after: Rows) -> Rows:

@@ -61,7 +61,10 @@ MARKERS = {"before": "o", "true labels": "s", "permuted labels": "^"}
 
 
 def write_tables(runs: Path, to: Path) -> None:
-    """Write `answer_<table>.csv` for each table that the finished runs have, and `answer.png` of all in the folder."""
+    """Write `answer_<table>.csv` for each table that the finished runs have, and `answer.png` of all in the folder.
+
+    A setting without runs keeps the rows that it has there.
+    """
     to.mkdir(parents=True, exist_ok=True)
     for name in KEYS:
         by_seed = read_runs(runs, name)
@@ -73,9 +76,24 @@ def write_tables(runs: Path, to: Path) -> None:
         if name == "interventions":
             table = pd.concat([table, over_seeds(differences_of_edits(by_seed))])
         shown = table.drop(columns=["checkpoint"]) if table["checkpoint"].nunique() == 1 else table
-        shown.round(DIGITS).to_csv(to / f"answer_{name}.csv", index=False, lineterminator="\n")
+        path = to / f"answer_{name}.csv"
+        with_others = _with_other_settings(shown.round(DIGITS), path)
+        with_others.to_csv(path, index=False, lineterminator="\n")
     drawn = [pd.read_csv(to / f"answer_{name}.csv") for name in ("layers", "probes", "interventions")]
     draw(*drawn, to / "answer")
+
+
+def _with_other_settings(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return the table with the rows of the file at `path` whose setting it does not have, each in its place there."""
+    if not path.exists():
+        return table
+    kept = pd.read_csv(path, dtype={"layer": "Int64"})
+    joined = pd.concat([kept[~kept["setting"].isin(table["setting"])], table], ignore_index=True)
+    keys = [column for column in kept.columns if column in KEYS[path.stem.removeprefix("answer_")]]
+    old_rows, rows = (list(map(str, each[keys].itertuples(index=False, name=None))) for each in (kept, joined))
+    places = {row: place for place, row in enumerate(old_rows)}
+    order = [places.get(row, len(places)) for row in rows]
+    return joined.iloc[np.argsort(order, kind="stable")]
 
 
 def read_runs(runs: Path, name: str) -> pd.DataFrame:
@@ -115,8 +133,9 @@ def differences_of_settings(runs: pd.DataFrame) -> pd.DataFrame:
             low, high = test.confidence_interval()
             mean, seeds = true.mean() - permuted.mean(), min(len(true), len(permuted))
             rows.append((" minus ".join(COMPARED), CHANGE, measure, layer, mean, low, high, test.pvalue, seeds))
-    columns = [*KEYS["layers"], "mean", "ci_low", "ci_high", "p", "seeds"]
-    table = pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"})
+    numbers = ["mean", "ci_low", "ci_high", "p"]
+    table = pd.DataFrame(rows, columns=[*KEYS["layers"], *numbers, "seeds"])
+    table = table.astype({"layer": "Int64", "seeds": int} | dict.fromkeys(numbers, float))  # of no rows too
     table.insert(table.columns.get_loc("seeds"), "p_holm", table.groupby("measure")["p"].transform(holm))
     return table
 

@@ -29,7 +29,7 @@ from attnmix.models.attention import OBSERVED
 from experiments import __main__ as command
 from experiments import answer, few_tokens, fits
 from experiments.answer_edits import edited_logits, layer_inputs
-from experiments.answer_tables import differences_of_edits, differences_of_settings
+from experiments.answer_tables import differences_of_edits, differences_of_settings, write_tables
 from experiments.tables import over_seeds, paired_differences, read_experiments
 from experiments.training import Reviews
 
@@ -210,6 +210,32 @@ def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
     assert row[["mean", "ci_low", "ci_high"]].tolist() == pytest.approx(
         [np.mean(kept), np.mean(kept) - half, np.mean(kept) + half], abs=5e-5
     )
+
+
+def test_a_setting_that_is_measured_anew_leaves_the_rows_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.answer_tables.draw", lambda *_arguments: None)  # needs every table
+    for name in ("layers", "probes", "interventions"):
+        shutil.copy(STUDY / f"answer_{name}.csv", tmp_path)
+    for seed, mean in enumerate((0.2, 0.4)):
+        folder = tmp_path / f"runs/rare_word/seed_{seed}"
+        folder.mkdir(parents=True)
+        rows = [("before", 1, "own length", 0.1), ("after", 1, "own length", mean)]
+        pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean"]).to_csv(folder / "layers.csv")
+    write_tables(tmp_path / "runs", tmp_path)
+
+    def lines(folder: Path, *, of_rare_word: bool) -> list[str]:
+        text = (folder / "answer_layers.csv").read_text(encoding="utf-8")
+        return [line for line in text.splitlines() if line.startswith("rare word,") == of_rare_word]
+
+    assert lines(tmp_path, of_rare_word=False) == lines(STUDY, of_rare_word=False)
+    new_rows = [line.split(",")[:5] for line in lines(tmp_path, of_rare_word=True)]
+    assert sorted(new_rows) == [
+        ["rare word", "after", "own length", "1", "0.3"],
+        ["rare word", "before", "own length", "1", "0.1"],
+        ["rare word", "difference", "own length", "1", "0.2"],
+    ]
 
 
 def test_a_pass_that_begins_with_the_first_edited_layer_ends_as_the_whole_pass(tiny_bert: Path) -> None:
