@@ -13,6 +13,7 @@ import pytest
 from conftest import REPOSITORY
 
 from attnmix.core.store.runs import Run
+from benchmarks import operations
 
 CASES = ["capture", "measure", "capture-corpora"]
 
@@ -52,3 +53,30 @@ def test_the_benchmark_of_a_card_runs_on_a_cpu_and_documents_each_row(tmp_path: 
     assert set(missing) == {"numbers of --checkpoint", "capture, third size", *on_a_gpu}
     documented = (REPOSITORY / "docs/scale.md").read_text("utf-8")
     assert [row for row in results if f"| {row} |" not in documented] == []
+
+
+def test_the_time_of_a_stage_is_told_by_operation(tmp_path: Path) -> None:
+    operations.prepare(tmp_path)
+    seconds = operations.profiled("sources", tmp_path)  # which needs neither torch nor any file of another stage
+    assert seconds["imports"] > 0
+    assert seconds["products"] == seconds["attention"] == seconds["maps"] == 0
+    head, _, *rows = operations.table({"sources": seconds}).splitlines()
+    assert head.count("|") == rows[0].count("|") == rows[1].count("|")
+    assert [row.split(" | ")[0] for row in rows] == ["| sources", "| all"]
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "operation"),
+    [
+        ("attnmix/core/arithmetic/kernels.py", "<lambda>", "products"),
+        ("~", "<built-in method torch._C._nn.linear>", "products"),
+        ("attnmix/core/arithmetic/kernels.py", "softmax", "attention"),
+        ("numpy/linalg/_linalg.py", "eigvalsh", "eigenvalues"),
+        ("~", "<method 'norm' of 'torch._C.TensorBase' objects>", "other operations on tensors"),
+        ("umap/layouts.py", "optimize_layout_euclidean", "maps"),
+        ("torch/__init__.py", "<module>", "imports"),
+        ("attnmix/page/answer.py", "answer", "other"),
+    ],
+)
+def test_functions_belong_to_operations(file: str, function: str, operation: str) -> None:
+    assert operations.operation(file, function) == operation

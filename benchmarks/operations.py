@@ -1,0 +1,89 @@
+"""Where the processor time of the default run goes, by stage and operation.
+
+    python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
+
+Every stage runs once, after those before it, in one thread under Python's profiler. An operation's time is that of its
+functions alone, without what they call. The profiler makes short calls slower: the shares say where to look, and not
+how long a stage takes.
+"""
+
+from __future__ import annotations
+
+import pstats
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from attnmix.core.arithmetic.environment import PORTABLE
+from benchmarks.stages import REPOSITORY, TITLE, fresh_process, machine, replace_section, write_parameters
+from stages.common.cli import STAGES
+
+OPERATIONS = {
+    "imports": r":<module>$|importlib|marshal|builtins\.(?:exec|compile|__build_class__)|create_dynamic",
+    "attention": r"arithmetic/kernels\.py:(?:compute|softmax|_attention)",
+    "products": r"arithmetic/kernels\.py:<lambda>|linear|matmul|\b(?:mm|bmm|addmm|baddbmm)\b",
+    "eigenvalues": r"numpy/linalg|linalg_(?:eig|qr|svd)|scipy/linalg",
+    "other operations on tensors": r"torch|Tensor|attnmix/measures|arithmetic/kernels\.py",
+    "maps": r"umap|pynndescent|numba|sklearn",
+    "drawing": r"matplotlib|PIL|fontTools|kiwisolver",
+    "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
+}
+"""Operations by name: the first whose pattern is found in `file:function` has the function's own time."""
+OTHER = "other"
+
+
+def operation(file: str, function: str) -> str:
+    """Return the name of the operation that a function belongs to; `OTHER` for one that none of them names."""
+    place = f"{file}:{function}"
+    return next((name for name, pattern in OPERATIONS.items() if re.search(pattern, place)), OTHER)
+
+
+def profiled(stage: str, folder: Path) -> Counter[str]:
+    """Return the seconds of a stage in `folder` by operation."""
+    file = folder / f"{stage}.profile"
+    fresh_process(["-m", "cProfile", "-o", str(file), "-m", "stages", stage], folder, threads=1)
+    seconds: Counter[str] = Counter()
+    for (path, _, function), (_, _, own, _, _) in pstats.Stats(str(file)).stats.items():  # type: ignore[attr-defined]
+        seconds[operation(path, function)] += own
+    return seconds
+
+
+def table(seconds: dict[str, Counter[str]]) -> str:
+    """Return Markdown with a row for each stage: its seconds, and the share of each operation in them."""
+    names = [*OPERATIONS, OTHER]
+    lines = [["stage", "seconds", *names], ["---"] + ["---:"] * (1 + len(names))]
+    whole: Counter[str] = Counter()
+    for stage, by_operation in seconds.items():
+        lines.append(_row(stage, by_operation, names))
+        whole.update(by_operation)
+    lines.append(_row("all", whole, names))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _row(stage: str, by_operation: Counter[str], names: Sequence[str]) -> list[str]:
+    total = by_operation.total()
+    return [stage, f"{total:.1f}", *(f"{by_operation[name] / total:.0%}" for name in names)]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(folder)
+        seconds = {stage: profiled(stage, folder) for stage in tqdm(STAGES, disable=None)}
+    made_by = "`python -m benchmarks.operations`, arithmetic `portable`"
+    replace_section(f"{TITLE}Where the time goes\n\n{made_by}.\n{machine(threads=1)}\n\n{table(seconds)}\n")
+
+
+def prepare(folder: Path) -> None:
+    """Write the parameters and the data set of the default run."""
+    write_parameters(folder, PORTABLE)
+    shutil.copytree(REPOSITORY / "data" / "sample", folder / "data" / "sample")
+
+
+if __name__ == "__main__":
+    main()
