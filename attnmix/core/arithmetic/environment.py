@@ -24,7 +24,7 @@ SETTINGS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # torch's threads sleep without work: the threads of the products need the cores
 }
 
-EPYC_COST, XEON_COST = 1.15, 1.75
+EPYC_COST, XEON_COST = 1.15, 2.0
 """Forward passes in portable arithmetic beside the fastest one, on an AMD EPYC and on an Intel Xeon with AVX-512.
 
 In the fastest one MKL takes AVX-512 on Intel's processors alone. 200 reviews of IMDb, 2 cores: benchmarks/RESULTS.md.
