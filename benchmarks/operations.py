@@ -3,8 +3,9 @@
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
 Every stage runs once, after those before it, in one thread under Python's profiler. An operation's time is that of its
-functions alone, without what they call. The profiler makes short calls slower: the shares say where to look, and not
-how long a stage takes.
+functions alone, without what they call. What other threads and processes do is one operation, as the profiler sees them
+waited for: in `reduce` the fits of UMAP. It makes short calls slower: the shares say where to look, and not how long a
+stage takes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from benchmarks.stages import REPOSITORY, TITLE, fresh_process, machine, replace
 from stages.common.cli import STAGES
 
 OPERATIONS = {
-    "imports": r":<module>$|importlib|marshal|builtins\.(?:exec|compile|__build_class__)|create_dynamic",
+    "imports": r":<module>$|importlib|import_utils|marshal|_imp\.|builtins\.(?:exec|compile|__build_class__)",
     "attention": r"arithmetic/kernels\.py:(?:compute|softmax|_attention)",
     "products": r"arithmetic/kernels\.py:<lambda>|linear|matmul|\b(?:mm|bmm|addmm|baddbmm)\b",
     "eigenvalues": r"numpy/linalg|linalg_(?:eig|qr|svd)|scipy/linalg",
     "other operations on tensors": r"torch|Tensor|attnmix/measures|arithmetic/kernels\.py",
     "maps": r"umap|pynndescent|numba|sklearn",
     "drawing": r"matplotlib|PIL|fontTools|kiwisolver",
+    "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
 """Operations by name: the first whose pattern is found in `file:function` has the function's own time."""
