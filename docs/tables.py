@@ -200,8 +200,11 @@ def _settings(read: Read) -> str:
     layers, probes = (read(f"{STUDY}answer_{name}.csv") for name in ("layers", "probes"))
     after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"]).sort_index()
     change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"]).sort_index()
-    told = probes.query("checkpoint == 'after' and kind == 'the' and layer == 6").set_index(["target", "setting"])
-    rows = []
+    of_last_the = probes.query("kind == 'the' and layer == 6")
+    told = of_last_the[of_last_the["checkpoint"] == "after"].set_index(["target", "setting"])
+    told_before = of_last_the[of_last_the["checkpoint"] == "before"].groupby("target")["mean"].first()  # one model
+    targets = ("sentiment", "word")
+    rows = [["before", *[""] * 6, *(_percent(told_before[target], 0) for target in targets)]]
     for setting in layers.loc[~layers["setting"].str.contains(" minus "), "setting"].unique():
         ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
         cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)]["mean"].iloc[0], 0)]
@@ -209,11 +212,11 @@ def _settings(read: Read) -> str:
         for kind in ("predicted", "sentiment", "word"):
             key = (f"share class by {kind}", setting, 6)
             cells.append(_share(after.loc[key]) if key in after.index else "")
-        for target in ("sentiment", "word"):
+        for target in targets:
             cells.append(_share(told.loc[target, setting]) if (target, setting) in told.index else "")
         rows.append(cells)
     head = ("setting", "seeds", "accuracy", "change of the ratio, points", "predicted", "sentiment", "rare word")
-    return _markdown((*head, '"the" tells sentiment', '"the" tells the rare word'), rows)
+    return _markdown((*head, 'probe of "the": sentiment', 'probe of "the": rare word'), rows)
 
 
 STUDY_MEASURES = {
