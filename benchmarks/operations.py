@@ -3,13 +3,13 @@
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
 Every stage runs once, after those before it, in one thread under Python's profiler. An operation's time is that of its
-functions alone, without what they call. What other threads and processes do is one operation, as the profiler sees them
-waited for: in `reduce` the fits of UMAP. It makes short calls slower: the shares say where to look, and not how long a
-stage takes.
+functions alone, without what they call. Other threads are one operation, that of waiting for them: in `reduce` they fit
+UMAP. The profiler makes short calls slower: the shares say where to look, and not how long a stage takes.
 """
 
 from __future__ import annotations
 
+import argparse
 import pstats
 import re
 import shutil
@@ -73,6 +73,7 @@ def _row(stage: str, by_operation: Counter[str], names: Sequence[str]) -> list[s
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)

@@ -83,6 +83,10 @@ def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only: s
     names = names or [name for name in SETTINGS if only != INTERVENTIONS or _has_interventions(SETTINGS[name])]
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
+    without = [name for name in names if only == INTERVENTIONS and not _has_interventions(SETTINGS[name])]
+    if without:
+        allowed = [name for name in SETTINGS if _has_interventions(SETTINGS[name])]
+        raise InputError(f"--settings: {', '.join(without)}: without interventions; allowed: {'; '.join(allowed)}")
     set_arithmetic(PORTABLE)
     runs = to / "runs" / (only or "all")
     if not BASE.exists():

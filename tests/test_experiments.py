@@ -194,6 +194,10 @@ def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
     monkeypatch.setattr(answer, "read_reviews", lambda *_arguments: (None, reviews, None))
     with pytest.raises(InputError, match=r"has runs of other reviews than those of some/reviews; allowed: another"):
         answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
+    with pytest.raises(
+        InputError, match=r"--settings: four classes: without interventions; allowed: true labels; permu"
+    ):
+        answer.run_settings("some/reviews", ["true labels", "four classes"], tmp_path, only="interventions")
     (tmp_path / "runs/interventions/test_reviews.sha256").unlink()
     answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
     for name in ("interventions", "scaling"):
