@@ -1,4 +1,4 @@
-"""Where the processor time of the default run goes, by stage and operation.
+"""A profile of the default run: the share of each operation in the time of each stage.
 
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -41,17 +42,20 @@ OTHER = "other"
 
 def operation(file: str, function: str) -> str:
     """Return the name of the operation that a function belongs to; `OTHER` for one that none of them names."""
-    place = f"{file}:{function}"
-    return next((name for name, pattern in OPERATIONS.items() if re.search(pattern, place)), OTHER)
+    for name, pattern in OPERATIONS.items():
+        if re.search(pattern, f"{file}:{function}"):
+            return name
+    return OTHER
 
 
 def profiled(stage: str, folder: Path) -> Counter[str]:
     """Return the seconds of a stage in `folder` by operation."""
     file = folder / f"{stage}.profile"
     fresh_process(["-m", "cProfile", "-o", str(file), "-m", "stages", stage], folder, threads=1)
+    statistics: Any = pstats.Stats(str(file))  # whose types leave `stats` out
     seconds: Counter[str] = Counter()
-    for (path, _, function), (_, _, own, _, _) in pstats.Stats(str(file)).stats.items():  # type: ignore[attr-defined]
-        seconds[operation(path, function)] += own
+    for (path, _line, function), (_calls, _all_calls, own_seconds, *_) in statistics.stats.items():
+        seconds[operation(path, function)] += own_seconds
     return seconds
 
 
@@ -69,7 +73,8 @@ def table(seconds: dict[str, Counter[str]]) -> str:
 
 def _row(stage: str, by_operation: Counter[str], names: Sequence[str]) -> list[str]:
     total = by_operation.total()
-    return [stage, f"{total:.1f}", *(f"{by_operation[name] / total:.0%}" for name in names)]
+    shares = [f"{by_operation[name] / total:.0%}" for name in names]
+    return [stage, f"{total:.1f}", *shares]
 
 
 def main() -> None:

@@ -88,12 +88,18 @@ def _with_other_settings(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     if not path.exists():
         return table
     kept = pd.read_csv(path, dtype={"layer": "Int64"})
-    joined = pd.concat([kept[~kept["setting"].isin(table["setting"])], table], ignore_index=True)
-    keys = [column for column in kept.columns if column in KEYS[path.stem.removeprefix("answer_")]]
-    old_rows, rows = (list(map(str, each[keys].itertuples(index=False, name=None))) for each in (kept, joined))
-    places = {row: place for place, row in enumerate(old_rows)}
-    order = [places.get(row, len(places)) for row in rows]
+    of_others = kept[~kept["setting"].isin(table["setting"])]
+    joined = pd.concat([of_others, table], ignore_index=True)
+    name = path.stem.removeprefix("answer_")
+    keys = [column for column in kept.columns if column in KEYS[name]]
+    places = {row: place for place, row in enumerate(_rows_as_text(kept[keys]))}
+    order = [places.get(row, len(places)) for row in _rows_as_text(joined[keys])]
     return joined.iloc[np.argsort(order, kind="stable")]
+
+
+def _rows_as_text(table: pd.DataFrame) -> list[str]:
+    """Return the rows as text, in which missing values are equal."""
+    return [str(row) for row in table.itertuples(index=False, name=None)]
 
 
 def read_runs(runs: Path, name: str) -> pd.DataFrame:
