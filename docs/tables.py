@@ -32,7 +32,7 @@ from stages.common.parameters import Parameters
 
 DOCUMENTS = (
     "docs/guide.md",
-    *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices")),
+    *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices", "statistics")),
     *("docs/measures/planted.md", "docs/reference.md", "docs/results.md", "docs/scale.md", "docs/study/README.md"),
     "docs/classifiers.md",
 )
@@ -146,6 +146,7 @@ def results(read: Read) -> dict[str, str]:
         "by_layer": _by_layer(read),
         "fits": _fits(read),
         "lengths": _lengths(read),
+        "trainings": _trainings(read),
         "second_model": _second_model(read),
         "edits": _edits(read),
     }
@@ -241,6 +242,9 @@ SECOND_MODEL_MEASURES = {
     "lens_agreement others": "the head on other tokens names the class",
 }
 
+CLAIMED = ("own share, layer 6", "ratio", "ratio less text's mean", "ratio less corpus mean")
+"""The rows that `compare` shows first, in docs/study/trainings.csv."""
+
 
 def _by_layer(read: Read) -> str:
     """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
@@ -271,6 +275,22 @@ def _lengths(read: Read) -> str:
         changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
         rows.append((measure, f"{length}", f"{by_layer['tokens'].iloc[0]:.0f}", *changes))
     return _markdown(("change in points", "cut to", "tokens on average", *map(str, range(1, 7))), rows)
+
+
+def _trainings(read: Read) -> str:
+    """Return what `compare` claims of trainings whose labels are known; its verdict on trainings in bold."""
+    table = read(f"{STUDY}trainings.csv")
+    rows = []
+    for comparison, shown in table.groupby("comparison", sort=False):
+        counts = shown.iloc[0][["rows", "told_alone", "told_at_once", "told_of_trainings"]]
+        cells = []
+        for _, row in shown.iterrows():
+            interval = "" if pd.isna(row["trainings_low"]) else f" {_ends(row['trainings_low'], row['trainings_high'])}"
+            change = f"{100 * row['difference']:+.1f}{interval}"
+            cells.append(f"**{change}**" if row["trainings"] in ("higher", "lower") else change)
+        rows.append((comparison, *map(str, counts), *cells))
+    columns = ("compared", "rows", "each alone", "all at once", "as trainings", *CLAIMED)
+    return _markdown(columns, rows)
 
 
 def _second_model(read: Read) -> str:
@@ -319,7 +339,11 @@ def _share(row: Any) -> str:
 
 def _interval(row: Any) -> str:
     """Return the interval of a change in percentage points; nothing for a single seed."""
-    return "" if pd.isna(row["ci_low"]) else f" [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
+    return "" if pd.isna(row["ci_low"]) else f" {_ends(row['ci_low'], row['ci_high'])}"
+
+
+def _ends(low: float, high: float) -> str:
+    return f"[{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def planted(read: Read) -> str:

@@ -1,6 +1,7 @@
 """Ask what fine-tuning mixes, score the measures, run the pipeline for several seeds, and compare experiments.
 
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--only probes]
+    python -m experiments trainings --dataset stanfordnlp/imdb
     python -m experiments rare-word --dataset stanfordnlp/imdb --to FOLDER
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
@@ -11,6 +12,7 @@
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
+`trainings` writes what `attnmix.compare` claims of such models (`experiments.trainings`; an hour, and it resumes).
 `planted` writes what each measure says of models with weights set by hand (`experiments.planted`; half a minute).
 `rare-word` writes a data set whose class is whether a word is in the review (`experiments.rare_word`).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
@@ -63,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")
     answer.add_argument("--only", choices=["measures", "probes", "interventions"], help="these tables alone")
     answer.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
+    trainings = commands.add_parser("trainings", help="what `attnmix.compare` claims of trainings with known labels")
+    trainings.add_argument("--dataset", required=True, help="hub identifier, folder or file")
+    trainings.add_argument("--to", type=Path, default=Path("docs/study/trainings.csv"), help="csv")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
@@ -84,9 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
+    if options.command in ("answer", "trainings") and not environment.in_place():
+        # Libraries read it when they are loaded, which has happened.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment.SETTINGS)
+    if options.command == "trainings":
+        from experiments.trainings import write_claims
+
+        write_claims(options.dataset, options.to)
+        return 0
     if options.command == "answer":
-        if not environment.in_place():  # libraries read it when they are loaded, which has happened
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment.SETTINGS)
         from experiments.answer import run_settings  # torch takes seconds
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]

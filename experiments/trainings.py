@@ -1,25 +1,24 @@
 """Claims of `attnmix.compare` about trainings of which it is known whether their labels say something.
 
-    python -m experiments.trainings --dataset stanfordnlp/imdb
-
-Fine-tunes the default model as the study does (`experiments.training`), with six seeds on permuted labels and three on
-true ones, and keeps them in experiments/runs/trainings (40 minutes on a CPU; it resumes). Measures 40 of the study's
-test reviews and prints, for each comparison, how many of its rows an interval over texts tells from no difference, each
-row alone and all at once, how many are claimed of trainings, and the rows that are shown first.
+Fine-tunes the default model as the study does (`experiments.training`), with six seeds on permuted labels and five on
+true ones, and keeps them in experiments/runs/trainings (an hour on a CPU; it resumes). Measures 40 of the study's test
+reviews and writes docs/study/trainings.csv: of each comparison the rows that are shown first, and how many of all its
+rows an interval over texts tells from no difference, each row alone and all at once, and how many are claimed of
+trainings.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 import attnmix
-from attnmix.core.errors import InputError
+from attnmix.core.arithmetic.environment import PORTABLE
+from attnmix.core.arithmetic.kernels import set_arithmetic
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.fetching import fetch_model
 from experiments.training import SETTINGS, TOKENS, new_model, read_reviews, train
@@ -35,24 +34,30 @@ COMPARISONS: dict[str, tuple[Sequence[tuple[str, int]], Sequence[tuple[str, int]
         [(PERMUTED, 0), (PERMUTED, 1), (PERMUTED, 2)],
         [(PERMUTED, 3), (PERMUTED, 4), (PERMUTED, 5)],
     ),
-    "permuted labels, true labels": (
+    "three seeds of permuted labels, three of true ones": (
         [(PERMUTED, 0), (PERMUTED, 1), (PERMUTED, 2)],
         [(TRUE, 0), (TRUE, 1), (TRUE, 2)],
     ),
-    "before fine-tuning, true labels": ([(BASE, 0)], [(TRUE, 0), (TRUE, 1), (TRUE, 2)]),  # the former is fixed
+    "five seeds of permuted labels, five of true ones": (
+        [(PERMUTED, seed) for seed in range(5)],
+        [(TRUE, seed) for seed in range(5)],
+    ),
+    "before fine-tuning, five seeds of true labels": ([(BASE, 0)], [(TRUE, seed) for seed in range(5)]),
 }
 """The models, by setting and seed, of both sides of each comparison."""
+SHOWN = ["measure", "layer", "before", "after", "difference", "these_models", "trainings"]
+SHOWN += ["trainings_low", "trainings_high"]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", required=True, help="hub identifier, folder or file")
-    dataset = parser.parse_args(arguments).dataset
+def write_claims(dataset: str, to: Path) -> None:
+    """Train what is missing, measure it, and write what is claimed in each comparison; in the study's arithmetic."""
+    set_arithmetic(PORTABLE)
     checkpoint = RUNS / BASE
     if not checkpoint.exists():
         fetch_model(MODEL, checkpoint)
     _, test, _ = read_reviews(dataset, checkpoint, 0, SETTINGS[TRUE].reviews)
     measured: dict[tuple[str, int], attnmix.Measures] = {}
+    claimed = []
     for name, sides in COMPARISONS.items():
         for model in (*sides[0], *sides[1]):
             if model not in measured:
@@ -60,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 measured[model] = attnmix.measure(attnmix.load(str(folder)), test.texts[:TEXTS], **OPTIONS)
         before, after = ([measured[model] for model in side] for side in sides)
         compared = attnmix.compare(before[0] if sides[0][0][0] == BASE else before, after)
-        print(f"{name}: {claims(compared)}\n", flush=True)
+        claimed.append(claims(compared).assign(comparison=name))
+    table = pd.concat(claimed).set_index("comparison").round(6)
+    table.to_csv(to)
+    print(table.to_string())
 
 
 def trained(dataset: str, checkpoint: Path, name: str, seed: int) -> Path:
@@ -82,21 +90,12 @@ def trained(dataset: str, checkpoint: Path, name: str, seed: int) -> Path:
     return folder
 
 
-def claims(comparison: Any) -> str:
-    """Return how many rows of a comparison claim something, and its rows to read first."""
+def claims(comparison: Any) -> pd.DataFrame:
+    """Return the rows of a comparison to read first, each with how many of all its rows claim something."""
     rows = comparison.all_rows()
     alone = (rows["ci_low"] > 0) | (rows["ci_high"] < 0)
-    counts = f"{len(rows)} rows, by an interval each {alone.sum()}, by simultaneous ones "
-    claimed = {column: rows[column].isin(["higher", "lower"]).sum() for column in ("these_models", "trainings")}
-    counts += f"{claimed['these_models']}, of trainings {claimed['trainings']}"
-    shown = comparison.rows
-    columns = ["measure", "layer", "before", "after", "difference", "these_models", "trainings"]
-    columns += [column for column in ("trainings_low", "trainings_high") if column in shown]
-    return f"{counts}\n{shown[columns].round(3).to_string(index=False)}"
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    counts = {"rows": len(rows), "told_alone": alone.sum()}
+    for column, told in {"these_models": "told_at_once", "trainings": "told_of_trainings"}.items():
+        counts[told] = rows[column].isin(["higher", "lower"]).sum()
+    shown: pd.DataFrame = comparison.rows.reindex(columns=SHOWN)
+    return shown.assign(**counts)

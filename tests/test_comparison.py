@@ -524,7 +524,7 @@ def test_the_spread_of_trainings_in_the_caution_is_that_of_the_study() -> None:
         assert (int(seeds["layer"].iloc[points.argmax()]), round(float(points.max()), 1)) == spread
 
 
-def test_script_prints_what_is_claimed_of_each_pair_of_trainings(
+def test_table_says_what_is_claimed_of_each_pair_of_trainings(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = longer_attention(attnmix.load(str(tiny_bert)), 1.5)
@@ -537,13 +537,16 @@ def test_script_prints_what_is_claimed_of_each_pair_of_trainings(
     monkeypatch.setattr(trainings, "fetch_model", lambda _name, _folder: None)
     monkeypatch.setattr(trainings, "read_reviews", lambda *_: (reviews, reviews, reviews))
     monkeypatch.setattr(trainings, "trained", lambda _dataset, _checkpoint, name, _seed: folders[name])
-    trainings.main(["--dataset", "none"])
-    printed = capsys.readouterr().out
-    counts = r"^(.*): (\d+) rows, by an interval each (\d+), by .* ones (\d+), of trainings (\d+)$"
-    claims = re.findall(counts, printed, re.MULTILINE)
-    assert [claim[0] for claim in claims] == list(trainings.COMPARISONS)
-    same, three_same, different, one_side = ([int(number) for number in claim[1:]] for claim in claims)
+    monkeypatch.setattr(trainings, "set_arithmetic", lambda _name: None)
+    trainings.write_claims("none", tmp_path / "trainings.csv")
+    claims = pd.read_csv(tmp_path / "trainings.csv")
+    assert claims["comparison"].unique().tolist() == list(trainings.COMPARISONS)
+    assert capsys.readouterr().out.count("attnresln_n less corpus_value") == len(trainings.COMPARISONS)
+    counts = claims.groupby("comparison", sort=False)[["rows", "told_alone", "told_at_once", "told_of_trainings"]]
+    assert counts.nunique().eq(1).all(axis=None)
+    same, three_same, different, five_different, one_side = counts.first().to_numpy().tolist()
     assert same[1:] == three_same[1:] == [0, 0, 0], "a model does not differ from itself"
+    assert different == five_different
     assert different[0] >= different[1] >= different[2] > 0
     assert one_side[:3] == different[:3]
 

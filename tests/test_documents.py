@@ -23,6 +23,7 @@ from docs.tables import DOCUMENTS, MARKED, results, tables
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
 EVERY_LAYER = "ratio attnresln_n, all layers"
+BOTH_LABELS = "true labels minus permuted labels"
 CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
@@ -156,7 +157,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         return float(edited(own, "donors_class")["mean"] - edited(own, "above_constant")["mean"])
 
     permuted = "permuted labels"
-    both = f"true labels minus {permuted}"
+    both = BOTH_LABELS
     difference, of_cls = (by_layers(f"ratio {RATIO}{tokens}", CHANGE, 6, both) for tokens in ("", " of [CLS]"))
     averages = [over_layers("before"), over_layers("after"), over_layers("after", permuted)]
     of_class = f"{percent(*by_layers(share, 'after', 6)[ENDS])}"
@@ -340,6 +341,25 @@ def test_findings_at_other_lengths_are_those_of_their_table() -> None:
     assert_numbers("docs/study/README.md", "- **The rise is there", "## A second model", claims)
 
 
+def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> None:
+    alike, others, three, five, _ = rows(f"{STUDY}trainings.csv")["comparison"].unique()
+
+    def verdicts(comparison: str) -> list[str]:
+        return rows(f"{STUDY}trainings.csv", comparison=comparison)["trainings"].tolist()
+
+    assert verdicts(alike) == ["too few trainings"] * 4
+    assert verdicts(others) == ["open"] * 4
+    assert verdicts(three) == ["lower", "higher", "open", "open"]
+    assert verdicts(five) == ["open", "open", "open", "higher"]
+    ratio = row(f"{STUDY}trainings.csv", comparison=others, measure="attnresln_n")
+    assert ratio["trainings_low"] < -0.28
+    assert ratio["trainings_high"] > 0.28
+    in_study = study("layers", BOTH_LABELS, measure=EVERY_LAYER, checkpoint=CHANGE)
+    that_fit = fitted("ratio less that with the corpus mean, mean of layers", "given minus permuted")
+    claims = [f"0 2 3 5 30 80 {change(in_study)} {change(that_fit)}"]
+    assert_numbers("docs/measures/statistics.md", "**Three trainings are few.**", "## What it cannot say", claims)
+
+
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     test = committed("reports/metrics/finetune.json")["test"]
     mixing = rows(f"{PLOTS}measure/mixing.csv", method=RATIO, checkpoint=CHANGE)
@@ -462,9 +482,10 @@ def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
             assert numbers == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(numbers)]]
 
 
-@pytest.mark.parametrize("name", ["settings", "by_layer", "fits", "lengths", "second_model", "edits", "planted"])
+@pytest.mark.parametrize("name", ["settings", "by_layer", "fits", "lengths", "trainings", "second_model", "edits", "planted"])
 def test_tables_of_the_study_are_those_of_the_committed_csv(name: str) -> None:
-    document = "docs/measures/planted.md" if name == "planted" else "docs/study/README.md"
+    elsewhere = {"planted": "docs/measures/planted.md", "trainings": "docs/measures/statistics.md"}
+    document = elsewhere.get(name, "docs/study/README.md")
     contents = {found: content for _, found, content, _ in MARKED.findall(committed(document))}
     assert contents[name] == results(committed)[name]
 

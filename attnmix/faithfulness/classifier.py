@@ -25,7 +25,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.core.selections import check_range
 from attnmix.interventions import Edit, edited_attention
-from attnmix.measures.input_parts import embedding_parts, mapped, normed, through_layer
+from attnmix.measures.input_parts import embedding_parts, through_layer
 from attnmix.measures.layers import LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.weights import Linear as Affine
 from attnmix.measures.weights import linear_weights, norm_of
@@ -231,7 +231,9 @@ class Decomposition:
         parts_JD, whole_D = self.parts_JTD[:, 0], self.whole_D
         stack, base = self.classifier.family.stacks[0], self.classifier.base
         for module in optional_modules(base, filter(None, [stack.final_norm])):
-            parts_JD = normed(norm_of(module, whole_D), parts_JD, whole_D)
+            norm = norm_of(module, whole_D)
+            parts_JD = norm.part(parts_JD, whole_D)
+            parts_JD[-1] += norm.beta
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
@@ -240,12 +242,12 @@ class Decomposition:
         reads_token = entering_first.shape == whole_D.shape and torch.allclose(entering_first, whole_D)
         if not reads_token or not torch.equal(leaving_last, logits_C):
             return None
-        parts_JD = mapped(linear_weights(calls[0].module), parts_JD)
+        parts_JD = _mapped(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
             parts_JD = parts_JD * slopes(between, leaving_first, entering_last)
             parts_JD[-1] += between(parts_JD.new_zeros(1))
-            parts_JD = mapped(linear_weights(calls[1].module), parts_JD)
+            parts_JD = _mapped(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= SUM_TOLERANCE:
             family = self.classifier.family.model_type
@@ -255,3 +257,10 @@ class Decomposition:
                 "attnmix/models/families.yaml does not hold for this model"
             )
         return parts_JD
+
+
+def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
+    """Return parts after an affine map, whose bias joins the last of them, the biases'."""
+    products_JD = parts_JD @ affine.W
+    products_JD[-1] += affine.b
+    return products_JD

@@ -34,7 +34,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
-CACHED_NUMBERS = 2**18  # of them at a time on a processor, whose cache holds as many
+CACHED_NUMBERS = 2**19  # of them at a time on a processor, whose cache holds as many
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
 QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
@@ -90,22 +90,6 @@ def parts_obstacle(family: Family) -> str | None:
     )
 
 
-def mapped(affine: Linear, parts: Tensor) -> Tensor:
-    """Return the parts `[J, ..., out]` after an affine map, whose bias joins the other biases."""
-    products = parts @ affine.W
-    products[-1] += affine.b
-    return products
-
-
-def normed(norm: Norm, parts: Tensor, whole: Tensor) -> Tensor:
-    """Return the parts `[J, ..., D]` of `whole` after a norm, whose beta joins the biases."""
-    if norm.absent:
-        return parts
-    divided = norm.part(parts, whole)
-    divided[-1] += norm.beta
-    return divided
-
-
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
     """Return the parts `[J, T, D]` of what enters the first layer: each token is its own, and no bias has a part."""
     positions = torch.arange(len(x_TD), device=x_TD.device)[sources]
@@ -121,39 +105,64 @@ def through_layer(
 
     `values` is the layer's `value_map`. The pass is that of one document.
     """
-    block = layer_pass.block
-    entering_JTD = normed(block.input_norm, parts_JTD, layer_pass.x)
-    weights_HRT = layer_pass.attention.weights(rows)
-    value_JHTd = mapped(values, entering_JTD).unflatten(-1, (len(weights_HRT), -1)).transpose(1, 2)
-    mixed_JRE = (weights_HRT @ value_JHTd).transpose(1, 2).flatten(-2)
-    projected_JRD = mapped(block.output, mixed_JRE)
-    attention_JRD = normed(block.attention_output_norm, projected_JRD, layer_pass.projected[rows])
-    residual_JRD = attention_JRD + parts_JTD[:, rows]
-    return _rest_of_layer(layer_pass, parts_JTD[:, rows], residual_JRD, rows, RULES[rule])
+    layer = _AffineLayer(layer_pass, values, rows, rule)
+    # First, as all blocks need what this computes of the whole vectors.
+    biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
+    sources = _in_threads(layer.output, _cached_sources(parts_JTD[:-1], layer.rest.preactivation_NW))
+    return torch.cat([*sources, biases_1RD])
 
 
-def _rest_of_layer(
-    layer_pass: LayerPass, input_JRD: Tensor, residual_JRD: Tensor, rows: slice, after: Callable[..., AfterAttention]
-) -> Tensor:
-    """Return the parts `[J, R, D]` of a layer's output from those after attention's skip connection."""
-    block = layer_pass.block
-    if block.stack.parallel:  # the feed-forward network reads the layer's input
-        rest = after(block, layer_pass.x[rows], None, _preactivation(block, layer_pass.x[rows]))
-        stream_JRD, entering_JRD = residual_JRD, input_JRD
-    else:
-        rest = after(block, layer_pass.residual[rows], None, _preactivation(block, layer_pass.residual[rows]))
-        stream_JRD = rest.stream(residual_JRD).clone()
-        stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
-        entering_JRD = stream_JRD
-    added_biases_RD = rest.added_with_biases(entering_JRD[-1])
-    added_JRD = torch.cat(_in_threads(rest.added, _cached_sources(entering_JRD, rest.preactivation_NW)))
-    added_JRD[-1] = added_biases_RD
-    summed_JRD = stream_JRD + added_JRD
-    if block.output_norm.absent:
-        return summed_JRD
-    whole_stream_RD = rest.stream_with_biases(layer_pass.residual[rows])
-    whole_RD = whole_stream_RD + rest.added_with_biases(whole_stream_RD)
-    return normed(block.output_norm, summed_JRD, whole_RD)
+class _AffineLayer:
+    """A layer as the affine map that it is in one pass of a document, at the tokens `rows`."""
+
+    def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
+        block = self.block = layer_pass.block
+        self.values, self.rows = values, rows
+        self.weights_HRT = layer_pass.attention.weights(rows)
+        self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
+        self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
+        # A network beside attention reads the layer's input.
+        read_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
+        self.rest = RULES[rule](block, read_RD, None, _preactivation(block, read_RD))
+        self.output_deviation_R1 = read_RD.new_ones(())
+        if not block.output_norm.absent:
+            stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
+            whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
+            self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
+
+    def output(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
+        """Return the parts `[J, R, D]` of the layer's output from those of its input.
+
+        What belongs to a source goes through the linear part alone; to the part of the biases those of the layer are
+        added.
+        """
+        block, rest = self.block, self.rest
+        entering_JTD = _normed(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
+        values_JTE = _mapped(self.values, entering_JTD, are_biases)
+        values_JHTd = values_JTE.unflatten(-1, (len(self.weights_HRT), -1)).transpose(1, 2)
+        mixed_JRE = (self.weights_HRT @ values_JHTd).transpose(1, 2).flatten(-2)
+        projected_JRD = _mapped(block.output, mixed_JRE, are_biases)
+        attention_JRD = _normed(block.attention_output_norm, projected_JRD, self.attention_deviation_R1, are_biases)
+        input_JRD = parts_JTD[:, self.rows]
+        stream_JRD = attention_JRD + input_JRD
+        if not block.stack.parallel:
+            input_JRD = stream_JRD = (rest.stream_with_biases if are_biases else rest.stream)(stream_JRD)
+        added_JRD = (rest.added_with_biases if are_biases else rest.added)(input_JRD)
+        return _normed(block.output_norm, stream_JRD + added_JRD, self.output_deviation_R1, are_biases)
+
+
+def _mapped(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
+    """Return parts after an affine map, whose bias joins the other biases."""
+    products = parts @ affine.W
+    return products + affine.b if are_biases else products
+
+
+def _normed(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
+    """Return parts after a norm that divides by `deviation`; its beta joins the biases."""
+    if norm.absent:
+        return parts
+    divided = norm.linear(parts) / deviation
+    return divided + norm.beta if are_biases else divided
 
 
 def _in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
