@@ -186,8 +186,8 @@ class Comparison:
 
     `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
                      such texts
-    `trainings`      the same only where the interval over trainings leaves out 0 too: what another training with
-                     another seed can be expected to show
+    `trainings`      the same only where the interval over trainings leaves out 0 too: what is true of the mean over
+                     such trainings
 
     Otherwise both are `open` where an interval includes 0, `too few texts` with fewer than 20, `too few trainings`
     where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
@@ -244,8 +244,8 @@ class Comparison:
         sides = [_side(side) for side in (self.before, self.after)]
         return (
             f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
-            "another base model or other settings are not covered. Three can be alike by chance: take five or more "
-            "(docs/measures/statistics.md)."
+            "another base model or other settings are not covered. Trainings can be alike by chance, three more often "
+            "than five: take five or more (docs/measures/statistics.md)."
         )
 
     def _on_directions(self) -> str:

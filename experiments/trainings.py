@@ -2,9 +2,9 @@
 
 Fine-tunes the default model as the study does (`experiments.training`), with six seeds on permuted labels and five on
 true ones, and keeps them in experiments/runs/trainings (an hour on a CPU; it resumes). Measures 40 of the study's test
-reviews and writes docs/study/trainings.csv: of each comparison the rows that are shown first, and how many of all its
-rows an interval over texts tells from no difference, each row alone and all at once, and how many are claimed of
-trainings.
+reviews and writes two tables. docs/study/trainings.csv has of each comparison the rows that are shown first, and how
+many of all its rows an interval over texts tells from no difference, each row alone and all at once, and how many are
+claimed of trainings. docs/study/trainings_models.csv has what these rows are in each model.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ def write_claims(dataset: str, to: Path) -> None:
     table = pd.concat(claimed).set_index("comparison").round(6)
     table.to_csv(to)
     print(table.to_string())
+    base = measured.pop((BASE, 0))
+    shown = [attnmix.compare(base, measures).rows[["measure", "layer", "after"]] for measures in measured.values()]
+    models = pd.concat(shown, keys=measured, names=["labels", "seed"]).rename(columns={"after": "value"})
+    models.droplevel(-1).sort_index().round(6).to_csv(to.with_stem(f"{to.stem}_models"))
 
 
 def trained(dataset: str, checkpoint: Path, name: str, seed: int) -> Path:

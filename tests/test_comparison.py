@@ -549,6 +549,12 @@ def test_table_says_what_is_claimed_of_each_pair_of_trainings(
     assert different == five_different
     assert different[0] >= different[1] >= different[2] > 0
     assert one_side[:3] == different[:3]
+    values = pd.read_csv(tmp_path / "trainings_models.csv", index_col=["labels", "measure"])["value"]
+    before, after = (values[labels, "attnresln_n"] for labels in (trainings.PERMUTED, trainings.TRUE))
+    assert (before.size, after.size) == (6, 5)
+    first = claims.query("measure == 'attnresln_n'").set_index("comparison").loc[next(iter(trainings.COMPARISONS))]
+    assert before.tolist() == [pytest.approx(first["before"], abs=1e-6)] * 6
+    assert after.mean() > before.mean()
 
 
 TOKENS, STEPS, LAYERS = 16, 20, 3

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 from families import FAMILIES
+from scipy.stats import ttest_ind
 
 from attnmix.measures.input_parts import RULES
 from docs import classifiers
@@ -351,13 +352,37 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
     assert verdicts(others) == ["open"] * 4
     assert verdicts(three) == ["lower", "higher", "open", "open"]
     assert verdicts(five) == ["open", "open", "open", "higher"]
-    ratio = row(f"{STUDY}trainings.csv", comparison=others, measure="attnresln_n")
-    assert ratio["trainings_low"] < -0.28
-    assert ratio["trainings_high"] > 0.28
+
+    def values(measure: str, labels: str) -> pd.Series:
+        return rows(f"{STUDY}trainings_models.csv", measure=measure, labels=labels).set_index("seed")["value"]
+
+    def claimed(measure: str, seeds: Sequence[int]) -> pd.Series:
+        """Return the change from permuted to true labels, with Welch's interval for four rows at once."""
+        true, permuted = values(measure, "true labels"), values(measure, "permuted labels")[list(seeds)]
+        test = ttest_ind(true, permuted, equal_var=False)
+        ends = test.confidence_interval(1 - 0.05 / 4)
+        return pd.Series([true.mean() - permuted.mean(), ends.low, ends.high], ENDS)
+
+    own, ratio, *_ = rows(f"{STUDY}trainings.csv", comparison=five)["measure"]
+    for measure in (own, ratio, "attnresln_n less corpus_value"):
+        found = row(f"{STUDY}trainings.csv", comparison=five, measure=measure)
+        in_table = found[["difference", "trainings_low", "trainings_high"]].astype(float)
+        assert in_table.tolist() == pytest.approx(claimed(measure, range(5)).tolist(), abs=1e-5)
+    unlike, alike_seeds = 3, [0, 1, 2, 4, 5]
+    ratios, shares = (values(measure, "permuted labels") for measure in (ratio, own))
+    least, most = ratios[alike_seeds].min(), ratios[alike_seeds].max()
+    control = study("layers", BOTH_LABELS, measure="corpus_value attnresln_n, all layers", checkpoint=CHANGE)
     in_study = study("layers", BOTH_LABELS, measure=EVERY_LAYER, checkpoint=CHANGE)
-    that_fit = fitted("ratio less that with the corpus mean, mean of layers", "given minus permuted")
-    claims = [f"0 2 3 5 30 80 {change(in_study)} 0 {change(that_fit)}"]
-    assert_numbers("docs/measures/statistics.md", "**Three trainings are few.**", "## What it cannot say", claims)
+    given_minus_permuted = "given minus permuted"
+    that_fit = [fitted("own share", given_minus_permuted, 6), fitted("ratio, mean of layers", given_minus_permuted)]
+    that_fit.append(fitted("ratio less that with the corpus mean, mean of layers", given_minus_permuted))
+    claims = [
+        f"{100 * least:.1f} {100 * most:.1f} {percent(shares[alike_seeds].min(), shares[alike_seeds].max())} {unlike} "
+        f"{100 * ratios[unlike]:.1f} {percent(shares[unlike])} {change(claimed(own, alike_seeds))} "
+        f"{change(claimed(ratio, alike_seeds))} 80 {change(in_study)} "
+        f"{points(in_study['mean'], control['mean'])} 0 {' '.join(map(change, that_fit))}"
+    ]
+    assert_numbers("docs/measures/statistics.md", "**Three trainings are few", "## What it cannot say", claims)
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
