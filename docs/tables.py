@@ -19,6 +19,7 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
+from attnmix.comparison import TOO_FEW_TRAININGS
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
@@ -282,13 +283,16 @@ def _trainings(read: Read) -> str:
     table = read(f"{STUDY}trainings.csv")
     rows = []
     for comparison, shown in table.groupby("comparison", sort=False):
-        counts = shown.iloc[0][["rows", "told_alone", "told_at_once", "told_of_trainings"]]
+        first = shown.iloc[0]
+        counts = [str(first[name]) for name in ("rows", "told_alone", "told_at_once", "told_of_trainings")]
+        if first["trainings"] == TOO_FEW_TRAININGS:
+            counts[-1] = "-"
         cells = []
         for _, row in shown.iterrows():
             interval = "" if pd.isna(row["trainings_low"]) else f" {_ends(row['trainings_low'], row['trainings_high'])}"
             change = f"{100 * row['difference']:+.1f}{interval}"
             cells.append(f"**{change}**" if row["trainings"] in ("higher", "lower") else change)
-        rows.append((comparison, *map(str, counts), *cells))
+        rows.append((comparison, *counts, *cells))
     columns = ("compared", "rows", "each alone", "all at once", "as trainings", *CLAIMED)
     return _markdown(columns, rows)
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 from families import FAMILIES
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_1samp, ttest_ind
 
 from attnmix.measures.input_parts import RULES
 from docs import classifiers
@@ -82,6 +82,18 @@ def fitted(measure: str, setting: str, layer: float | None = None, checkpoint: s
     table = table[table["layer"].isna()] if layer is None else table[table["layer"] == layer]
     (found,) = (each for _, each in table.iterrows())
     return found
+
+
+def of_seeds(measure: str, labels: str) -> pd.Series:
+    """Return a measure of the study's trainings by seed."""
+    return rows(f"{STUDY}trainings_models.csv", measure=measure, labels=labels).set_index("seed")["value"]
+
+
+def trained_in_pairs(measure: str) -> pd.Series:
+    """Return the change from permuted to true labels in pairs of seeds, with Student's interval."""
+    changes = (of_seeds(measure, "true labels") - of_seeds(measure, "permuted labels")).dropna()
+    ends = ttest_1samp(changes, 0).confidence_interval()
+    return pd.Series([changes.mean(), ends.low, ends.high], ENDS)
 
 
 def percent(*shares: float) -> str:
@@ -247,13 +259,15 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     of_five = "five seeds of permuted labels, five of true ones"
     less_corpus = row(f"{STUDY}trainings.csv", comparison=of_five, measure="attnresln_n less corpus_value")
     compared = dict(zip(ENDS, less_corpus[["difference", "trainings_low", "trainings_high"]], strict=True))
+    in_pairs = trained_in_pairs(less_corpus["measure"])
     others = ("largest other directions", "random directions")
     elsewhere = " ".join(f"{scaled(0, 'margin', each):.1f} {100 * scaled(0, 'ratio', each):.1f}" for each in others)
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
         f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {' '.join(in_the_middle)} "
         f"{change(of_cls)} {change(of_tokens[0])} 6 {change(of_tokens[1])} {change(of_tokens[2])}",
-        f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))} {change(compared)} 40",
+        f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))} {change(compared)} 40 "
+        f"{points(in_pairs['ci_low'], in_pairs['ci_high'])}",
         f"{percent(*map(cancelled, (4, 5, 6)))} 4 5 6 8 80 6 {lengths[0]:.1f} {lengths[1]:.1f} {p_value(grown[0])} "
         f"{decimals(*coherences)} {p_value(grown[1])} {' '.join(decimals(*each) for each in by_labels)} "
         f"{' '.join(longer_by)} {longer['p_holm']:.2f}",
@@ -356,24 +370,23 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
     assert verdicts(three) == ["lower", "higher", "open", "open"]
     assert verdicts(five) == ["open", "open", "open", "higher"]
 
-    def values(measure: str, labels: str) -> pd.Series:
-        return rows(f"{STUDY}trainings_models.csv", measure=measure, labels=labels).set_index("seed")["value"]
-
     def claimed(measure: str, seeds: Sequence[int]) -> pd.Series:
         """Return the change from permuted to true labels, with Welch's interval for four rows at once."""
-        true, permuted = values(measure, "true labels"), values(measure, "permuted labels")[list(seeds)]
-        test = ttest_ind(true, permuted, equal_var=False)
-        ends = test.confidence_interval(1 - 0.05 / 4)
+        true, permuted = (of_seeds(measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels"))
+        ends = ttest_ind(true, permuted, equal_var=False).confidence_interval(1 - 0.05 / 4)
         return pd.Series([true.mean() - permuted.mean(), ends.low, ends.high], ENDS)
 
-    own, ratio, *_ = rows(f"{STUDY}trainings.csv", comparison=five)["measure"]
-    for measure in (own, ratio, "attnresln_n less corpus_value"):
+    own, ratio, _, less_corpus = rows(f"{STUDY}trainings.csv", comparison=five)["measure"]
+    for measure in (own, ratio, less_corpus):
         found = row(f"{STUDY}trainings.csv", comparison=five, measure=measure)
         in_table = found[["difference", "trainings_low", "trainings_high"]].astype(float)
         assert in_table.tolist() == pytest.approx(claimed(measure, range(5)).tolist(), abs=1e-5)
     unlike, alike_seeds = 3, [0, 1, 2, 4, 5]
-    ratios, shares = (values(measure, "permuted labels") for measure in (ratio, own))
+    ratios, shares = (of_seeds(measure, "permuted labels") for measure in (ratio, own))
     least, most = ratios[alike_seeds].min(), ratios[alike_seeds].max()
+    highest, lowest = of_seeds(ratio, "true labels"), of_seeds(own, "true labels")
+    assert (highest.idxmax(), lowest.idxmin()) == (unlike, unlike)
+    without = [change(claimed(measure, [0, 1, 2, 4])) for measure in (own, ratio)]
     control = study("layers", BOTH_LABELS, measure="corpus_value attnresln_n, all layers", checkpoint=CHANGE)
     in_study = study("layers", BOTH_LABELS, measure=EVERY_LAYER, checkpoint=CHANGE)
     given_minus_permuted = "given minus permuted"
@@ -381,9 +394,9 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
     that_fit.append(fitted("ratio less that with the corpus mean, mean of layers", given_minus_permuted))
     claims = [
         f"{100 * least:.1f} {100 * most:.1f} {percent(shares[alike_seeds].min(), shares[alike_seeds].max())} {unlike} "
-        f"{100 * ratios[unlike]:.1f} {percent(shares[unlike])} {change(claimed(own, alike_seeds))} "
-        f"{change(claimed(ratio, alike_seeds))} 80 {change(in_study)} "
-        f"80 {points(in_study['mean'], control['mean'])} 0 {' '.join(map(change, that_fit))}"
+        f"{100 * ratios[unlike]:.1f} {percent(shares[unlike])} {100 * highest[unlike]:.1f} {percent(lowest[unlike])} "
+        f"0 2 {unlike} {' '.join(without)} 80 {change(in_study)} "
+        f"{change(trained_in_pairs(less_corpus))} 80 {points(in_study['mean'], control['mean'])} 0 {' '.join(map(change, that_fit))}"
     ]
     assert_numbers("docs/measures/statistics.md", "**Three trainings are few", "## What it cannot say", claims)
 
