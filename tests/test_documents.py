@@ -396,7 +396,8 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
         f"{100 * least:.1f} {100 * most:.1f} {percent(shares[alike_seeds].min(), shares[alike_seeds].max())} {unlike} "
         f"{100 * ratios[unlike]:.1f} {percent(shares[unlike])} {100 * highest[unlike]:.1f} {percent(lowest[unlike])} "
         f"0 2 {unlike} {' '.join(without)} 80 {change(in_study)} "
-        f"{change(trained_in_pairs(less_corpus))} 80 {points(in_study['mean'], control['mean'])} 0 {' '.join(map(change, that_fit))}"
+        f"{change(trained_in_pairs(less_corpus))} 80 {points(in_study['mean'], control['mean'])} 0 "
+        f"{' '.join(map(change, that_fit))}"
     ]
     assert_numbers("docs/measures/statistics.md", "**Three trainings are few", "## What it cannot say", claims)
 
