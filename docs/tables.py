@@ -287,14 +287,19 @@ def _trainings(read: Read) -> str:
         counts = [str(first[name]) for name in ("rows", "told_alone", "told_at_once", "told_of_trainings")]
         if first["trainings"] == TOO_FEW_TRAININGS:
             counts[-1] = "-"
-        cells = []
-        for _, row in shown.iterrows():
-            interval = "" if pd.isna(row["trainings_low"]) else f" {_ends(row['trainings_low'], row['trainings_high'])}"
-            change = f"{100 * row['difference']:+.1f}{interval}"
-            cells.append(f"**{change}**" if row["trainings"] in ("higher", "lower") else change)
+        cells = [_claimed_change(row) for _, row in shown.iterrows()]
         rows.append((comparison, *counts, *cells))
     columns = ("compared", "rows", "each alone", "all at once", "as trainings", *CLAIMED)
     return _markdown(columns, rows)
+
+
+def _claimed_change(row: Any) -> str:
+    """Return a change with its interval over trainings, where it has one; in bold where it is claimed of trainings."""
+    change = f"{100 * row['difference']:+.1f}"
+    if not pd.isna(row["trainings_low"]):
+        change += f" {_ends(row['trainings_low'], row['trainings_high'])}"
+    is_claimed = row["trainings"] in ("higher", "lower")
+    return f"**{change}**" if is_claimed else change
 
 
 def _second_model(read: Read) -> str:

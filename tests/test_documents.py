@@ -84,14 +84,14 @@ def fitted(measure: str, setting: str, layer: float | None = None, checkpoint: s
     return found
 
 
-def of_seeds(measure: str, labels: str) -> pd.Series:
+def values_by_seed(measure: str, labels: str) -> pd.Series:
     """Return a measure of the study's trainings by seed."""
     return rows(f"{STUDY}trainings_models.csv", measure=measure, labels=labels).set_index("seed")["value"]
 
 
 def trained_in_pairs(measure: str) -> pd.Series:
     """Return the change from permuted to true labels in pairs of seeds, with Student's interval."""
-    changes = (of_seeds(measure, "true labels") - of_seeds(measure, "permuted labels")).dropna()
+    changes = (values_by_seed(measure, "true labels") - values_by_seed(measure, "permuted labels")).dropna()
     ends = ttest_1samp(changes, 0).confidence_interval()
     return pd.Series([changes.mean(), ends.low, ends.high], ENDS)
 
@@ -372,7 +372,7 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
 
     def claimed(measure: str, seeds: Sequence[int]) -> pd.Series:
         """Return the change from permuted to true labels, with Welch's interval for four rows at once."""
-        true, permuted = (of_seeds(measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels"))
+        true, permuted = (values_by_seed(measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels"))
         ends = ttest_ind(true, permuted, equal_var=False).confidence_interval(1 - 0.05 / 4)
         return pd.Series([true.mean() - permuted.mean(), ends.low, ends.high], ENDS)
 
@@ -382,9 +382,9 @@ def test_compare_claims_of_trainings_what_their_table_and_the_study_say() -> Non
         in_table = found[["difference", "trainings_low", "trainings_high"]].astype(float)
         assert in_table.tolist() == pytest.approx(claimed(measure, range(5)).tolist(), abs=1e-5)
     unlike, alike_seeds = 3, [0, 1, 2, 4, 5]
-    ratios, shares = (of_seeds(measure, "permuted labels") for measure in (ratio, own))
+    ratios, shares = (values_by_seed(measure, "permuted labels") for measure in (ratio, own))
     least, most = ratios[alike_seeds].min(), ratios[alike_seeds].max()
-    highest, lowest = of_seeds(ratio, "true labels"), of_seeds(own, "true labels")
+    highest, lowest = values_by_seed(ratio, "true labels"), values_by_seed(own, "true labels")
     assert (highest.idxmax(), lowest.idxmin()) == (unlike, unlike)
     without = [change(claimed(measure, [0, 1, 2, 4])) for measure in (own, ratio)]
     control = study("layers", BOTH_LABELS, measure="corpus_value attnresln_n, all layers", checkpoint=CHANGE)
