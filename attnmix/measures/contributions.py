@@ -81,18 +81,16 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
     tokens = len(layer_pass.x)
-    block = layer_pass.block
     value_THd = layer_pass.attention.value.transpose(0, 1)
-    W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
+    W_HdD = layer_pass.block.output.W.unflatten(0, (value_THd.shape[1], -1))
     f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
     weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
-    output_TD = block.rest(layer_pass.call, layer_pass.x, layer_pass.features["attention_output"])
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
     numbers = CHUNK_NUMBERS if f_THD.is_cpu else DEVICE_CHUNK_NUMBERS
     size = max(1, numbers // layer_pass.x.numel())
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
-        chunk = SourceChunk(layer_pass, output_TD, sources, weights_JTH[sources], f_THD[sources])
+        chunk = SourceChunk(layer_pass, sources, weights_JTH[sources], f_THD[sources])
         for matrix in declared:
             raw[matrix.name][:, sources] = matrix.formula(chunk).T
     return raw
@@ -111,7 +109,6 @@ class SourceChunk:
     """The contributions of J sources to each of T tokens in one layer."""
 
     layer_pass: LayerPass
-    output_TD: Tensor  # the layer's output with every source in place
     sources: slice  # their positions
     attention_JTH: Tensor
     f_JHD: Tensor  # f_h(x_j)

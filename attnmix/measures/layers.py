@@ -132,6 +132,14 @@ class LayerPass:
         return self.attention.diagonal()
 
     @cached_property
+    def output(self) -> Tensor:
+        """What leaves the layer `[..., T, D]`, by the operations that give it without a part of W_O's output too.
+
+        So both are equal to the last digit where that part is nothing.
+        """
+        return self.block.rest(self.call, self.x, self.features["attention_output"])
+
+    @cached_property
     def value_bias(self) -> Tensor:
         """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
         attention = self.call.attending["attention"]

@@ -58,7 +58,7 @@ def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
     # Half the squared distance of unit vectors: 1 - cos itself would cancel.
     with_j, without_j = (
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        for vectors in (chunk.output_TD, chunk.output_without(part_JTD))
+        for vectors in (chunk.layer_pass.output, chunk.output_without(part_JTD))
     )
     distance: Tensor = (with_j - without_j).square().sum(-1)
     return distance / 2

@@ -8,7 +8,7 @@ Every mean is declared once, as a `Mean`: the rows that it gives to a table, and
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, compress, product
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -32,6 +32,8 @@ ReadTotals = Callable[[DocumentRows], Totals]
 """A reader of totals from the rows of documents."""
 Labels = dict[str, Any]
 """The values of columns."""
+Rows = dict[str, list[Any]]
+"""The cells of some rows of a table by column: a DataFrame for each mean would take longer than the means."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
 TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
@@ -45,18 +47,18 @@ INTERVAL = ("mean", "ci_low", "ci_high")
 SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
 _DEPTH = ("depth_spearman", "depth_ci_low", "depth_ci_high")
 _TRUE_MINUS_CONTROL = ("below", "below_low", "below_high", "below_simultaneous_low", "below_simultaneous_high")
-_COUNTS = ("tokens", "documents")
+COUNTS = ("tokens", "documents")
 _KEYS = ("layer", "method")
 TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "mixing": ("checkpoint", *_KEYS, *INTERVAL, *SIMULTANEOUS, *_COUNTS),
+    "mixing": ("checkpoint", *_KEYS, *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "mixing_weighted": ("checkpoint", "weight", "tokens_of", *_KEYS, *INTERVAL, *_DEPTH, "documents"),
-    "mixing_controls": ("checkpoint", "control", *_KEYS, *INTERVAL, *_TRUE_MINUS_CONTROL, *_COUNTS),
-    "mixing_by_group": ("checkpoint", "grouping", "group", *_KEYS, *INTERVAL, *_COUNTS),
+    "mixing_controls": ("checkpoint", "control", *_KEYS, *INTERVAL, *_TRUE_MINUS_CONTROL, *COUNTS),
+    "mixing_by_group": ("checkpoint", "grouping", "group", *_KEYS, *INTERVAL, *COUNTS),
     "mixing_by_review": ("checkpoint", "document", "label", *_KEYS, "mean", "tokens"),
     "geometry": ("checkpoint", "layer", "point", "measure", *INTERVAL, "documents"),
-    "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *INTERVAL, *SIMULTANEOUS, *_COUNTS),
+    "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "derivatives_by_review": ("checkpoint", "document", "quantity", "reference", *_KEYS, "mean", "tokens"),
-    "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *_COUNTS),
+    "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
 """The columns of every csv file."""
@@ -72,13 +74,13 @@ class CorpusMeasures:
     """The documents' sums, and those of the control `shuffled_words`; `document` names the documents."""
     random: DocumentRows
     """The sums of the control `random_weights`, which is a model of its own."""
-    identities: Mapping[str, Doubles]
-    """The largest error and the number of documents `[2, levels, identities]`, none where a level does not have one."""
     methods: Sequence[str]
     sites: Sequence[Site]
     """The sites of the geometry."""
     draws: Draws
     seed: int
+    identities: Mapping[str, Doubles] = field(default_factory=dict)
+    """The largest error and the number of documents `[2, levels, identities]`, none where a level does not have one."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
     """`attention_gain` `[layers]`, of some checkpoints or none."""
 
@@ -115,13 +117,13 @@ class MeanTables:
 
     def __init__(self, rows: Mapping[str, DocumentRows], draws: Draws) -> None:
         self.rows, self.draws = rows, draws
-        self.frames: dict[str, list[pd.DataFrame]] = defaultdict(list)
+        self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
         """Add the rows of a mean to its table; return it by checkpoint."""
         resampled = self.resample(mean)
         for checkpoint, means in resampled.items():
-            self.frames[mean.table].append(_mean_rows(mean, checkpoint, means))
+            self.parts[mean.table].append(_mean_rows(mean, checkpoint, means))
         return resampled
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
@@ -137,7 +139,7 @@ class MeanTables:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
-        return {name: _with_whole_counts(pd.concat(frames)) for name, frames in self.frames.items()}
+        return {name: _table(name, parts) for name, parts in self.parts.items()}
 
 
 class Paired(Protocol):
@@ -173,7 +175,7 @@ def in_chunks(rows: DocumentRows) -> Iterator[DocumentRows]:
         yield {name: array[start : start + CHUNK_DOCUMENTS] for name, array in rows.items()}
 
 
-def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> pd.DataFrame:
+def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
     """Return the rows of a mean in one checkpoint."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
@@ -184,15 +186,18 @@ def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> pd.DataFrame:
     if mean.more is not None:
         columns.update(mean.more(checkpoint, means))
     rows = _rows(mean.table, checkpoint, mean.labels, columns)
-    return rows if mean.complete else rows.dropna(subset="mean")
+    if mean.complete:
+        return rows
+    is_known = ~np.isnan(rows["mean"])
+    return {name: list(compress(cells, is_known)) for name, cells in rows.items()}
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each combination of the labels, the last one running fastest."""
-    return _with_whole_counts(_rows(table, checkpoint, labels, columns))
+    return _table(table, [_rows(table, checkpoint, labels, columns)])
 
 
-def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
+def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
     for place, name in enumerate(labels):
@@ -202,14 +207,16 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
         cells["layer"] = [site.layer for site in sites]
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
-        cells[name] = np.ravel(values)
-    return pd.DataFrame({name: cells.get(name, np.nan) for name in TABLE_COLUMNS[table]})
+        cells[name] = np.ravel(values).tolist()
+    missing = [np.nan] * len(combinations)
+    return {name: cells.get(name, missing) for name in TABLE_COLUMNS[table]}
 
 
-def _with_whole_counts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with its numbers of tokens and documents as whole numbers, or missing."""
-    counts = [name for name in _COUNTS if name in frame]
-    return frame.astype(dict.fromkeys(counts, "Int64"))
+def _table(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
+    """Return a table of all rows, with its numbers of tokens and documents as whole numbers, or missing."""
+    columns = {column: list(chain.from_iterable(rows[column] for rows in parts)) for column in TABLE_COLUMNS[name]}
+    counts = {column: pd.array(columns[column], dtype="Int64") for column in COUNTS if column in columns}
+    return pd.DataFrame(columns | counts)
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:

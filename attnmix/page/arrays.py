@@ -99,13 +99,12 @@ def curve(rows: pd.DataFrame, layers: range) -> Curve:
 
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
     """Return `curve` of each combination of the columns `keys`, in the order of their first rows."""
-    columns = list(keys)
-    known = table.dropna(subset=columns)
-    groups = known.groupby(columns, sort=False)
-    group_N = groups.ngroup().to_numpy()
-    curves = _curves(known, group_N, groups.ngroups, layers)
-    combinations = known[columns].drop_duplicates().itertuples(index=False, name=None)
-    return dict(zip(combinations, curves, strict=True))
+    known = table.dropna(subset=list(keys))
+    rows = list(zip(*(known[key] for key in keys), strict=True))
+    number = {combination: place for place, combination in enumerate(dict.fromkeys(rows))}
+    group_N = np.array([number[combination] for combination in rows], dtype=int)
+    curves = _curves(known, group_N, len(number), layers)
+    return dict(zip(number, curves, strict=True))
 
 
 def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
@@ -138,7 +137,7 @@ def as_json(data: Any) -> str:
 def pack(data: Any) -> str:
     """Return JSON, deflated, as base64."""
     text = as_json(data).encode("ascii")
-    deflated = zlib.compress(text, 9)
+    deflated = zlib.compress(text)
     return base64.b64encode(deflated).decode("ascii")
 
 

@@ -243,8 +243,9 @@ def _reviews(table: pd.DataFrame) -> Data:
 
 def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list[Data]:
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    values = table.astype(object)
-    rows: list[Data] = values.where(values.notna(), None).to_dict("records")
+    rows: list[Data] = []
+    for row in table.to_dict("records"):
+        rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
     notes = {row["document"]: document_note(row) for row in rows}
     predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
     positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}

@@ -6,7 +6,6 @@ one, each point of the residual stream alone with one seed. No file is written.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,8 +47,8 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.geometry_tables import page_geometry
-from attnmix.measures.identities import largest_errors
 from attnmix.measures.mixing_tables import (
+    COUNTS,
     TABLE_COLUMNS,
     CorpusMeasures,
     DocumentRows,
@@ -86,8 +85,6 @@ class _Measured(NamedTuple):
 
     sums: DocumentRows
     """Those of `DocumentMeasures.sums` and of the controls."""
-    identities: npt.NDArray[np.float64]
-    """The largest error and the number of texts `[2, levels, identities]`."""
     ratios: list[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
     input_shares: list[dict[str, Array]]
@@ -131,6 +128,8 @@ class TextMeasurer:
         with_one_thread = ThreadPoolExecutor(1)
         self.random = with_one_thread.submit(self._random_measurer)
         with_one_thread.shutdown(wait=False)
+        self.unchecked = set(bases)
+        """The checkpoints in which no text has been measured: in the first, every identity is checked."""
         self.checkpoints: dict[str, _Checkpoint] = {}
         for name, base in bases.items():
             texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
@@ -175,7 +174,6 @@ class TextMeasurer:
         corpus = CorpusMeasures(
             rows={name: measures.sums | {"document": names} for name, measures in measured.items()},
             random=random_sums,
-            identities={name: measures.identities for name, measures in measured.items()},
             methods=self.methods,
             sites=self.checkpoints[self.captured].batches.sites,
             draws=Draws(len(documents), samples, SEED),
@@ -218,15 +216,15 @@ class TextMeasurer:
             batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
         measures: list[Any] = [None] * len(documents)
         for batch in numbered_batches:
-            in_batch = batches.measures([documents[number] for number in batch])
+            in_batch = batches.measures([documents[number] for number in batch], [name in self.unchecked] * len(batch))
             for number, measured in zip(batch, in_batch, strict=True):
                 measures[number] = measured
+            self.unchecked.discard(name)
         shuffled = [shuffled_words(document, SEED) for document in documents]
         sums = stack_rows([measured.sums() for measured in measures])
         sums.update(_control_sums(batches, "shuffled_words", shuffled))
         return _Measured(
             sums,
-            largest_errors([measured.identities for measured in measures]),
             [measured.ratios for measured in measures],
             [_on_host(texts.input_shares(document.ids)) for document in documents],
         )
@@ -317,8 +315,12 @@ def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Docume
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table as its csv file would be read: rounded, each column of the type that its values have."""
-    return pd.read_csv(io.StringIO(table.round(DIGITS).to_csv(index=False)))
+    """Return a table as its csv file would be read: rounded, counts of the type that their values have."""
+    read = table.reset_index(drop=True)
+    for name in COUNTS:
+        if name in read:
+            read[name] = read[name].astype("float64" if read[name].hasnans else "int64")
+    return read.round(DIGITS)
 
 
 def compile_maps() -> None:
