@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 
 import attnmix
+from attnmix.core.errors import InputError
+from attnmix.measures import identities
+from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
 from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve, curves_by
 from attnmix.page.assembly import page_text
@@ -78,3 +83,23 @@ def test_curves_are_those_of_a_loop_over_rows() -> None:
     assert curve(table[:4], layers) == curve_of_rows(rows[:4], layers)
     assert curve(table[:0], layers) == curve_of_rows([], layers)
     assert curves_by(table[:0], ["method"], layers) == {}
+
+
+def test_every_identity_is_checked_in_the_first_text_of_a_model(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurer = text_results.load_measurer({"pretrained": tiny_bert})
+    texts = tokenized(["time flies"], measurer)
+    right = identities._source_errors
+
+    def wrong(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
+        return right(layer_pass, mask_BT) | {"attention_output": mask_BT.new_ones(len(mask_BT), dtype=torch.float32)}
+
+    monkeypatch.setattr(identities, "_source_errors", wrong)
+    for _ in range(2):  # a model that failed is not taken for a checked one
+        with pytest.raises(InputError, match="the identity attention_output fails in layer 1 of"):
+            measurer.results(texts)
+    monkeypatch.undo()
+    first = page_text(measurer.results(texts), Subject("a model"))
+    monkeypatch.setattr(identities, "_source_errors", wrong)
+    assert page_text(measurer.results(texts), Subject("a model")) == first

@@ -136,7 +136,10 @@ class _AffineLayer:
         What belongs to a source goes through the linear part alone; to the part of the biases those of the layer are
         added.
         """
-        block, rest = self.block, self.rest
+        block = self.block
+        stream, added = self.rest.stream, self.rest.added
+        if are_biases:
+            stream, added = self.rest.stream_with_biases, self.rest.added_with_biases
         entering_JTD = _normed(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
         values_JTE = _mapped(self.values, entering_JTD, are_biases)
         values_JHTd = values_JTE.unflatten(-1, (len(self.weights_HRT), -1)).transpose(1, 2)
@@ -146,9 +149,10 @@ class _AffineLayer:
         input_JRD = parts_JTD[:, self.rows]
         stream_JRD = attention_JRD + input_JRD
         if not block.stack.parallel:
-            input_JRD = stream_JRD = (rest.stream_with_biases if are_biases else rest.stream)(stream_JRD)
-        added_JRD = (rest.added_with_biases if are_biases else rest.added)(input_JRD)
-        return _normed(block.output_norm, stream_JRD + added_JRD, self.output_deviation_R1, are_biases)
+            stream_JRD = stream(stream_JRD)
+            input_JRD = stream_JRD
+        output_JRD = stream_JRD + added(input_JRD)
+        return _normed(block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
 
 
 def _mapped(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:

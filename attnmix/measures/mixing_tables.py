@@ -220,11 +220,12 @@ def _table(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups and identities by name."""
+    """Return the tables of ratios, controls, groups and, where they are known, identities by name."""
     tables = _ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
-    finished["identities"] = _identity_table(measured.identities)
+    if measured.identities:
+        finished["identities"] = _identity_table(measured.identities)
     return finished
 
 
