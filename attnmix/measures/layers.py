@@ -288,10 +288,10 @@ class AfterAttention:
         added_ND = self._leaving(self._inner(part.entering, self._divided_slopes) @ self.block.feed_forward[2].W)
         return self.block.output_norm.linear(part.stream + added_ND)
 
-    def stream_with_biases(self, constant_ND: Tensor) -> Tensor:
-        """Return a constant part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
+    def stream_with_biases(self, part_ND: Tensor) -> Tensor:
+        """Return a part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
         norm, cross_norm = self.block.attention_norm, self.block.cross_attention_norm
-        stream_ND = norm.part(constant_ND, self.residual_ND) + norm.beta
+        stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
         return cross_norm.part(stream_ND + self.cross_ND, self._attended_ND + self.cross_ND) + cross_norm.beta
