@@ -92,14 +92,18 @@ class AttentionCall:
             scores = scores.masked_fill_(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
 
-    def weighted_sums(self, values: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def weighted_sums(self, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """Return sum_j a_ij v_j `[B, H, T, d]` of each of other values, exactly 0 where they are; and sum_j a_ij.
 
         The latter, `[B, H, T]`, is 1, but for a softmax with a sink. Memory is linear in T.
         """
-        contexts, log_sums = _contexts(self, values)
-        row_sums = (log_sums - self.log_sums).exp()
-        return [context * row_sums.unsqueeze(-1) for context in contexts], row_sums
+        all_values = torch.cat(list(values), -1)
+        contexts, row_sums = [], []
+        for rows in self.blocks():
+            weights = self.weights(rows)
+            contexts.append(weights @ all_values)
+            row_sums.append(weights.sum(-1))
+        return torch.cat(contexts, -2).chunk(len(values), -1), torch.cat(row_sums, -1)
 
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""
@@ -210,7 +214,7 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
     """Return the heads' outputs `[B, H, T, d]` and the call with its denominators, in memory linear in T."""
     call = _call(module, *arguments, **options)
-    (context,), log_sums = _contexts(call, [call.value])
+    context, log_sums = _context(call)
     sinks = options.get("s_aux")
     if sinks is None:
         return context, replace(call, log_sums=log_sums)
@@ -246,29 +250,25 @@ def _call(
     return AttentionCall(query, key, value, mask, causal, scaling, softcap, query.new_empty(0))
 
 
-def _contexts(call: AttentionCall, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-    """Return the heads' outputs `[B, H, T, d]` with each of these values, and the `log_sums`."""
+def _context(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the heads' outputs `[B, H, T, d]` and the `log_sums`."""
     if call.query.device.type != "cpu" or call.softcap is not None:
-        context, log_sums = _by_rows(call, torch.cat(list(values), -1))
-        return context.chunk(len(values), -1), log_sums
-    contexts = []
-    for value in values:
-        # The kernel behind `sdpa` on a CPU, which gives the denominators too.
-        context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            call.query, call.key, value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
-        )
-        contexts.append(context)
-    return contexts, log_sums
+        return _by_rows(call)
+    # The kernel behind `sdpa` on a CPU, which gives the denominators too.
+    context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
+    )
+    return context, log_sums
 
 
-def _by_rows(call: AttentionCall, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute a block of rows at a time, on any device, for values of any width."""
+def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Compute a block of rows at a time, on any device."""
     contexts, log_sums = [], []
     for rows in call.blocks():
         scores = call.scores(rows)
         sums = torch.logsumexp(scores, -1)
         log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # padding that sees nothing, as the kernel has it
-        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ value)
+        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ call.value)
     return torch.cat(contexts, -2), torch.cat(log_sums, -1)
 
 
