@@ -133,9 +133,9 @@ class LayerPass:
 
     @cached_property
     def output(self) -> Tensor:
-        """What leaves the layer `[..., T, D]`, by the operations that give it without a part of W_O's output too.
+        """The layer's output `[..., T, D]`, computed again from `attention_output`.
 
-        So both are equal to the last digit where that part is nothing.
+        What is computed again without a part of W_O's output is equal to it, to the last digit, where that part is 0.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
