@@ -216,7 +216,8 @@ class TextMeasurer:
             batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
         measures: list[Any] = [None] * len(documents)
         for batch in numbered_batches:
-            in_batch = batches.measures([documents[number] for number in batch], [name in self.unchecked] * len(batch))
+            in_full = name in self.unchecked
+            in_batch = batches.measures([documents[number] for number in batch], [in_full] * len(batch))
             for number, measured in zip(batch, in_batch, strict=True):
                 measures[number] = measured
             self.unchecked.discard(name)
