@@ -235,7 +235,10 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two cores for new threads, which end with the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     kernels._task_threads.cache_clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(environment.TORCH_THREADS)
     yield
+    torch.set_num_threads(threads)
     kernels._task_threads().shutdown()
     kernels._task_threads.cache_clear()
 
@@ -246,13 +249,15 @@ def test_a_task_in_a_thread_has_no_threads_for_tasks_of_its_own_and_gives_the_sa
     first, second = numbers(700, 300), numbers(300, 500, seed=1)
     both_have_begun = Barrier(2, timeout=LIMIT_SECONDS)
 
-    def task(factor: float) -> tuple[int, bool, torch.Tensor]:
+    def task(factor: float) -> tuple[int, bool, int, torch.Tensor]:
         both_have_begun.wait()
-        return get_ident(), kernels.task_threads(CPU) is None, factor * (first @ second)
+        return get_ident(), kernels.task_threads(CPU) is None, torch.get_num_threads(), factor * (first @ second)
 
-    used, alone, products = zip(*threads.map(task, [1.0, 5.0]), strict=True)
+    used, alone, torch_threads, products = zip(*threads.map(task, [1.0, 5.0]), strict=True)
     assert len({*used, get_ident()}) == 3
     assert alone == (True, True)
+    assert torch_threads == (1, 1)
+    assert torch.get_num_threads() == environment.TORCH_THREADS
     torch.testing.assert_close(products, (first @ second, 5 * (first @ second)), rtol=0, atol=0)
 
 
@@ -265,11 +270,17 @@ def test_tasks_have_threads_where_the_model_is_on_a_cpu_whatever_the_default_dev
     assert (kernels.task_threads(torch.device(device)) is not None) == has_threads
 
 
-def test_tasks_come_in_turn_on_one_core_and_with_the_kernels_of_torch(
-    two_cores: None, by_torch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_come_in_turn_with_the_kernels_of_torch(two_cores: None, by_torch: None) -> None:
     assert kernels.task_threads(CPU) is None
     kernels.set_arithmetic(environment.PORTABLE)
     assert kernels.task_threads(CPU) is not None
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert kernels.task_threads(CPU) is None
+
+
+@pytest.mark.parametrize("cores", ["1", "2"])
+def test_a_task_divides_its_sums_alike_on_any_number_of_cores(
+    two_cores: None, monkeypatch: pytest.MonkeyPatch, cores: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", cores)
+    threads = kernels.task_threads(CPU)
+    assert threads is not None
+    assert list(threads.map(lambda _: torch.get_num_threads(), range(4))) == [1, 1, 1, 1]

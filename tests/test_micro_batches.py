@@ -72,7 +72,7 @@ def test_effective_ranks_fetched_from_a_device_are_those_of_the_cpu() -> None:
     mask = torch.arange(7) < torch.tensor([[4], [7]])
     cloud = Cloud(vectors, mask[:, None])
     ranks = effective_ranks(cloud, [4, 7]).result()
-    torch.testing.assert_close(_fetched_ranks(cloud.varying_gram_NN, [4, 7]), ranks, rtol=0, atol=0)
+    torch.testing.assert_close(_fetched_ranks(cloud.gram_NN, [4, 7]), ranks, rtol=0, atol=0)
     for text, tokens in enumerate((4, 7)):
         for point in range(3):
             x = vectors[text, point, :tokens].double().numpy()

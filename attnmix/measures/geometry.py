@@ -64,11 +64,7 @@ class Cloud:
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
         self.own_hsic = hsic.where(self.varies & (hsic > ROUNDING * square), torch.nan)
-
-    @property
-    def varying_gram_NN(self) -> Tensor:
-        """The products, zeros where tokens differ by rounding only or hold NaN."""
-        return self.gram_NN.masked_fill(~self.varies[..., None, None], 0)
+        self.gram_NN.masked_fill_(~self.varies[..., None, None], 0)  # which would be rounding, or NaN
 
 
 class Words:
@@ -115,7 +111,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
       estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
     """
     measures = geometry_but_rank(cloud, start, words)
-    measures[..., RANK] = _effective_rank(cloud.varying_gram_NN.cpu()).to(measures)
+    measures[..., RANK] = _effective_rank(cloud.gram_NN.cpu()).to(measures)
     return measures
 
 
@@ -144,9 +140,9 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     sizes = lengths if cloud.by_tokens else [cloud.width] * len(lengths)
     if cloud.gram_NN.is_cpu:
         ranks: Future[Tensor] = Future()
-        ranks.set_result(torch.stack(_ranks_by_text(cloud.varying_gram_NN, sizes, map)))
+        ranks.set_result(torch.stack(_ranks_by_text(cloud.gram_NN, sizes, map)))
         return ranks
-    return _fetching_thread().submit(_fetched_ranks, cloud.varying_gram_NN, sizes)
+    return _fetching_thread().submit(_fetched_ranks, cloud.gram_NN, sizes)
 
 
 def _fetched_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -184,7 +180,7 @@ def _effective_rank(gram: Tensor) -> Tensor:
 
 def _cka(cloud: Cloud, start: Cloud) -> Tensor:
     if cloud.by_tokens and start.by_tokens:
-        product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
+        product = torch.linalg.vecdot(cloud.gram_NN.flatten(-2), start.gram_NN.flatten(-2))
     else:
         # In the precision of the vectors: in a sum of squares no digits cancel.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)

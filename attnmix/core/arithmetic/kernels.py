@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from attnmix.core.arithmetic.environment import PORTABLE, TORCH_THREADS, can_be_portable, note
@@ -84,18 +85,26 @@ def _product_threads() -> ThreadPoolExecutor:
 
 @cache
 def _task_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), initializer=setattr, initargs=(_thread, "has_task", True))
+    return ThreadPoolExecutor(cores(), initializer=_prepare_task_thread)
+
+
+def _prepare_task_thread() -> None:
+    """Keep all operations of the tasks in this thread; threads of torch for each would outnumber the cores."""
+    _thread.has_task = True
+    torch.get_num_threads()  # on its first use in a thread, torch sets the number of OpenMP's threads
+    threadpool_limits(1, user_api="openmp")
 
 
 def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
     """Return a thread for each core, for tasks of many operations that are each too short for several cores.
 
-    With the kernels of this module each task's products stay in its thread. None where tasks had better come in turn:
-    torch's own kernels would start threads in every thread, and a GPU takes the work of one. `device` is that of the
-    tensors which the tasks compute with.
+    With the kernels of this module all of a task stays in its thread; one core has one, as the number of torch's
+    threads decides last digits. None where tasks had better come in turn: products of torch's own kernels would take
+    threads in every thread, and a GPU takes the work of one. `device` is that of the tensors which the tasks compute
+    with.
     """
     on_own_kernels = device.type == "cpu" and _registered
-    if cores() < 2 or not on_own_kernels or hasattr(_thread, "has_task"):
+    if not on_own_kernels or hasattr(_thread, "has_task"):
         return None
     return _task_threads()
 
