@@ -196,7 +196,7 @@ class MicroBatchMeasures(NamedTuple):
 
 
 class _BatchPass:
-    """One forward pass of a batch, read layer by layer."""
+    """One forward pass of a batch: `run_layers` calls `read_layer` once a layer, and `results` joins what was read."""
 
     def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
         self.measurer = measurer
@@ -253,7 +253,7 @@ class _BatchPass:
         ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
         broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
         to_first_BT = without_padding.attention.to_first().mean(-1)
-        # Scores are rounded as in the forward pass only where the padding is the same.
+        # Identities: scores are rounded as in the forward pass only where the padding is the same.
         with_padding = layer_pass.documents(micro_batch.places)
         sampled = self.sampled[micro_batch.places]
         errors_BI = identity_errors(with_padding, self.mask_BT[micro_batch.places], sampled)

@@ -128,9 +128,10 @@ class LayerSplits:
 
     @cached_property
     def attention(self) -> Split:
-        """The F_ij."""
+        """What attention gives: F_ii, and the sum of F_ij over all other tokens."""
         norm = self.block.attention_output_norm
-        return Split(*(norm.part(part, self.projected_ND) for part in self.projected))
+        own_ND = norm.part(self.projected.own, self.projected_ND)
+        return Split(own_ND, norm.part(self.projected.others, self.projected_ND))
 
     @cached_property
     def residual(self) -> Split:

@@ -309,6 +309,7 @@ class CheckpointWork:
             for number, measures in zip(batch, all_measures, strict=True):
                 token_arrays[str(number)] = measures.ratios
             _write_arrays(_token_file(file), token_arrays)
+            # Last: once this file exists, the batch is not measured again.
             _write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
 
     def measure_control(
