@@ -180,7 +180,7 @@ def _effective_rank(gram: Tensor) -> Tensor:
 
 def _cka(cloud: Cloud, start: Cloud) -> Tensor:
     if cloud.by_tokens and start.by_tokens:
-        product = torch.linalg.vecdot(cloud.gram_NN.flatten(-2), start.gram_NN.flatten(-2))
+        product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
         # In the precision of the vectors: in a sum of squares no digits cancel.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
