@@ -128,10 +128,11 @@ class LayerSplits:
 
     @cached_property
     def attention(self) -> Split:
-        """What attention gives: F_ii, and the sum of F_ij over all other tokens."""
+        """F_ii, and the sum of F_ij over all other tokens."""
         norm = self.block.attention_output_norm
         own_ND = norm.part(self.projected.own, self.projected_ND)
-        return Split(own_ND, norm.part(self.projected.others, self.projected_ND))
+        others_ND = norm.part(self.projected.others, self.projected_ND)
+        return Split(own_ND, others_ND)
 
     @cached_property
     def residual(self) -> Split:
