@@ -108,7 +108,9 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
         no_special_SB = ids_BT.new_empty(0, len(ids_BT))
         values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True), no_special_SB)
-        controls = control_ratios(list(RATIOS), layer_pass, split_layer(layer_pass), values)
+        controls = control_ratios(
+            list(RATIOS), layer_pass, split_layer(layer_pass), values, values.attended(layer_pass)
+        )
         controls_CMBT = torch.stack([controls[name] for name in SAME_PASS])
         documents = [layer_pass.document(text) for text in range(len(ids_BT))]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]

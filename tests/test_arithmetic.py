@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import Barrier, get_ident
 
 import numpy as np
@@ -259,6 +260,26 @@ def test_a_task_in_a_thread_has_no_threads_for_tasks_of_its_own_and_gives_the_sa
     assert torch_threads == (1, 1)
     assert torch.get_num_threads() == environment.TORCH_THREADS
     torch.testing.assert_close(products, (first @ second, 5 * (first @ second)), rtol=0, atol=0)
+
+
+def test_a_task_may_wait_for_one_that_was_submitted_before_it(two_cores: None) -> None:
+    caller = get_ident()
+
+    def waits_for(before: Future[int] | None) -> int:
+        assert get_ident() != caller
+        return 0 if before is None else before.result(LIMIT_SECONDS) + 1
+
+    last = None
+    for _ in range(20):
+        last = kernels.submit_task(CPU, waits_for, last)
+    assert last is not None
+    assert last.result(LIMIT_SECONDS) == 19
+
+
+def test_a_task_without_threads_is_done_when_it_is_submitted(two_cores: None) -> None:
+    assert kernels.submit_task(torch.device("meta"), get_ident).result(0) == get_ident()
+    with pytest.raises(ZeroDivisionError):
+        kernels.submit_task(torch.device("meta"), lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("default", ["cpu", "cuda"])

@@ -21,10 +21,10 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from attnmix.core.arithmetic.kernels import task_threads
+from attnmix.core.arithmetic.kernels import submit_task
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
-from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, control_ratios
+from attnmix.measures.controls import SAME_PASS, AttendedValues, ControlValues, CorpusValues, control_ratios
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import RANK, Cloud, Words, effective_ranks, geometry_but_rank, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
@@ -184,15 +184,45 @@ class SiteMeasures(NamedTuple):
     unit_sums_BXD: Tensor  # sums of vectors of norm 1
 
 
-class MicroBatchMeasures(NamedTuple):
-    """Measures of a micro-batch in one layer."""
+class RatioMeasures(NamedTuple):
+    """The ratios of a micro-batch in one layer, and what is computed from the same splits."""
 
     ratios_BMT: Tensor
     to_first_BT: Tensor
-    errors_BI: Tensor
     broken_B: Tensor  # True where a ratio is no number
-    statistics: dict[str, Tensor]  # a layer's part of `DocumentMeasures.statistics` by name, [B, ...]
+    sums: dict[str, Tensor]  # ratios under controls and by sources, and what the other tokens give, [B, ...]
+
+
+class VectorMeasures(NamedTuple):
+    """What the vectors of a micro-batch in one layer are like, however they came to be."""
+
+    statistics: dict[str, Tensor]  # by step, by head, sinks, [B, ...]
     sites: list[SiteMeasures]
+
+
+class MicroBatchMeasures(NamedTuple):
+    """Measures of a micro-batch in one layer."""
+
+    ratios: RatioMeasures
+    vectors: VectorMeasures
+    errors_BI: Tensor
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """A layer's part of `DocumentMeasures.statistics` by name, `[B, ...]`."""
+        return {**self.vectors.statistics, **self.ratios.sums}
+
+
+class MicroBatchTasks(NamedTuple):
+    """The measures of a micro-batch in one layer while they are computed."""
+
+    ratios: Future[RatioMeasures]
+    vectors: Future[VectorMeasures]
+    errors_BI: Future[Tensor]
+
+    def measures(self) -> MicroBatchMeasures:
+        """Wait for the measures and return them."""
+        return MicroBatchMeasures(self.ratios.result(), self.vectors.result(), self.errors_BI.result())
 
 
 class _BatchPass:
@@ -221,15 +251,26 @@ class _BatchPass:
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        def measure(number: int) -> MicroBatchMeasures:
-            return self._micro_batch_measures(number, layer_pass, features, new_sites)
+        # Several tasks for each, so that a single text, too, takes more cores than one.
+        tasks = [self._submit(number, layer_pass, features, new_sites) for number in range(len(self.micro_batches))]
+        self.layers.append([each.measures() for each in tasks])
 
-        numbers = range(len(self.micro_batches))
-        threads = task_threads(self.measurer.base.device)
-        if threads is None or len(numbers) < 2:  # a single one's products take all cores in this thread
-            self.layers.append([measure(number) for number in numbers])
-        else:
-            self.layers.append(list(threads.map(measure, numbers)))
+    def _submit(
+        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
+    ) -> MicroBatchTasks:
+        """Begin to measure the micro-batch with this number in one layer, and the geometry of `new_sites`."""
+        submit = partial(submit_task, self.measurer.base.device)
+        micro_batch = self.micro_batches[number]
+        without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
+        control_values = None
+        if self.in_statistics:
+            control_values = submit(self._control_values, micro_batch, without_padding)
+        vectors = {site: micro_batch.part(features[site]) for site in (*new_sites, WORDS)}
+        return MicroBatchTasks(
+            ratios=submit(self._ratio_measures, micro_batch, without_padding, control_values),
+            vectors=submit(self._vector_measures, number, without_padding, vectors, new_sites),
+            errors_BI=submit(self._identity_errors, micro_batch, layer_pass),
+        )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Read what there is before the first layer."""
@@ -243,61 +284,72 @@ class _BatchPass:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
     @torch.inference_mode()  # which each thread chooses for itself
-    def _micro_batch_measures(
-        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
-    ) -> MicroBatchMeasures:
-        """Return the measures of the micro-batch with this number in one layer, and the geometry of `new_sites`."""
-        micro_batch = self.micro_batches[number]
-        without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
-        splits = split_layer(without_padding)
+    def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
+        """Return what the controls take in the place of the layer's values, and what its attention makes of it."""
+        number, corpus, corpus_BTE = layer_pass.call.number, self.measurer.corpus, None
+        if corpus is not None:
+            corpus_BTE = corpus.mean_over_others(number, micro_batch, layer_pass.value)
+        mean_B1E = micro_batch.means(layer_pass.value)
+        special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
+        values = ControlValues(self.constants[number - 1].value_bias_E, corpus_BTE, mean_B1E, special_SB)
+        return values, values.attended(layer_pass)
+
+    @torch.inference_mode()
+    def _ratio_measures(
+        self,
+        micro_batch: MicroBatch,
+        layer_pass: LayerPass,
+        control_values: Future[tuple[ControlValues, AttendedValues]] | None,
+    ) -> RatioMeasures:
+        """Return the ratios; with `control_values` also the sums for the statistics."""
+        splits = split_layer(layer_pass)
         ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
         broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
-        to_first_BT = without_padding.attention.to_first().mean(-1)
-        # Identities: scores are rounded as in the forward pass only where the padding is the same.
-        with_padding = layer_pass.documents(micro_batch.places)
-        sampled = self.sampled[micro_batch.places]
-        errors_BI = identity_errors(with_padding, self.mask_BT[micro_batch.places], sampled)
-        statistics: dict[str, Tensor] = {}
-        sites: list[SiteMeasures] = []
-        if self.in_statistics:
-            statistics = self._layer_statistics(micro_batch, without_padding, splits)
-            vectors = {site: micro_batch.part(features[site]) for site in new_sites}
-            words_BTD = micro_batch.part(features[WORDS])
-            sites = self._site_measures(micro_batch, without_padding, vectors, words_BTD, self.words[number])
-        return MicroBatchMeasures(
-            ratios_MBT.transpose(0, 1), to_first_BT, errors_BI, broken_BT.any(-1), statistics, sites
-        )
+        to_first_BT = layer_pass.attention.to_first().mean(-1)
+        sums: dict[str, Tensor] = {}
+        if control_values is not None:
+            sums.update(_contribution_sums(micro_batch, splits))
+            sums.update(self._control_sums(micro_batch, layer_pass, splits, *control_values.result()))
+            sums.update(self._source_sums(micro_batch, layer_pass, splits))
+        return RatioMeasures(ratios_MBT.transpose(0, 1), to_first_BT, broken_BT.any(-1), sums)
 
-    def _layer_statistics(
-        self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits
-    ) -> dict[str, Tensor]:
-        """Return the sums over the tokens of each document in one layer, and `sinks`, `[B, ...]` by name."""
-        constants = self.constants[layer_pass.call.number - 1]
+    @torch.inference_mode()
+    def _vector_measures(
+        self, number: int, layer_pass: LayerPass, vectors: Mapping[Site, Tensor], sites: Sequence[Site]
+    ) -> VectorMeasures:
+        """Return the measures of a layer's steps and heads, and the geometry of `sites`, by their `vectors`."""
+        if not self.in_statistics:
+            return VectorMeasures({}, [])
+        micro_batch, constants = self.micro_batches[number], self.constants[layer_pass.call.number - 1]
         statistics = {
             "steps": micro_batch.sums(step_measures(layer_pass)),
             "by_head": micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR)),
             "sinks": sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths),
         }
-        statistics.update(_contribution_sums(micro_batch, splits))
-        statistics.update(self._control_sums(micro_batch, layer_pass, splits, constants.value_bias_E))
-        statistics.update(self._source_sums(micro_batch, layer_pass, splits))
-        return statistics
+        of_sites = {site: vectors[site] for site in sites}
+        geometry = self._site_measures(micro_batch, layer_pass, of_sites, vectors[WORDS], self.words[number])
+        return VectorMeasures(statistics, geometry)
+
+    @torch.inference_mode()
+    def _identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
+        """Return the errors `[B, I]`, of documents with their padding: scores are rounded as in the forward pass."""
+        with_padding = layer_pass.documents(micro_batch.places)
+        return identity_errors(with_padding, self.mask_BT[micro_batch.places], self.sampled[micro_batch.places])
 
     def _control_sums(
-        self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits, value_bias_E: Tensor
+        self,
+        micro_batch: MicroBatch,
+        layer_pass: LayerPass,
+        splits: LayerSplits,
+        values: ControlValues,
+        attended: AttendedValues,
     ) -> dict[str, Tensor]:
         """Return the sums of the ratios under each control of `SAME_PASS` `[B, M]`."""
-        corpus, corpus_BTE = self.measurer.corpus, None
-        if corpus is not None:
-            corpus_BTE = corpus.mean_over_others(layer_pass.call.number, micro_batch, layer_pass.value)
-        mean_B1E = micro_batch.means(layer_pass.value)
-        special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
-        values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, special_SB)
-        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values)
+        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values, attended)
         ratios_CMBT = torch.stack(list(ratios.values()))
         sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
         sums = dict(zip(ratios, sums_BCM.unbind(1), strict=True))
-        if corpus is None:
+        if "corpus_value" not in sums:
             sums["corpus_value"] = torch.full_like(sums["text_mean_value"], torch.nan)
         return {name: sums[name] for name in SAME_PASS}
 
@@ -345,8 +397,8 @@ class _BatchPass:
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
         errors_BLI = self._errors(output)
-        ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios_BMT), 2)
-        to_first_BLT = self._joined(lambda measures: self._padded(measures.to_first_BT), 1)
+        ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios.ratios_BMT), 2)
+        to_first_BLT = self._joined(lambda measures: self._padded(measures.ratios.to_first_BT), 1)
         statistics: dict[str, npt.NDArray[Any]] = {}
         if self.in_statistics:
             statistics = self._joined_statistics()
@@ -392,8 +444,8 @@ class _BatchPass:
         groups: list[list[SiteMeasures]] = []  # by group of sites: the measures of each micro-batch
         sites: list[Site] = []
         for layer in self.layers:
-            for place, site_measures in enumerate(layer[0].sites):
-                groups.append([measures.sites[place] for measures in layer])
+            for place, site_measures in enumerate(layer[0].vectors.sites):
+                groups.append([measures.vectors.sites[place] for measures in layer])
                 sites.extend(site_measures.sites)
         order = [sites.index(site) for site in self.measurer.sites]
 
@@ -417,7 +469,7 @@ class _BatchPass:
             errors_BI[:, hidden_states] = error_B
             levels.append(errors_BI)
         errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
-        broken_BL = self._joined(lambda measures: measures.broken_B, 1)
+        broken_BL = self._joined(lambda measures: measures.ratios.broken_B, 1)
         self._check_errors(0, errors_BLI[:, 0])
         for number in range(1, len(levels)):
             self._check_finite(number, broken_BL[:, number - 1])

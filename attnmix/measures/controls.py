@@ -11,7 +11,7 @@ controls, E = heads * head width, D hidden.
 
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -149,6 +149,34 @@ class ControlValues(NamedTuple):
     mean_B1E: Tensor  # mean_k v_k over the document's tokens
     special_SB: Tensor  # positions of each document's special tokens, then -1
 
+    def attended(self, layer_pass: LayerPass) -> "AttendedValues":
+        """Attend to the values without b_V, and to those of the corpus, with the layer's own weights.
+
+        The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
+        would be all that is left, and a ratio of 1 that means nothing.
+        """
+        W_ED = layer_pass.block.output.W
+        other_values = {"without_value_bias": layer_pass.value - self.bias_E}
+        if self.corpus_BTE is not None:
+            other_values["corpus_value"] = self.corpus_BTE
+        values_CBTE = torch.stack(list(other_values.values()))
+        heads = layer_pass.diagonal.shape[-1]
+        values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
+        contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
+        attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
+        own_CBTD = scaled_heads(layer_pass.diagonal, values_CBTE) @ W_ED
+        others_CBTD = attended_CBTE @ W_ED - own_CBTD
+        pairs = zip(own_CBTD.flatten(1, 2), others_CBTD.flatten(1, 2), strict=True)
+        splits = {name: Split(*pair) for name, pair in zip(other_values, pairs, strict=True)}
+        return AttendedValues(splits, row_sums_BHT.transpose(1, 2))
+
+
+class AttendedValues(NamedTuple):
+    """What attention makes of other values than the layer's own."""
+
+    splits: Mapping[str, Split]  # of `without_value_bias` and, where it is there, `corpus_value`
+    row_sums_BTH: Tensor  # sum_j a^h_ij
+
 
 class HeadSums(NamedTuple):
     """What attention gives where every token gets a weighted sum of a few vectors.
@@ -176,15 +204,20 @@ class HeadSums(NamedTuple):
 
 
 def control_ratios(
-    methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, values: ControlValues
+    methods: Sequence[str],
+    layer_pass: LayerPass,
+    splits: LayerSplits,
+    values: ControlValues,
+    attended: AttendedValues,
 ) -> dict[str, Tensor]:
     """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[methods, B, T]` by its name.
 
-    `splits` are those of all their tokens, as they are. Without corpus values `corpus_value` is left out.
+    `splits` are those of all their tokens, as they are; `attended` is of `values`. Without corpus values `corpus_value`
+    is left out.
     """
     diagonal_BTH = layer_pass.diagonal
-    projected, row_sums_BTH = _splits_of_other_values(layer_pass, values)
-    weights_2BTH = torch.stack([diagonal_BTH, row_sums_BTH - diagonal_BTH])
+    projected = dict(attended.splits)
+    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])
     means = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.mean_B1E.squeeze(1)))
     biases = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.bias_E))
     special = _special_sources(layer_pass, values.special_SB)
@@ -213,8 +246,8 @@ def _layers_of_sums(splits: LayerSplits, means: HeadSums, biases: HeadSums, spec
     rest = splits.rest
     assert rest is not None
     mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
-    without_bias_network = splits.network.minus(biases.network(splits))
-    others_network = splits.network.others.minus(special.network(splits))
+    without_bias_network = biases.network(splits).take_from(splits.network)
+    others_network = special.network(splits).take_from(splits.network.others)
     return {
         "text_mean_value": Split(*rest.output(mean_network)),
         "without_value_bias": Split(*rest.output(without_bias_network)),
@@ -236,28 +269,6 @@ def _weight_without(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
-
-
-def _splits_of_other_values(layer_pass: LayerPass, values: ControlValues) -> tuple[dict[str, Split], Tensor]:
-    """Return the splits of `without_value_bias` and `corpus_value` by name, and sum_j a^h_ij `[B, T, H]`.
-
-    The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding would
-    be all that is left, and a ratio of 1 that means nothing.
-    """
-    W_ED = layer_pass.block.output.W
-    other_values = {"without_value_bias": layer_pass.value - values.bias_E}
-    if values.corpus_BTE is not None:
-        other_values["corpus_value"] = values.corpus_BTE
-    values_CBTE = torch.stack(list(other_values.values()))
-    heads = layer_pass.diagonal.shape[-1]
-    values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
-    contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
-    attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
-    own_CBTD = scaled_heads(layer_pass.diagonal, values_CBTE) @ W_ED
-    others_CBTD = attended_CBTE @ W_ED - own_CBTD
-    pairs = zip(own_CBTD.flatten(1, 2), others_CBTD.flatten(1, 2), strict=True)
-    splits = {name: Split(*pair) for name, pair in zip(other_values, pairs, strict=True)}
-    return splits, row_sums_BHT.transpose(1, 2)
 
 
 def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:

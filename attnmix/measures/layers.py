@@ -161,10 +161,15 @@ class NetworkPart:
         """The vectors that each path carries."""
         return [self.stream, *self.entering]
 
-    def minus(self, other: Self) -> Self:
-        """Return the difference of two parts."""
-        entering = [first - second for first, second in zip(self.entering, other.entering, strict=True)]
-        return replace(self, stream=self.stream - other.stream, entering=entering)
+    def take_from(self, other: Self) -> Self:
+        """Return `other` less this part, which is overwritten with it."""
+        for own, vectors in zip(self.paths, other.paths, strict=True):
+            torch.sub(vectors, own, out=own)
+        return self
+
+    def copy(self) -> Self:
+        """Return the same part in memory of its own, but for the stream, which nothing overwrites."""
+        return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
         """Return the sums of H vectors with the weights `[..., B, T, H]` of each token, `[..., B * T, ...]`."""
@@ -243,12 +248,15 @@ class AfterAttention:
         return zero if self.block.stack.gated else self.block.feed_forward[1](zero)
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
+        """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`.
+
+        The parts are overwritten: memory that is new costs as much as the product.
+        """
         if len(parts) < len(slopes):
             parts = parts[0].chunk(2, dim=-1)
-        inner_NW = parts[0] * slopes[0]
+        inner_NW = parts[0].mul_(slopes[0])
         for part, slope in zip(parts[1:], slopes[1:], strict=True):
-            inner_NW = inner_NW + part * slope
+            inner_NW += part.mul_(slope)
         return inner_NW
 
     @cached_property
@@ -283,7 +291,8 @@ class AfterAttention:
     def output(self, part: NetworkPart) -> Tensor:
         """Return a part of `residual_ND` in the layer's output, but for one factor of each token.
 
-        A ratio cancels that factor, the deviations of the norms on the way of the skip connection.
+        A ratio cancels that factor, the deviations of the norms on the way of the skip connection. The vectors that
+        enter the network are overwritten.
         """
         added_ND = self._leaving(self._inner(part.entering, self._divided_slopes) @ self.block.feed_forward[2].W)
         return self.block.output_norm.linear(part.stream + added_ND)

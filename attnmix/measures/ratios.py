@@ -161,7 +161,7 @@ class LayerSplits:
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         assert self.rest is not None
-        return self.known_layer or Split(*self.rest.output(self.network))
+        return self.known_layer or Split(*self.rest.output(self.network.copy()))
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
         """Return the splits of other vectors in the place of `projected`, taken through the same layer."""

@@ -12,7 +12,7 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import product
 from typing import Any, Literal, TypeVar
@@ -29,6 +29,7 @@ from attnmix.core.device import chosen_device, device_name, prepare_device
 
 Array = npt.NDArray[Any]
 Job = TypeVar("Job")
+Result = TypeVar("Result")
 ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
 CACHED_WEIGHTS = 2**17  # attention weights that are computed together: 512 kB in float32
@@ -93,6 +94,19 @@ def _prepare_task_thread() -> None:
     _thread.has_task = True
     torch.get_num_threads()  # on its first use in a thread, torch sets the number of OpenMP's threads
     threadpool_limits(1, user_api="openmp")
+
+
+def submit_task(device: torch.device, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Call a function in one of the `task_threads`, or at once where there are none.
+
+    Tasks begin in the order in which they are submitted, so one may wait for another that was submitted before it.
+    """
+    threads = task_threads(device)
+    if threads is not None:
+        return threads.submit(function, *arguments)
+    done: Future[Result] = Future()
+    done.set_result(function(*arguments))
+    return done
 
 
 def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
