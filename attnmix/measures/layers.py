@@ -253,7 +253,8 @@ class AfterAttention:
         The parts are overwritten: memory that is new costs as much as the product.
         """
         if len(parts) < len(slopes):
-            parts = parts[0].chunk(2, dim=-1)
+            width = slopes[0].shape[-1]
+            parts = parts[0][..., :width], parts[0][..., width:]
         inner_NW = parts[0].mul_(slopes[0])
         for part, slope in zip(parts[1:], slopes[1:], strict=True):
             inner_NW += part.mul_(slope)
