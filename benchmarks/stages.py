@@ -28,10 +28,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,6 +206,7 @@ class Size(NamedTuple):
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
 LENGTH, BATCH_TOKENS = 32, 1024  # tokens of a text of the measured corpora, and of a batch: several for 100 documents
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+SHORT_BATCH = 512  # tokens
 LONG = 330  # tokens of a text of the captured corpora: 100 texts fill a shard of the default model
 WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
 
@@ -245,7 +247,8 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
     else:
         run.finetuned.symlink_to(Run(REPOSITORY).finetuned)
     if name == "full":  # all texts as long as allowed
-        texts, longest = [joined(reviews, i, size.tokens // 10) for i in range(number)], size.tokens
+        count = max(size.tokens, SHORT_BATCH) // 10
+        texts, longest = [joined(reviews, i, count) for i in range(number)], size.tokens
     else:  # lengths differ
         texts = real_reviews(number) or [joined(reviews, i, 1 + i % 4) for i in range(number)]
         longest = 2 * size.tokens
@@ -544,6 +547,10 @@ INSTALLED_PEERS = {
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
+SHORT_BATCHES = 10  # of each length, so that the sample has a document of each
+SAMPLED_SHARE = 10  # a run with default parameters checks all identities in a tenth of its documents
+SHORT_TEXTS = (512, 256, 64)  # tokens of all texts in a short batch
+ALL_MEASURES = "all that `measure` reads"
 RATIO_ROUNDING = 1e-6  # of a ratio in float32, whose tokens are computed in other blocks
 Batch = list[Any]  # of attnmix.measures.documents.Document
 
@@ -572,11 +579,10 @@ class Measuring(NamedTuple):
         self._observe()
         return measurer.ratios(batch)
 
-    def measures(self, batch: Batch) -> list[Any]:
-        """Return the measures; all identities are checked in one document, about as many as in a run's sample."""
+    def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
+        """Return the measures; all identities are checked in those `sampled`, about as many as in a run's sample."""
         self._observe()
-        sampled = [place == 0 for place in range(len(batch))]
-        return list(self.measurer.measures(batch, sampled))
+        return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
 
     def _observe(self) -> None:
         from attnmix.models.attention import OBSERVED
@@ -584,7 +590,8 @@ class Measuring(NamedTuple):
         self.measurer.base.set_attn_implementation(OBSERVED)
 
 
-def prepare_measuring() -> Measuring:
+def prepare_measuring(length: int | None = None) -> Measuring:
+    """Return batches of texts of at most so many tokens; by default as many as the parameters say."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -595,7 +602,7 @@ def prepare_measuring() -> Measuring:
     parameters = read_parameters()
     tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen_device())
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
-    tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
+    tokenized = tokenize_texts(tokenizer, texts, texts.values(), length or parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])
     counts = pd.DataFrame([each.counts for each in tokenized])
     rows = counts.assign(document=list(texts), label=0, predicted_label=0)
@@ -623,11 +630,47 @@ def ratios_in_turn() -> Seconds:
     seconds = dict.fromkeys(ways, 0.0)
     for number in range(len(ready.batches)):
         for name, (way, batches) in ways.items():
-            start = time.perf_counter()
-            way(batches[number])
-            synchronize()
-            seconds[name] += time.perf_counter() - start
+            seconds[name] += seconds_of(partial(way, batches[number]))
     return seconds
+
+
+def short_batches_in_turn() -> Seconds:
+    """Return the seconds of bare passes and of all measures in batches of 512 tokens, by the length of their texts."""
+    seconds: Seconds = {}
+    for length in SHORT_TEXTS:
+        ready = prepare_measuring(length)
+        texts = SHORT_BATCH // length
+        documents = list(islice(cycle(chain.from_iterable(ready.counted)), SHORT_BATCHES * texts))
+        bare, measured = short_ways(length)
+        seconds.update({bare: 0.0, measured: 0.0})
+        ready.forward(documents[:texts], "sdpa")
+        ready.measures(documents[:texts])
+        for start in range(0, len(documents), texts):
+            batch = documents[start : start + texts]
+            sampled = [place for place in range(texts) if (start + place) % SAMPLED_SHARE == 0]
+            seconds[bare] += seconds_of(partial(ready.forward, batch, "sdpa"))
+            seconds[measured] += seconds_of(partial(ready.measures, batch, sampled))
+    return seconds
+
+
+def short_ways(length: int) -> tuple[str, str]:
+    """Return the names of the bare passes and of the measures of texts of this length."""
+    texts = f"{SHORT_BATCH // length} x {length} tokens"
+    return f"{SDPA}, {texts}", f"{ALL_MEASURES}, {texts}"
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def short_documents() -> str:
+    return (
+        f"{SHORT_BATCHES} batches of {SHORT_BATCH} tokens of each kind, all {len(RATIOS)} ratios; all identities are "
+        f"checked in one of {SAMPLED_SHARE} documents."
+    )
 
 
 def same_ratios() -> str:
@@ -728,6 +771,13 @@ CASES: dict[str, Case] = {
     ),
     "measure": Case(
         "Mixing ratios, default model", "full", {"in turn": ratios_in_turn}, same_ratios, references=(SDPA, EAGER)
+    ),
+    "measure-short": Case(
+        "Measures of batches of 512 tokens, default model",
+        "full",
+        {"in turn": short_batches_in_turn},
+        short_documents,
+        references=tuple(short_ways(length)[0] for length in SHORT_TEXTS),
     ),
     "measure-corpora": corpus_case("measure", "measured corpus", measure_documents, measured_corpus),
     "capture-corpora": corpus_case("capture", "captured corpus", capture_documents, captured_corpus),

@@ -15,7 +15,7 @@ from conftest import REPOSITORY
 from attnmix.core.store.runs import Run
 from benchmarks import operations
 
-CASES = ["capture", "measure", "capture-corpora"]
+CASES = ["capture", "measure", "measure-short", "capture-corpora"]
 
 
 @pytest.mark.long
