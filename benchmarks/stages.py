@@ -547,7 +547,7 @@ INSTALLED_PEERS = {
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
-SHORT_BATCHES = 10  # of each length, so that the sample has a document of each
+SHORT_BATCHES = 10  # of texts of each length; one text of 512 tokens is then among the sampled documents
 SAMPLED_SHARE = 10  # a run with default parameters checks all identities in a tenth of its documents
 SHORT_TEXTS = (512, 256, 64)  # tokens of all texts in a short batch
 ALL_MEASURES = "all that `measure` reads"
@@ -641,6 +641,7 @@ def short_batches_in_turn() -> Seconds:
         ready = prepare_measuring(length)
         texts = SHORT_BATCH // length
         documents = list(islice(cycle(chain.from_iterable(ready.counted)), SHORT_BATCHES * texts))
+        assert {len(document) for document in documents} == {length}
         bare, measured = short_ways(length)
         seconds.update({bare: 0.0, measured: 0.0})
         ready.forward(documents[:texts], "sdpa")
@@ -660,6 +661,7 @@ def short_ways(length: int) -> tuple[str, str]:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
+    """Return how long a call takes until the device has done it."""
     start = time.perf_counter()
     work()
     synchronize()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, get_ident
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 from conftest import plain_document
 
-from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.core.errors import InputError
+from attnmix.measures.batches import BatchMeasurer, DocumentMeasures, _BatchPass
 from attnmix.measures.geometry import Cloud, _fetched_ranks, effective_ranks
 from attnmix.measures.micro_batches import MicroBatch, micro_batches
 from attnmix.measures.ratios import RATIOS
@@ -18,6 +21,7 @@ from attnmix.models.loading import load_base
 
 LENGTHS = (3, 9, 20, 33, 40)
 CPU = torch.device("cpu")
+LIMIT_SECONDS = 60
 
 
 def documents() -> list[Any]:
@@ -49,6 +53,29 @@ def measured(base: Any) -> list[DocumentMeasures]:
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents()])
     return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])
+
+
+def test_after_an_error_no_task_begins(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first task of the ratios fail, and those of the identities wait until the error has arrived."""
+    begun: list[int] = []
+    arrived = Event()
+
+    def fails(*_: Any) -> None:
+        raise InputError("as planted")
+
+    def waits(*_: Any) -> None:
+        begun.append(get_ident())
+        assert arrived.wait(LIMIT_SECONDS)
+
+    monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 1)
+    monkeypatch.setattr(_BatchPass, "_ratio_measures", fails)
+    monkeypatch.setattr(_BatchPass, "_identity_errors", waits)
+    with ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr("attnmix.core.arithmetic.kernels.task_threads", lambda _device: threads)
+        with pytest.raises(InputError, match="as planted"):
+            BatchMeasurer(load_base(tiny_bert), list(RATIOS), 0).measures(documents())
+        arrived.set()
+    assert len(begun) <= 1
 
 
 def test_a_batch_in_one_block_has_the_numbers_of_documents_one_by_one(

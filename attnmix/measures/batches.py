@@ -1,7 +1,7 @@
 """Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer.
 
-Each layer is read one micro-batch after another. The measures stay on the model's device until the pass is over, and
-come to the host then, of all layers together.
+Each layer is read in micro-batches, each of them in a few tasks. The measures stay on the model's device until the pass
+is over, and come to the host then, of all layers together.
 
 Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
 I identities, S groups of sources.
@@ -194,7 +194,7 @@ class RatioMeasures(NamedTuple):
 
 
 class VectorMeasures(NamedTuple):
-    """What the vectors of a micro-batch in one layer are like, however they came to be."""
+    """Measures of the vectors of a micro-batch in one layer, whichever parts they are made of."""
 
     statistics: dict[str, Tensor]  # by step, by head, sinks, [B, ...]
     sites: list[SiteMeasures]
@@ -216,6 +216,7 @@ class MicroBatchMeasures(NamedTuple):
 class MicroBatchTasks(NamedTuple):
     """The measures of a micro-batch in one layer while they are computed."""
 
+    control_values: Future[tuple[ControlValues, AttendedValues]] | None  # for which the ratios wait
     ratios: Future[RatioMeasures]
     vectors: Future[VectorMeasures]
     errors_BI: Future[Tensor]
@@ -223,6 +224,12 @@ class MicroBatchTasks(NamedTuple):
     def measures(self) -> MicroBatchMeasures:
         """Wait for the measures and return them."""
         return MicroBatchMeasures(self.ratios.result(), self.vectors.result(), self.errors_BI.result())
+
+    def cancel(self) -> None:
+        """Let those that have not begun never begin."""
+        for task in self:
+            if task is not None:
+                task.cancel()
 
 
 class _BatchPass:
@@ -253,7 +260,11 @@ class _BatchPass:
 
         # Several tasks for each, so that a single text, too, takes more cores than one.
         tasks = [self._submit(number, layer_pass, features, new_sites) for number in range(len(self.micro_batches))]
-        self.layers.append([each.measures() for each in tasks])
+        try:
+            self.layers.append([each.measures() for each in tasks])
+        finally:  # nothing goes on in the background after an error or Ctrl-C
+            for each in tasks:
+                each.cancel()
 
     def _submit(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
@@ -265,10 +276,10 @@ class _BatchPass:
         control_values = None
         if self.in_statistics:
             control_values = submit(self._control_values, micro_batch, without_padding)
-        vectors = {site: micro_batch.part(features[site]) for site in (*new_sites, WORDS)}
         return MicroBatchTasks(
+            control_values,
             ratios=submit(self._ratio_measures, micro_batch, without_padding, control_values),
-            vectors=submit(self._vector_measures, number, without_padding, vectors, new_sites),
+            vectors=submit(self._vector_measures, number, without_padding, features, new_sites),
             errors_BI=submit(self._identity_errors, micro_batch, layer_pass),
         )
 
@@ -315,9 +326,9 @@ class _BatchPass:
 
     @torch.inference_mode()
     def _vector_measures(
-        self, number: int, layer_pass: LayerPass, vectors: Mapping[Site, Tensor], sites: Sequence[Site]
+        self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
-        """Return the measures of a layer's steps and heads, and the geometry of `sites`, by their `vectors`."""
+        """Return the measures of a layer's steps and heads, and the geometry of `new_sites`."""
         if not self.in_statistics:
             return VectorMeasures({}, [])
         micro_batch, constants = self.micro_batches[number], self.constants[layer_pass.call.number - 1]
@@ -326,8 +337,9 @@ class _BatchPass:
             "by_head": micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR)),
             "sinks": sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths),
         }
-        of_sites = {site: vectors[site] for site in sites}
-        geometry = self._site_measures(micro_batch, layer_pass, of_sites, vectors[WORDS], self.words[number])
+        vectors = {site: micro_batch.part(features[site]) for site in new_sites}
+        words_BTD = micro_batch.part(features[WORDS])
+        geometry = self._site_measures(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
         return VectorMeasures(statistics, geometry)
 
     @torch.inference_mode()

@@ -172,14 +172,14 @@ class ControlValues(NamedTuple):
 
 
 class AttendedValues(NamedTuple):
-    """What attention makes of other values than the layer's own."""
+    """Sums of other values than the layer's own, by its attention weights."""
 
     splits: Mapping[str, Split]  # of `without_value_bias` and, where it is there, `corpus_value`
     row_sums_BTH: Tensor  # sum_j a^h_ij
 
 
 class HeadSums(NamedTuple):
-    """What attention gives where every token gets a weighted sum of a few vectors.
+    """Sums that attention gives where every token gets a weighted sum of a few vectors.
 
     The vectors go through the feed-forward network's first Linear, and not the sums, which are more.
     """
@@ -246,8 +246,8 @@ def _layers_of_sums(splits: LayerSplits, means: HeadSums, biases: HeadSums, spec
     rest = splits.rest
     assert rest is not None
     mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
-    without_bias_network = biases.network(splits).take_from(splits.network)
-    others_network = special.network(splits).take_from(splits.network.others)
+    without_bias_network = splits.network.minus(biases.network(splits))
+    others_network = splits.network.others.minus(special.network(splits))
     return {
         "text_mean_value": Split(*rest.output(mean_network)),
         "without_value_bias": Split(*rest.output(without_bias_network)),

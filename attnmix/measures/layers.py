@@ -161,11 +161,11 @@ class NetworkPart:
         """The vectors that each path carries."""
         return [self.stream, *self.entering]
 
-    def take_from(self, other: Self) -> Self:
-        """Return `other` less this part, which is overwritten with it."""
-        for own, vectors in zip(self.paths, other.paths, strict=True):
-            torch.sub(vectors, own, out=own)
-        return self
+    def minus(self, other: Self) -> Self:
+        """Return the difference of two parts, which takes the memory of `other`."""
+        for first, second in zip(self.paths, other.paths, strict=True):
+            torch.sub(first, second, out=second)
+        return other
 
     def copy(self) -> Self:
         """Return the same part in memory of its own, but for the stream, which nothing overwrites."""
