@@ -63,6 +63,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
+from attnmix.models.loading import TOLERANCES
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
@@ -169,7 +170,10 @@ def measure(
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
         totals = control_totals(controls, measurer, _given(model, documents, given))
     by_text = [ratios[number] for number in range(len(ratios))]
-    return Measures(model, documents, given, present, by_text, encoder_layers, totals, _digest(model))
+    output = model.output_signature()
+    return Measures(
+        model, documents, given, present, by_text, encoder_layers, totals, weights=_digest(model), output=output
+    )
 
 
 @dataclass
@@ -198,6 +202,8 @@ class Measures:
     """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
     weights: bytes = b""
     """A digest of the weights that were measured."""
+    output: torch.Tensor | None = None
+    """`Model.output_signature` of the model that was measured; None in a loaded result."""
     _computed: Computed = field(default_factory=Computed)
 
     def __repr__(self) -> str:
@@ -325,8 +331,9 @@ class Measures:
             return None
         if isinstance(self.model, SavedModel):
             return "a loaded result has no model, and its own share was not computed before it was saved"
-        if self.weights != _digest(self.model):
-            return f"the weights of {self.model.name} have changed since it was measured"
+        change = self._change_of_model(self.model)
+        if change is not None:
+            return f"{change} changed since it was measured"
         base: Any = self.model.network.base_model
         return own_share_obstacle(base)
 
@@ -360,12 +367,24 @@ class Measures:
                 f"model: a loaded result has the name of {self.model.name} alone; allowed: what was computed before "
                 "save_data(path), or the result of measure(model, texts) with the model"
             )
-        if self.weights != _digest(self.model):
+        change = self._change_of_model(self.model)
+        if change is not None:
             raise InputError(
-                f"model: the weights of {self.model.name} have changed since measure(model, texts); allowed: measure "
-                "again, or ask for matrices, parts and own shares before they change"
+                f"model: {change} changed since measure(model, texts); allowed: measure again, or ask for matrices, "
+                "parts and own shares before the change"
             )
         return self.model
+
+    def _change_of_model(self, model: Model) -> str | None:
+        """Return what of the model has changed since it was measured, as the subject of a sentence, if anything has."""
+        if self.weights != _digest(model):
+            return f"the weights of {model.name} have"
+        if self.output is not None:
+            difference = float((model.output_signature() - self.output).norm() / self.output.norm())
+            if not difference <= TOLERANCES[model.network.dtype]:
+                causes = "by an adapter, a hook, its configuration or its attention function"
+                return f"the output of {model.name} has, {causes},"
+        return None
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
         """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
@@ -568,8 +587,8 @@ def load_result(path: Path | str) -> Measures:
         np.split(arrays["ratios"], ends, axis=-1),
         facts["encoder_layers"],
         controls,
-        bytes.fromhex(facts["weights"]),
-        computed,
+        weights=bytes.fromhex(facts["weights"]),
+        _computed=computed,
     )
 
 

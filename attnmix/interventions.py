@@ -1,15 +1,20 @@
-"""Edits of a model's self-attention while it runs, to see what depends on it: heads, edges and values taken away.
+"""Interventions on the self-attention of a model while it runs: ablated heads, edges and values.
 
     model = attnmix.load(classifier, tokenizer)
     inputs = tokenizer("time flies like an arrow", return_tensors="pt")
     with model.intervene(attnmix.interventions.without_heads({6: [0, 3]})) as network:
         network(**inputs).logits
 
-An edit is a function of a layer's number (from 1 on, a decoder's after its encoder's), its attention weights
-`[B, H, T, T]` (row i, source j) and its values `[B, H, T, d]`, grouped heads repeated. It returns both, changed or not;
-the heads' outputs are their product. Cross-attention stays as it is. Layers, heads and tokens that a model or text does
-not have are an `InputError`: layers when the intervention begins, all else in the first forward pass.
-Shapes: B texts, H heads, T tokens, d head width.
+An edit is a function of a layer's number (from 1; a decoder's layers follow those of its encoder), its attention
+weights `[B, H, queries, keys]` and its values `[B, H, keys, d]`, with grouped heads repeated. It returns both, changed
+or not; the product of the two is the output of the heads. Without a cache of keys, there are as many queries as keys.
+Cross-attention is not edited. Layers, heads and tokens that a model or text does not have raise `InputError`: layers
+when the intervention begins, the others in the first forward pass.
+
+An edit applies to every call while its context is open: of the whole network, of an encoder or decoder alone, of
+`generate`, and in other threads. Nested contexts apply one edit after the other. Derivatives are those of the edited
+network. The library's own measures describe an unedited model and refuse to run inside.
+Shapes: B texts, H heads, d head width.
 """
 
 from __future__ import annotations
@@ -27,26 +32,49 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.selections import check_range, whole_number, whole_numbers
-from attnmix.models.attention import attend, attention_by
-from attnmix.models.families import attention_modules, layer_counts
+from attnmix.models.attention_edits import attached_edit
+from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for one, has no float64
 
 
 @dataclass(frozen=True)
+class EditedCall:
+    """One call of a layer's self-attention, as an edit receives it."""
+
+    layer: int
+    weights: Tensor  # [B, H, queries, keys]
+    value: Tensor  # [B, H, keys, d]
+    first_query: int | None = 0
+    """The position of the first query among the keys: above 0 with a cache; None where it does not hold all keys."""
+
+    @property
+    def first_row(self) -> int:
+        """The position of the first query; raise `InputError` where a cache does not tell it."""
+        if self.first_query is None:
+            problem = f"the cache of keys in layer {self.layer} does not hold one key for each token"
+            raise InputError(f"edit: {problem}; allowed: use_cache=False, or a dynamic cache within its window")
+        return self.first_query
+
+
+@dataclass(frozen=True)
 class LayerEdit:
-    """An edit of the layers that it names, or of all; the others stay as they are."""
+    """An edit of selected layers, or of all; the others are unchanged."""
 
     maker: str
     """The function that returned it, for errors."""
     layers: tuple[int, ...] | None
-    change: Edit
+    change: Callable[[EditedCall], tuple[Tensor, Tensor]]
 
     def __call__(self, layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self.layers is None or layer in self.layers:
-            return self.change(layer, weights, value)
-        return weights, value
+        return self.edited(EditedCall(layer, weights, value))
+
+    def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Return the weights and values of one call."""
+        if self.layers is None or call.layer in self.layers:
+            return self.change(call)
+        return call.weights, call.value
 
     def check_layers(self, allowed: range, note: str) -> None:
         """Raise `InputError` for a layer that the model does not have."""
@@ -60,15 +88,36 @@ class ChainedEdit:
     edits: tuple[Edit, ...]
 
     def __call__(self, layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.edited(EditedCall(layer, weights, value))
+
+    def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Return the weights and values of one call."""
         for edit in self.edits:
-            weights, value = edit(layer, weights, value)
-        return weights, value
+            weights, value = _apply(edit, call)
+            call = replace(call, weights=weights, value=value)
+        return call.weights, call.value
 
     def check_layers(self, allowed: range, note: str) -> None:
         """Raise `InputError` for a layer of one of the edits that the model does not have."""
         for edit in self.edits:
             if isinstance(edit, LayerEdit | ChainedEdit):
                 edit.check_layers(allowed, note)
+
+
+def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
+    """Return the weights and values of `call` after `edit`; raise `InputError` if it returns anything else."""
+    if isinstance(edit, LayerEdit | ChainedEdit):
+        result: Any = edit.edited(call)
+    else:
+        result = edit(call.layer, call.weights, call.value)
+    layer = call.layer
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; allowed: weights and values")
+    for name, given, edited in (("weights", call.weights, result[0]), ("values", call.value, result[1])):
+        if not isinstance(edited, Tensor) or not _broadcasts(edited, given) or _kind(edited) != _kind(given):
+            returned = _described(edited) if isinstance(edited, Tensor) else type(edited).__name__
+            raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_described(given)}")
+    return result[0].expand_as(call.weights), result[1].expand_as(call.value)
 
 
 @dataclass(frozen=True)
@@ -95,10 +144,10 @@ class Positions:
             raise InputError(f"{argument}: a mask of shape {shape}; allowed: one token or more of `[tokens]`")
         return cls(argument, tuple(mask.nonzero()[:, 0].tolist()), len(mask))
 
-    def in_texts(self, weights: Tensor, layer: int) -> Tensor:
+    def in_texts(self, call: EditedCall) -> Tensor:
         """Return the numbers of the tokens, on the CPU; raise `InputError` for those that a text lacks."""
-        tokens = weights.shape[-1]
-        where = f" in layer {layer}"
+        tokens = call.weights.shape[-1]
+        where = f" in layer {call.layer}"
         if self.mask_length not in (None, tokens):
             raise InputError(f"{self.argument}: a mask of {self.mask_length} tokens; allowed: {tokens}{where}")
         if isinstance(self.numbers, slice):
@@ -111,7 +160,7 @@ class Positions:
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         places = torch.tensor(self.numbers)
         if self.mask_length is None:
-            self._check_padding(weights, places)
+            self._check_padding(call.weights, places)
         return places
 
     def _check_padding(self, weights: Tensor, places: Tensor) -> None:
@@ -132,11 +181,12 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
     by_layer = _by_layer("without_heads", heads)
     numbers = {layer: whole_numbers(f"without_heads: layer {layer}", each) for layer, each in by_layer.items()}
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        check_range("without_heads: head", numbers[layer], range(value.shape[1]), f" in layer {layer}")
-        kept = value.new_ones(value.shape[1])
-        kept[list(numbers[layer])] = 0
-        return weights, value * kept[:, None, None]
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        heads_of_layer, head_count = numbers[call.layer], call.value.shape[1]
+        check_range("without_heads: head", heads_of_layer, range(head_count), f" in layer {call.layer}")
+        is_kept = torch.ones(head_count, dtype=torch.bool)
+        is_kept[list(heads_of_layer)] = False
+        return call.weights, call.value.masked_fill(~is_kept.to(call.value.device)[:, None, None], 0)
 
     return LayerEdit("without_heads", tuple(numbers), change)
 
@@ -154,25 +204,28 @@ def without_edges(
     rows = Positions.named("without_edges: targets", targets)
     columns = Positions.named("without_edges: sources", sources)
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        cut = torch.zeros(weights.shape[-2:], dtype=torch.bool)
-        cut[rows.in_texts(weights, layer)[:, None], columns.in_texts(weights, layer)] = True
-        cut = cut.to(weights.device)
-        _check_edges(weights, cut, layer, named=layers is not None)
-        return weights.masked_fill(cut, 0), value
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        queries, keys = call.weights.shape[-2:]
+        first, last = call.first_row, call.first_row + queries
+        is_cut = torch.zeros(keys, keys, dtype=torch.bool)
+        is_cut[rows.in_texts(call)[:, None], columns.in_texts(call)] = True
+        cut_queries = is_cut[first:last].to(call.weights.device)
+        if queries == keys:  # one token at a time, a cut may concern earlier tokens only
+            _check_edges(call, cut_queries, named=layers is not None)
+        return call.weights.masked_fill(cut_queries, 0), call.value
 
     return LayerEdit("without_edges", _layers("without_edges", layers), change)
 
 
-def _check_edges(weights: Tensor, cut: Tensor, layer: int, *, named: bool) -> None:
+def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     """Raise `InputError` where no target takes anything: of later tokens, in a model whose tokens see earlier ones.
 
     A layer that looks at near tokens only may lack edges that others have, unless it is `named`.
     """
-    if weights.masked_select(cut).any():
+    if call.weights.masked_select(cut).any():
         return
-    if named or not weights.triu(1).any():
-        problem = f"no target takes anything from them in layer {layer}"
+    if named or not call.weights.triu(1).any():
+        problem = f"no target takes anything from them in layer {call.layer}"
         raise InputError(f"without_edges: sources: {problem}; allowed: tokens that a target attends to")
 
 
@@ -186,14 +239,15 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
         allowed = "`[texts, tokens]` of 1 and, for padding, 0, a token or more in each text"
         raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        value = call.value
         texts, tokens = len(value), value.shape[-2]
         if mask_BT.shape not in ((1, tokens), (texts, tokens)):
-            allowed = f"[{texts}, {tokens}] in layer {layer}"
+            allowed = f"[{texts}, {tokens}] in layer {call.layer}"
             raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
         mask = mask_BT.to(value)[:, None, :, None]
         mean = (value * mask).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True)
-        return weights, mean.expand_as(value)
+        return call.weights, mean.expand_as(value)
 
     return LayerEdit("text_mean_values", _layers("text_mean_values", layers), change)
 
@@ -209,12 +263,12 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
             kind = type(each).__name__
             raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        given = by_layer[layer]
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        given, value = by_layer[call.layer], call.value
         if not _broadcasts(given, value):
             allowed = f"{list(value.shape)} ([texts, heads, tokens, head width]), or 1 in its place"
-            raise InputError(f"replaced_values: layer {layer}: shape {list(given.shape)}; allowed: {allowed}")
-        return weights, given.to(value).expand_as(value)
+            raise InputError(f"replaced_values: layer {call.layer}: shape {list(given.shape)}; allowed: {allowed}")
+        return call.weights, given.to(value).expand_as(value)
 
     return LayerEdit("replaced_values", tuple(by_layer), change)
 
@@ -227,14 +281,14 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             kind = type(each).__name__
             raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        side_by_side = value.transpose(1, 2).flatten(-2)
-        mapped = by_layer[layer](side_by_side)
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        side_by_side = call.value.transpose(1, 2).flatten(-2)
+        mapped = by_layer[call.layer](side_by_side)
         if not isinstance(mapped, Tensor) or mapped.shape != side_by_side.shape:
             returned = f"shape {list(mapped.shape)}" if isinstance(mapped, Tensor) else type(mapped).__name__
             allowed = f"{list(side_by_side.shape)}, as it was given"
-            raise InputError(f"mapped_values: layer {layer}: its map returned {returned}; allowed: {allowed}")
-        return weights, mapped.unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
+            raise InputError(f"mapped_values: layer {call.layer}: its map returned {returned}; allowed: {allowed}")
+        return call.weights, mapped.unflatten(-1, (call.value.shape[1], -1)).transpose(1, 2)
 
     return LayerEdit("mapped_values", tuple(by_layer), change)
 
@@ -253,9 +307,9 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     if not isinstance(values, MutableMapping):
         raise InputError(f"recorded: {type(values).__name__}; allowed: a dictionary, which it fills by layer")
 
-    def change(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        values[layer] = value
-        return weights, value
+    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        values[call.layer] = call.value
+        return call.weights, call.value
 
     return LayerEdit("recorded", None, change)
 
@@ -388,51 +442,24 @@ def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
-    """Let the self-attention of a model with `implementation_of` its configuration pass through `edit`.
+def edited_attention(network: PreTrainedModel, edit: Edit) -> Iterator[None]:
+    """Apply `edit` to the self-attention of a network, after the edits of contexts around, until the context ends.
 
-    Layers are counted as they are called in a forward pass, through all stacks. Raise `InputError` for a layer that
-    the model does not have, and in a forward pass for heads, tokens and shapes that a layer does not have.
+    A layer has the number of its place in the network, a decoder's follow its encoder's, however the network or a part
+    of it is called. Raise `InputError` for a layer that the network does not have, for an edit of another thread, and
+    in a forward pass for heads, tokens and shapes that a layer does not have.
     """
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):
-        counts = layer_counts(base)
+        counts = layer_counts(network.base_model)
         note = f", the decoder's from {counts[0] + 1} on" if len(counts) > 1 else ""
         edit.check_layers(range(1, sum(counts) + 1), note)
-    attentions = attention_modules(base)
-    called = 0
 
-    def begin(*_: Any) -> None:
-        nonlocal called
-        called = 0
+    def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
+        return _apply(edit, EditedCall(layer, weights, value, first_query))
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-        nonlocal called
-        context, call = attend(module, *arguments, **options)
-        if module in attentions:
-            called += 1
-            context = _edited(edit, called, call.weights(), call.value)
-        return context.transpose(1, 2).contiguous(), None
-
-    handle = base.register_forward_pre_hook(begin)
-    try:
-        with attention_by(function, base):
-            yield
-    finally:
-        handle.remove()
-
-
-def _edited(edit: Edit, layer: int, weights: Tensor, value: Tensor) -> Tensor:
-    """Return the heads' outputs; raise `InputError` for an edit that returns anything but weights and values."""
-    result = edit(layer, weights, value)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; allowed: weights and values")
-    for name, given, edited in (("weights", weights, result[0]), ("values", value, result[1])):
-        if not isinstance(edited, Tensor) or not _broadcasts(edited, given) or _kind(edited) != _kind(given):
-            returned = _described(edited) if isinstance(edited, Tensor) else type(edited).__name__
-            raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_described(given)}")
-    edited_weights, edited_value = result
-    return edited_weights.expand_as(weights) @ edited_value.expand_as(value)
+    with attached_edit(network, apply):
+        yield
 
 
 def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:

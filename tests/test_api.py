@@ -171,7 +171,7 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
             r"^metric: 'cosinus' is not allowed: no such name; ",
         ),
         (lambda _: attnmix.layout([1.0, 2.0]), r"^vectors: an array of shape \(2,\)"),
-        (lambda m: attnmix.load(m.network), r"^tokenizer: a model at hand needs its fast tokenizer"),
+        (lambda m: attnmix.load(m.network), r"^tokenizer: a model in memory needs its fast tokenizer"),
         (lambda m: attnmix.load(m), r"^model: Model is not supported; allowed: a name, a folder, "),
         (lambda _: attnmix.load("no folder"), r"there is no folder no folder"),
     ],

@@ -19,6 +19,7 @@ from transformers import TrainerControl, TrainerState
 import attnmix
 from attnmix.core import device
 from attnmix.core.errors import InputError, is_out_of_memory
+from attnmix.core.torch_state import CPU, torch_state
 from attnmix.models.families import family_of
 from stages.finetune import MAX_OVERFLOWS, OneDeviceArguments, TrainingGuard
 
@@ -195,7 +196,7 @@ def test_products_are_exact_while_measuring_and_the_choice_is_put_back(precision
     try:
         torch.set_float32_matmul_precision(precision)
         before = [backend.fp32_precision for backend in backends]
-        with device.exact_products():
+        with torch_state():
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cuda.matmul.allow_tf32
             assert not torch.backends.cudnn.allow_tf32
@@ -210,7 +211,7 @@ def test_a_choice_by_the_newer_setting_is_put_back_too() -> None:
     before = matmul.fp32_precision
     try:
         matmul.fp32_precision = "tf32"
-        with device.exact_products():
+        with torch_state():
             assert not matmul.allow_tf32
         assert matmul.fp32_precision == "tf32"
     finally:
@@ -241,7 +242,7 @@ def test_only_one_module_asks_whether_there_is_a_gpu() -> None:
 def test_a_precision_that_cannot_be_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None)
     with pytest.raises(InputError, match=r"^a\.key: fp16 needs a GPU; allowed on this machine: fp32, bf16$"):
-        device.check_precision("a.key", "fp16", device.CPU)
+        device.check_precision("a.key", "fp16", CPU)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
     with pytest.raises(InputError, match=r"^a\.key: bf16 needs .* and this one is a Tesla T4; allowed: fp32, fp16$"):

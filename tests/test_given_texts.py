@@ -481,7 +481,7 @@ def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, tmp_path: 
     vectors = attnmix.open_run(tmp_path / "run").features("layer_output", layers=[1]).numpy()[0]
     starts = np.cumsum([0, *map(len, ids)])
     for start, end, pair in zip(starts, starts[1:], PAIRS, strict=False):
-        with torch.inference_mode(), family.observed() as base:
+        with family.observed() as base, torch.inference_mode():
             states = base(**tokenizer(*pair, return_tensors="pt"), output_hidden_states=True)
         hidden = states.encoder_hidden_states if base.config.is_encoder_decoder else states.hidden_states
         np.testing.assert_allclose(vectors[start:end], hidden[1][0], rtol=1e-4, atol=1e-4)

@@ -11,21 +11,19 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.torch_state import CPU, set_full_precision
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
 VARIABLE = "ATTNMIX_DEVICE"
-CPU = torch.device("cpu")
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
@@ -83,34 +81,9 @@ def prepare_device(device: torch.device) -> None:
     # With `warn_only`, attention's derivatives on CUDA are not deterministic, which torch only warns of.
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
-    _set_full_precision()
+    set_full_precision()
     if os.environ.get("RANK", "0") == "0":
         _log(device)
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Compute products of float32 numbers from all of their digits, whatever the user chose; then restore the choice.
-
-    TensorFloat-32 rounds them to 10 bits: the parts of a layer then miss the model's output by a thousandth.
-    """
-    torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
-    cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
-    backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
-    precisions = [backend.fp32_precision for backend in backends]
-    try:
-        older_settings = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # chosen through `fp32_precision`, after which torch refuses to read its older settings
-        older_settings = None
-    _set_full_precision()
-    try:
-        yield
-    finally:
-        if older_settings is not None:
-            torch.set_float32_matmul_precision(older_settings[0])
-            cudnn.allow_tf32 = older_settings[1]
-        for backend, precision in zip(backends, precisions, strict=True):
-            backend.fp32_precision = precision
 
 
 def measuring_device(device: torch.device) -> torch.device:
@@ -167,14 +140,6 @@ def _launched_index() -> int:
         problem = f"{started} processes on a machine with {devices} GPU{'s' * (devices != 1)}"
         raise InputError(f"--nproc-per-node: {problem}; allowed: at most {devices}, or {VARIABLE}=cpu")
     return index
-
-
-def _set_full_precision() -> None:
-    torch.set_float32_matmul_precision("highest")
-    cudnn: Any = torch.backends.cudnn
-    cudnn.allow_tf32 = False
-    for backend in (cudnn.conv, cudnn.rnn):
-        backend.fp32_precision = "ieee"  # else they follow torch.backends.fp32_precision
 
 
 def _log(device: torch.device) -> None:

@@ -10,16 +10,17 @@ Shapes: B texts, H heads, T tokens, d head width.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.functional import softmax
+from torch.nn.functional import dropout, softmax
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -34,6 +35,19 @@ OBSERVED = "observed"
 EAGER = "eager"
 """That of models whose modules compute attention themselves."""
 BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
+EDITOR = "_attnmix_editor"
+"""The attribute of an attention module, of its copies and replicas, that holds its `AttentionEditor`."""
+
+
+class AttentionEditor(Protocol):
+    """Changes the attention weights and values of one module."""
+
+    @property
+    def is_active(self) -> bool:
+        """True while an intervention applies to the module."""
+
+    def __call__(self, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the edited weights `[B, H, queries, keys]` and values `[B, H, keys, d]`."""
 
 
 @dataclass(frozen=True)
@@ -137,20 +151,25 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
     with ExitStack() as hooks:
         hooks.callback(_function.reset, token)
         if base is not None and implementation_of(base.config) == EAGER:
-            _dispatch_products(attention_modules(base), hooks)
+            dispatch_products(attention_modules(base), hooks)
         yield
 
 
-def _dispatch_products(modules: Iterable[Module], hooks: ExitStack) -> None:
-    """Let the product of softmax and values in these modules be made by the attention function."""
-    running: list[ExitStack] = []
+def dispatch_products(modules: Iterable[Module], hooks: ExitStack) -> None:
+    """Let the product of softmax and values in these modules be computed by the attention function.
+
+    A module may run in several threads at once. `hooks` receives the hooks that do so, as contexts to leave.
+    """
+    thread = threading.local()
 
     def begins(module: Module, _arguments: Any) -> None:
-        running.append(ExitStack())
-        running[-1].enter_context(_SoftmaxProduct(module))
+        modes = thread.__dict__.setdefault("modes", [])
+        mode = ExitStack()
+        mode.enter_context(_SoftmaxProduct(module))
+        modes.append(mode)
 
     def ends(*_: Any) -> None:
-        running.pop().close()
+        thread.modes.pop().close()
 
     for module in modules:
         hooks.enter_context(module.register_forward_pre_hook(begins))
@@ -171,10 +190,15 @@ class _SoftmaxProduct(TorchFunctionMode):
         if function in (torch.matmul, torch.bmm) and self.scores is not None:
             weights, value = args
             scores, self.scores = self.scores, None
-            value = value.reshape(*scores.shape[:2], *value.shape[-2:])
-            zeros = torch.zeros_like(value)
-            context, _ = _dispatch(self.module, zeros, zeros, value, scores.to(value.dtype), scaling=1.0)
-            return context.transpose(1, 2).reshape(*weights.shape[:-1], value.shape[-1])
+            heads = value.reshape(*scores.shape[:2], *value.shape[-2:])
+            editor = active_editor(self.module)
+            if editor is not None:
+                edited_weights, edited_value = editor(self.module, weights.reshape(scores.shape), heads)
+                return (edited_weights @ edited_value).reshape(*weights.shape[:-1], heads.shape[-1])
+            queries = heads.new_zeros(*scores.shape[:-1], heads.shape[-1])
+            keys = torch.zeros_like(heads)
+            context, _ = _function.get()(self.module, queries, keys, heads, scores.to(heads.dtype), scaling=1.0)
+            return context.transpose(1, 2).reshape(*weights.shape[:-1], heads.shape[-1])
         if function is softmax:
             self.scores = args[0]
         return function(*args, **kwargs or {})
@@ -201,14 +225,43 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
         call = _call(module, *arguments, **options)
         if listen is not None:
             listen(module, call)
-        scores, sinks = call.scores(), options.get("s_aux")
-        if sinks is None:
-            weights = torch.softmax(scores, -1)
-        else:
-            weights = (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
+        weights = _softmax(call.scores(), options.get("s_aux"))
         return (weights @ call.value).transpose(1, 2).contiguous(), None
 
     return function
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the weights of `scores`, `[B, H, rows, T]`; with `sinks` their rows sum to less than 1."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    return (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
+
+
+def active_editor(module: Module) -> AttentionEditor | None:
+    """Return the editor of an attention module while an intervention applies to it."""
+    editor: AttentionEditor | None = module.__dict__.get(EDITOR)
+    return editor if editor is not None and editor.is_active else None
+
+
+def _edited(
+    editor: AttentionEditor, module: Any, *arguments: Any, dropout_rate: float = 0.0, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the heads after `editor`, and the edited weights.
+
+    Weights are explicit, so that derivatives of any order exist. As in transformers, half precision takes its softmax
+    in float32, and dropout applies to the weights.
+    """
+    call = _call(module, *arguments, **options)
+    scores = call.scores()
+    is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # rows of padding that attend to nothing
+    scores = scores.masked_fill(is_hidden, 0)
+    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+    weights = _softmax(scores.to(softmax_dtype), options.get("s_aux")).to(call.value.dtype)
+    weights = weights.masked_fill(is_hidden, 0)
+    weights = dropout(weights, dropout_rate, training=module.training)
+    weights, value = editor(module, weights, call.value)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
@@ -281,8 +334,12 @@ def _capped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def _dispatch(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    return _function.get()(*arguments, **options)
+def _dispatch(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the attention of `module` by its editor, if it has an active one, otherwise by `attention_by`."""
+    editor = active_editor(module)
+    if editor is not None:
+        return _edited(editor, module, *arguments, dropout_rate=options.pop("dropout", None) or 0.0, **options)
+    return _function.get()(module, *arguments, **options)
 
 
 AttentionInterface.register(OBSERVED, _dispatch)

@@ -71,6 +71,12 @@ class Stack:
         }
         return {point: (module, side) for point, (module, side) in places.items() if module is not None}
 
+    def inner_paths(self) -> list[str]:
+        """Return the paths, from a layer on, of the modules whose weights the measures read."""
+        norms = (name for name in vars(self) if name.endswith("_norm") and name != "final_norm")
+        paths = [self.output, *self.feed_forward, *self.gated, *(getattr(self, name) for name in norms)]
+        return [path for path in paths if path]
+
     def parts(self) -> list[str]:
         """Return the norms of a layer by their names here, and `parallel` where its sublayers are parallel."""
         names = [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
@@ -179,25 +185,49 @@ def check_config(config: Any, name: str) -> None:
         raise InputError(f"model.name: {name}: {problem}; allowed: its number, for T5 that of the padding token")
 
 
+@dataclass(frozen=True)
+class StackLayers:
+    """The layers of one stack of a network, in the order in which they are called."""
+
+    stack: Stack
+    container: Module
+    """The module that calls the layers."""
+    modules: Sequence[Module]
+    """One entry for each layer path; a module that is called many times may occur once or many times."""
+    count: int
+
+    @property
+    def are_shared(self) -> bool:
+        """True where a module is called as several layers, so that only the order of calls gives a layer's index."""
+        return self.count != len(set(self.modules))
+
+
+def stack_layers(base: Module) -> list[StackLayers]:
+    """Return the layers of each stack of a base model."""
+    config: Any = base.config
+    modules = dict(base.named_modules(remove_duplicate=False))
+    stacks = []
+    for stack in family_of(config).stacks:
+        layers = [module for path, module in modules.items() if stack.is_layer(path)]
+        count = len(layers)
+        if hasattr(config, "num_hidden_groups"):  # ALBERT calls each group's layers again and again
+            count = config.num_hidden_layers * config.inner_group_num
+        container = stack.layers.partition(".*")[0].rpartition(".")[0]
+        stacks.append(StackLayers(stack, modules[container], layers, count))
+    return stacks
+
+
 def attention_modules(base: Module) -> set[Module]:
     """Return the modules that compute self-attention, of all layers."""
-    config: Any = base.config
-    modules = list(base.named_modules())
-    return {
-        layer.get_submodule(stack.attention)
-        for stack in family_of(config).stacks
-        for path, layer in modules
-        if stack.is_layer(path)
-    }
+    modules: set[Module] = set()
+    for layers in stack_layers(base):
+        modules.update(layer.get_submodule(layers.stack.attention) for layer in layers.modules)
+    return modules
 
 
 def layer_counts(base: Module) -> list[int]:
     """Return the number of layers of each stack; a module that is called many times is as many layers."""
-    config: Any = base.config
-    if hasattr(config, "num_hidden_groups"):  # ALBERT calls each group's layers again and again
-        return [config.num_hidden_layers * config.inner_group_num]
-    paths = [path for path, _ in base.named_modules()]
-    return [sum(stack.is_layer(path) for path in paths) for stack in family_of(config).stacks]
+    return [layers.count for layers in stack_layers(base)]
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:

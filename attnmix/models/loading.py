@@ -3,14 +3,16 @@
 Weights are read as safetensors only, and no remote code is run.
 """
 
+import copy
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -18,7 +20,8 @@ from attnmix.core.errors import InputError, in_one_line
 from attnmix.core.store.texts import Text, whole_text
 from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
-from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
+from attnmix.models.attention_edits import implementations
+from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of
 from attnmix.models.segments import check_segments, read_segments
@@ -28,7 +31,11 @@ SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
 REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
-RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Largest difference between the vectors of two passes, relative to their length, by dtype."""
+PROBE_TOKENS = 16
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+"""Arguments of T5's models, any of which gives the decoder its input."""
 CHECKED_TEXTS = 1000  # in which words are looked up
 CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
@@ -195,7 +202,8 @@ def for_reading(model: PreTrainedModel) -> None:
 def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
     """Give T5's base model its decoder's tokens, which BART's makes of the encoder's (a hook before a forward pass)."""
     ids = arguments[0] if arguments else options.get("input_ids")
-    if ids is not None and options.get("decoder_input_ids") is None and hasattr(base, "_shift_right"):
+    has_decoder_inputs = len(arguments) > 2 or any(options.get(name) is not None for name in DECODER_INPUTS)
+    if ids is not None and hasattr(base, "_shift_right") and not has_decoder_inputs:
         options = options | {"decoder_input_ids": base._shift_right(ids)}
     return arguments, options
 
@@ -213,7 +221,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
     check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
     read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
-    check_vectors(str(folder), base, tokenizer, texts[0])
+    check_vectors(str(folder), base, torch.tensor(encode(tokenizer, texts[:1], CHECKED_TOKENS)))
 
 
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
@@ -234,23 +242,111 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
             raise InputError(f"model.name: {folder}: {problem}") from error
 
 
-def check_vectors(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text) -> None:
-    """Raise `InputError` where a base model cannot read a text, gives no numbers, or attends in another way.
+def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Return token ids `[1, T]` with which a model is tried: a short text, and tokens from all of the vocabulary.
 
-    The text runs twice, by the library's own attention and by the one that the measures observe.
+    Different tokens give different attention weights, so that another attention function shows.
     """
-    tokens = torch.tensor(encode(tokenizer, [text], CHECKED_TOKENS))
-    with torch.inference_mode():
+    embeddings: Any = base.get_input_embeddings()
+    special = {base.config.pad_token_id, tokenizer.pad_token_id}
+    spread = torch.linspace(0, embeddings.num_embeddings - 1, PROBE_TOKENS).long().tolist()
+    words = [number for number in spread if number not in special]
+    longest = longest_text(base.config) or PROBE_TOKENS
+    ids = [*encode(tokenizer, ["a"], PROBE_TOKENS)[0], *words][:longest]
+    return torch.tensor([ids], device=embeddings.weight.device)
+
+
+def last_vectors(output: Any) -> Tensor:
+    """Return the vectors `[B, T, D]` at the end of a model, or with T5's language modelling head its scores."""
+    vectors: Tensor = output.last_hidden_state if "last_hidden_state" in output else output.logits
+    return vectors
+
+
+def check_modules(base: PreTrainedModel, name: str) -> None:
+    """Raise `InputError` for a base model whose modules or weights cannot be measured, called `name` in the message."""
+    for problem, allowed in (*_type_problems(base), *_weight_problems(base)):
+        raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
+
+
+def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """Yield each module that is not of the type of a new model of the same configuration, and what is allowed.
+
+    The measures read the weights of these modules, so they would miss an adapter around one, or a module in its place.
+    """
+    config: Any = base.config
+    modules = dict(base.named_modules(remove_duplicate=False))
+    with torch.device("meta"), without_library_messages():
+        reference = transformers.AutoModel.from_config(copy.deepcopy(config))
+    expected_modules = dict(reference.named_modules(remove_duplicate=False))
+    for path in _table_paths(base):
+        if path not in modules:
+            problem = f"{type(base).__name__} has no module {path}, which models of the family {config.model_type} have"
+            yield problem, f"{type(reference).__name__}, with or without a head of transformers"
+            return
+        given, expected = type(modules[path]), type(expected_modules[path])
+        if not issubclass(given, expected) or given.forward is not expected.forward:
+            problem = f"{path} is a {given.__module__}.{given.__name__}, in place of {expected.__name__}"
+            yield problem, "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
+
+
+def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """Yield each weight that is not in memory, or not stored as floating-point numbers, and what is allowed."""
+    dtypes = ", ".join(_dtype_name(dtype) for dtype in TOLERANCES)
+    for path, weight in base.named_parameters():
+        tensor = weight.data
+        if tensor.is_meta:
+            yield (
+                f"{path} is not in memory (device meta)",
+                "a model whose weights are all loaded",
+            )
+        elif type(tensor) is not Tensor:
+            yield (
+                f"{path} is stored as {type(tensor).__name__}",
+                "ordinary tensors, neither quantized nor sharded",
+            )
+        elif tensor.dtype not in TOLERANCES:
+            yield f"{path} is stored as {_dtype_name(tensor.dtype)}", f"weights in {dtypes}"
+    devices = sorted({str(weight.device) for weight in base.parameters()})
+    if len(devices) > 1:
+        yield f"its weights are on several devices ({', '.join(devices)})", "one device, as after model.to(device)"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _table_paths(base: PreTrainedModel) -> list[str]:
+    """Return the paths of all modules that the table of families names and that a base model must have."""
+    family = family_of(base.config)
+    modules = dict(base.named_modules(remove_duplicate=False))
+    paths = [family.word_embedding]
+    for stack in family.stacks:
+        for path in (*stack.embedding, stack.final_norm or ""):
+            is_optional = path.endswith("?")
+            if path and not (is_optional and path.removesuffix("?") not in modules):
+                paths.append(path.removesuffix("?"))
+        layers = [path for path in modules if stack.is_layer(path)] or [stack.layers.replace("*", "0")]
+        paths += [f"{layer}.{inside}" for layer in layers for inside in stack.inner_paths()]
+    return paths
+
+
+def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
+    """Raise `InputError` where a base model cannot read `ids` `[1, T]`, gives no numbers, or attends in another way.
+
+    They run twice, by the model's own attention and by the one that the measures observe.
+    """
+    with torch.no_grad():
         try:
-            expected = base(tokens).last_hidden_state
+            expected = last_vectors(base(ids))
         except Exception as error:  # each family raises its own types
             raise InputError(f"model.name: {name} cannot read a text: {in_one_line(error)}") from error
-        with attention_by(observed(lambda *_: None), base):
-            vectors = base(tokens).last_hidden_state
+        implementation = implementation_of(base.config)
+        with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
+            vectors = last_vectors(base(ids))
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
-    difference = float((vectors - expected).abs().max() / expected.abs().max())
-    if not difference <= RELATIVE_TOLERANCE:  # not a number is no agreement either
+    difference = float((vectors - expected).float().norm() / expected.float().norm())
+    if not difference <= TOLERANCES[expected.dtype]:  # not a number is no agreement either
         reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 

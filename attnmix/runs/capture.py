@@ -27,13 +27,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from attnmix.core.device import check_precision, exact_products, process_state
+from attnmix.core.device import check_precision, process_state
 from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
 from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.core.store.runs import Run
+from attnmix.core.torch_state import torch_state
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens, padded
@@ -70,7 +71,7 @@ def capture_checkpoint(
     capture_texts(capture, base, tokenizer.pad_token_id, run, folder)
 
 
-@exact_products()
+@torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
     """Write `features/capture/` of `run` in the model `base`, of the captured texts that `tokenize` left.
 
@@ -119,7 +120,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 
-@exact_products()
+@torch_state()
 def captured_vectors(
     base: PreTrainedModel,
     texts: Sequence[npt.NDArray[np.int32]],

@@ -16,13 +16,14 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from attnmix.core.device import exact_products, measuring_device, process_state
+from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path, write_table
 from attnmix.core.store.runs import Run, arrays_folder
+from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.batches import BatchMeasurer
@@ -38,7 +39,7 @@ from attnmix.models.segments import read_segments
 PUBLISHED = "published"  # the folder that becomes `features/inspect`
 
 
-@exact_products()
+@torch_state()
 def inspect(
     parameters: MeasureParameters,
     checkpoints: Sequence[str],

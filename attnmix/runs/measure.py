@@ -24,7 +24,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.kernels import computed_on
-from attnmix.core.device import exact_products, measuring_device, process_state
+from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
 from attnmix.core.names import Site
@@ -33,6 +33,7 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
+from attnmix.core.torch_state import torch_state
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
@@ -70,7 +71,7 @@ IDENTITY_ERRORS = "identity_errors"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
 
-@exact_products()
+@torch_state()
 def measure(
     parameters: MeasureParameters,
     checkpoints: Sequence[str],

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
-from attnmix.core.device import chosen_device, exact_products, measuring_device
+from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -35,6 +35,7 @@ from attnmix.core.settings import (
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store.results import Array, TextResults, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
+from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.components import fit_components
@@ -101,7 +102,7 @@ class _Contributions(NamedTuple):
 class TextMeasurer:
     """Loaded models by checkpoint, one or `pretrained` and `finetuned`, and what is measured of texts in them."""
 
-    @exact_products()
+    @torch_state()
     def __init__(
         self,
         bases: Mapping[str, PreTrainedModel],
@@ -146,7 +147,7 @@ class TextMeasurer:
         texts = tokenized.texts.assign(measured=True, captured=True)
         results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         documents = documents_of(results.documents, results.tokens)
-        with exact_products(), _workers(documents, len(self.checkpoints)) as pool:
+        with torch_state(), _workers(documents, len(self.checkpoints)) as pool:
             # A model and its copy in float64 are two: each is in one pass at a time.
             measures = {name: pool.submit(self._measures, name, documents) for name in self.checkpoints}
             contributions = {name: pool.submit(self._contributions, name, documents) for name in self.checkpoints}

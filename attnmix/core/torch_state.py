@@ -1,0 +1,105 @@
+"""The state of torch that the measures need: full float32 precision, no autocast, derivatives possible."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def torch_state() -> Iterator[None]:
+    """Set the state of torch that correct numbers need, whatever the user chose; then restore the choice.
+
+    Autocast and inference mode are off and derivatives on, which apply to the current thread. Products use all digits
+    of float32 numbers (TensorFloat-32 rounds them to 10 bits), and new tensors are float32 tensors on the CPU. Several
+    threads may be inside: the last one to leave restores what applies to the whole process.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in _autocast_devices():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device() != CPU:
+            stack.enter_context(CPU)
+        stack.enter_context(_process_state)
+        yield
+
+
+def set_full_precision() -> None:
+    """Compute products of float32 numbers from all of their digits."""
+    torch.set_float32_matmul_precision("highest")
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32 = False
+    for backend in (cudnn.conv, cudnn.rnn):
+        backend.fp32_precision = "ieee"  # else they follow torch.backends.fp32_precision
+
+
+class _ProcessState:
+    """The part of torch's state that all threads share, as a context that several threads may enter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._restore = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._entered:
+                with ExitStack() as stack:
+                    stack.enter_context(_default_dtype(torch.float32))
+                    stack.enter_context(_exact_products())
+                    self._restore = stack.pop_all()
+            self._entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if not self._entered:
+                self._restore.close()
+
+
+_process_state = _ProcessState()
+
+
+def _autocast_devices() -> list[str]:
+    """Return the types of devices for which autocast is on in this thread."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
+    cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
+    backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    precisions = [backend.fp32_precision for backend in backends]
+    try:
+        older_settings = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # chosen through `fp32_precision`, after which torch refuses to read its older settings
+        older_settings = None
+    try:
+        set_full_precision()
+        yield
+    finally:
+        if older_settings is not None:
+            torch.set_float32_matmul_precision(older_settings[0])
+            cudnn.allow_tf32 = older_settings[1]
+        for backend, precision in zip(backends, precisions, strict=True):
+            backend.fp32_precision = precision

@@ -1,0 +1,196 @@
+"""Edits of self-attention that are attached to the modules of a network.
+
+Every attention module holds a `LayerEditor`, which knows the layer's index and reads the active edits from one
+`AttentionEdits` for each network. So an edit applies to every call of a module: by the whole network, by `generate`, by
+an encoder alone, in another thread, and in copies and replicas of the network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from transformers import Cache, PreTrainedModel
+
+from attnmix.core.errors import InputError
+from attnmix.models.attention import EAGER, EDITOR, active_editor, dispatch_products, implementation_of
+from attnmix.models.families import StackLayers, attention_modules, stack_layers
+
+AppliedEdit = Callable[[int, Tensor, Tensor, "int | None"], tuple[Tensor, Tensor]]
+"""A function of a layer's number, its weights and values, and the position of the first query among the keys."""
+LAYER_INDICES = ("layer_idx", "layer_id")
+"""Names under which attention modules keep their index in a cache."""
+_changes = threading.Lock()
+"""Held while edits are attached or removed."""
+
+
+class AttentionEdits:
+    """The active edits of one network, in the order in which they apply.
+
+    Copies of the network's modules share this object, so that an edit ends in all of them at once.
+    """
+
+    def __init__(self) -> None:
+        self.edits: list[AppliedEdit] = []
+        self.owner: int | None = None
+        """The thread whose contexts are active."""
+        self._calls = threading.local()
+        self._attached = ExitStack()
+
+    def __deepcopy__(self, _memo: Any) -> AttentionEdits:
+        return self
+
+    def begin(self, edit: AppliedEdit, network: PreTrainedModel) -> None:
+        """Apply `edit` after the active ones; raise `InputError` if another thread has active edits."""
+        if not self.edits:
+            self._attach(network)
+            self.owner = threading.get_ident()
+        elif self.owner != threading.get_ident():
+            allowed = "interventions from one thread at a time, or a copy of the network for each thread"
+            raise InputError(f"model: another thread has an active intervention on this network; allowed: {allowed}")
+        self.edits.append(edit)
+
+    def end(self, edit: AppliedEdit) -> None:
+        """Stop applying `edit`; after the last one, restore the network."""
+        places = [place for place, active in enumerate(self.edits) if active is edit]
+        self.edits = [*self.edits[: places[-1]], *self.edits[places[-1] + 1 :]]
+        if not self.edits:
+            self._attached.close()
+
+    def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights and values of a layer after all active edits."""
+        first_query = self._first_query(module, weights)
+        for edit in self.edits:
+            weights, value = edit(layer, weights, value, first_query)
+        return weights, value
+
+    def called_layer(self) -> int:
+        """Return the number of the shared layer that this thread runs."""
+        layer: int | None = self._calls.__dict__.get("layer")
+        if layer is None:
+            problem = "a layer that is called several times has no number of its own"
+            raise InputError(f"edit: {problem}; allowed: calls of the whole stack of layers")
+        return layer
+
+    def _attach(self, network: PreTrainedModel) -> None:
+        """Attach an editor to every attention module, and let the modules call it."""
+        base: Any = network.base_model
+        with ExitStack() as stack:
+            first = 1
+            for layers in stack_layers(base):
+                self._attach_to_stack(layers, first, stack)
+                first += layers.count
+            stack.enter_context(implementations(network, implementation_of(base.config)))
+            if implementation_of(base.config) == EAGER:
+                dispatch_products(attention_modules(base), stack)
+            self._attached = stack.pop_all()
+
+    def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
+        if layers.are_shared:
+            self._count_calls(layers, first, hooks)
+        for index, layer in enumerate(layers.modules):
+            attention = layer.get_submodule(layers.stack.attention)
+            number = None if layers.are_shared else first + index
+            setattr(attention, EDITOR, LayerEditor(self, number))
+            hooks.callback(attention.__dict__.pop, EDITOR, None)
+            hooks.enter_context(attention.register_forward_pre_hook(self._note_cache, with_kwargs=True))
+
+    def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
+        """Number the calls of shared layers in each forward pass of their stack, for each thread."""
+
+        def begin_stack(*_: Any) -> None:
+            self._calls.layer = first - 1
+
+        def begin_layer(*_: Any) -> None:
+            if self._calls.__dict__.get("layer") is not None:
+                self._calls.layer += 1
+
+        def end_stack(*_: Any) -> None:
+            self._calls.layer = None
+
+        hooks.enter_context(layers.container.register_forward_pre_hook(begin_stack))
+        hooks.enter_context(layers.container.register_forward_hook(end_stack, always_call=True))
+        for layer in set(layers.modules):
+            hooks.enter_context(layer.register_forward_pre_hook(begin_layer))
+
+    def _note_cache(self, _module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Note the cache of keys that a module receives (a hook before its forward pass)."""
+        values = [*arguments, *options.values()]
+        self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
+
+    def _first_query(self, module: Module, weights: Tensor) -> int | None:
+        """Return the position of the first query among the keys; None where a cache does not hold one key a token."""
+        queries, keys = weights.shape[-2:]
+        cache = self._calls.__dict__.get("cache")
+        if cache is None:
+            return 0
+        index = next((vars(module)[name] for name in LAYER_INDICES if name in vars(module)), 0)
+        tokens = int(cache.get_seq_length(index))
+        return keys - queries if tokens == keys else None
+
+
+@dataclass(frozen=True)
+class LayerEditor:
+    """The editor of one attention module (`attnmix.models.attention.AttentionEditor`)."""
+
+    edits: AttentionEdits
+    layer: int | None
+    """The number of the layer; None where the order of calls gives it."""
+
+    @property
+    def is_active(self) -> bool:
+        """True while an intervention applies to the network."""
+        return bool(self.edits.edits)
+
+    def __call__(self, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.edits.called_layer() if self.layer is None else self.layer
+        return self.edits.apply(layer, module, weights, value)
+
+
+@contextmanager
+def attached_edit(network: PreTrainedModel, edit: AppliedEdit) -> Iterator[None]:
+    """Apply `edit` to the self-attention of a network until the context ends, after the edits of contexts around."""
+    with _changes:
+        edits = _edits_of(network)
+        edits.begin(edit, network)
+    try:
+        yield
+    finally:
+        with _changes:
+            edits.end(edit)
+
+
+def is_edited(network: PreTrainedModel) -> bool:
+    """Return True while an intervention applies to a network."""
+    return any(active_editor(module) is not None for module in network.modules())
+
+
+def _edits_of(network: PreTrainedModel) -> AttentionEdits:
+    """Return the edits that are attached to a network, or new ones."""
+    for module in network.modules():
+        editor = active_editor(module)
+        if isinstance(editor, LayerEditor):
+            return editor.edits
+    return AttentionEdits()
+
+
+@contextmanager
+def implementations(network: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let all stacks of a network attend by the implementation `name` of transformers; then restore theirs.
+
+    `set_attn_implementation` leaves the configurations of T5's stacks as they are in transformers 5.17.
+    """
+    configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation = implementation
