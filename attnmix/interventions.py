@@ -159,7 +159,7 @@ class Positions:
             return torch.tensor(chosen)
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         places = torch.tensor(self.numbers)
-        if self.mask_length is None:
+        if self.mask_length is None and call.weights.shape[-2] == tokens:  # a window may hide early tokens from others
             self._check_padding(call.weights, places)
         return places
 

@@ -164,18 +164,19 @@ def _evaluated(network: PreTrainedModel) -> Iterator[None]:
     """Put a model in eval mode, callable with a text alone and not compiled by `network.compile()`; then restore it."""
     modules = list(network.modules())
     modes = [module.training for module in modules]
-    compiled = [module._compiled_call_impl for module in modules]
+    compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
     base: Any = network.base_model
     hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     try:
         network.eval()
-        for module in modules:
+        for module, _ in compiled:
             module._compiled_call_impl = None
         yield
     finally:
         hook.remove()
-        for module, mode, call in zip(modules, modes, compiled, strict=True):
+        for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+        for module, call in compiled:
             module._compiled_call_impl = call
 
 

@@ -114,12 +114,10 @@ def _edited_logits(
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _layer_outputs(classifier, layers, inputs)
         for first, rows in logits.items():
-            # The edited pass begins with the layer `first`, so that is its layer 1.
-            later = [layer for layer in values if layer >= first]
-            computed = {layer - first + 1: values[layer][batch][:, :, None] for layer in later}
+            replaced = {layer: values[layer][batch][:, :, None] for layer in values if layer >= first}
             with (
                 torch.inference_mode(),
-                edited_attention(classifier.base, replaced_values(computed)),
+                edited_attention(classifier.base, replaced_values(replaced)),
                 _given(layers, unedited[: first - 1]),
             ):
                 logits_BK = classifier.model(**inputs).logits.cpu().double()

@@ -102,8 +102,9 @@ class AttentionCall:
         if self.mask is not None:
             scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
-            tokens = torch.arange(self.key.shape[-2], device=scores.device)
-            scores = scores.masked_fill_(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
+            tokens = torch.arange(self.key.shape[-2], device=scores.device)  # a static cache has keys of later tokens
+            queries = tokens[: self.query.shape[-2]]
+            scores = scores.masked_fill_(tokens > queries[rows].unsqueeze(-1), -torch.inf)
         return scores
 
     def weighted_sums(self, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
