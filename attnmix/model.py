@@ -107,8 +107,8 @@ class Model:
             base = _runnable(network)
             with _readable(base):
                 vectors_TD = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
-        ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-        return torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+            ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
+            return torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
 
 
 def _lock_of(base: Module) -> threading.RLock:

@@ -56,9 +56,19 @@ class Source(NamedTuple):
     """The commit of a model from a hub; None of any other."""
 
     @property
+    def has_model(self) -> bool:
+        """True for the weights of a whole model."""
+        return any(fnmatchcase(file, "model*.safetensors") for file in self.files)
+
+    @property
     def is_adapter(self) -> bool:
         """True for an adapter's files without a whole model's beside them."""
-        return ADAPTER[0] in self.files and not any(fnmatchcase(file, "model*.safetensors") for file in self.files)
+        return ADAPTER[0] in self.files and not self.has_model
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """True for an adapter's configuration beside a whole model."""
+        return ADAPTER[0] in self.files and self.has_model
 
     @property
     def has_tokenizer(self) -> bool:
@@ -74,6 +84,13 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
     blame; a tokenizer is needed only `with_tokenizer`.
     """
     source = _find_source(name, revision)
+    if revision is not None and source.commit is None:
+        problem = f"{name} is not on a hub, so it has no revision {revision!r}"
+        raise InputError(f"model.name: {problem}; allowed: no revision")
+    if source.is_ambiguous:
+        problem = f"{name} holds a whole model and an adapter ({ADAPTER[0]}), and transformers would apply the adapter"
+        allowed = "a folder with one of the two, or with the adapter merged into the model (peft: merge_and_unload)"
+        raise InputError(f"model.name: {problem}; allowed: {allowed}")
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     # The folder is complete, or it is not there.

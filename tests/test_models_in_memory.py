@@ -1,0 +1,200 @@
+"""A model in memory is checked as one by name is: its modules, its weights, its attention, and every argument."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoModel, BertConfig, BertModel, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import attnmix
+from attnmix.core.errors import InputError
+from attnmix.models.checkpoint import load_tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft's use of transformers
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch.compile's imports
+]
+TEXT = "time flies like an arrow"
+
+
+def hot_attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """Attend with scores three times as large."""
+    scaling = 3 * (options.pop("scaling", None) or query.shape[-1] ** -0.5)
+    return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+
+
+AttentionInterface.register("hot", hot_attention)
+
+
+class Wrapper(PreTrainedModel):
+    """A model around BERT, under another name than the usual one."""
+
+    config_class = BertConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.inside = BertModel(config)
+        self.post_init()
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return self.inside(*arguments, **options)
+
+
+def network(folder: Path, **options: Any) -> Any:
+    return AutoModel.from_pretrained(folder, **options)
+
+
+def with_adapter(folder: Path, targets: Any) -> Any:
+    adapted = network(folder)
+    adapted.add_adapter(peft.LoraConfig(target_modules=targets, init_lora_weights=False))
+    return adapted
+
+
+def with_module(folder: Path, change: Callable[[Any], None]) -> Any:
+    changed = network(folder)
+    change(changed.encoder.layer[1])
+    return changed
+
+
+def quantize(layer: Any) -> None:
+    weight = layer.output.dense.weight.data.to(torch.int8)
+    layer.output.dense.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def wrap_output(layer: Any) -> None:
+    layer.output.dense = nn.Sequential(layer.output.dense, nn.Linear(24, 24))
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "another attention function": (
+        lambda folder: network(folder, attn_implementation="hot"),
+        "attends to tokens in a way that is not supported",
+    ),
+    "an adapter around every Linear": (
+        lambda folder: with_adapter(folder, "all-linear"),
+        r"output.dense is a peft\..*Linear, in place of Linear; allowed: .*merge_and_unload",
+    ),
+    "a bottleneck adapter": (
+        lambda folder: with_module(folder, wrap_output),
+        r"encoder.layer.1.output.dense is a torch.*Sequential, in place of Linear",
+    ),
+    "another norm": (
+        lambda folder: with_module(folder, lambda layer: setattr(layer.output, "LayerNorm", nn.RMSNorm(24))),
+        r"encoder.layer.1.output.LayerNorm is a torch.*RMSNorm, in place of LayerNorm",
+    ),
+    "another prefix": (
+        lambda folder: Wrapper(network(folder, attn_implementation="eager").config),
+        "Wrapper has no module embeddings.word_embeddings.*; allowed: BertModel",
+    ),
+    "offloaded weights": (
+        lambda folder: with_module(folder, lambda layer: layer.to("meta")),
+        r"encoder.layer.1.* is not in memory \(device meta\)",
+    ),
+    "quantized weights": (
+        lambda folder: with_module(folder, quantize),
+        "encoder.layer.1.output.dense.weight is stored as int8; allowed: weights in float32",
+    ),
+    "layers in another dtype": (
+        lambda folder: with_module(folder, lambda layer: layer.to(torch.bfloat16)),
+        "cannot read a text: .*BFloat16",
+    ),
+    "a model with infinite weights": (
+        lambda folder: with_module(folder, lambda layer: layer.output.dense.weight.data.fill_(torch.inf)),
+        "gives NaN or infinite values",
+    ),
+    "a model of peft": (
+        lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
+        r"PeftModel is not supported; allowed: .*model.merge_and_unload\(\)",
+    ),
+    "a compiled model": (lambda folder: torch.compile(network(folder)), r"OptimizedModule.*allowed: .*model._orig_mod"),
+    "a parallel model": (lambda folder: nn.DataParallel(network(folder)), r"DataParallel.*allowed: .*model.module"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_model_that_cannot_be_measured_is_one_error_when_it_is_loaded(name: str, tiny_bert: Path) -> None:
+    make, message = MISTAKES[name]
+    model = make(tiny_bert)
+    with pytest.raises(InputError, match=message) as raised:
+        attnmix.load(model, load_tokenizer(tiny_bert))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_adapter_of_queries_and_values_is_measured_as_if_merged(tiny_bert: Path) -> None:
+    tokenizer = load_tokenizer(tiny_bert)
+    configuration = peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False)
+    adapted = peft.get_peft_model(network(tiny_bert), configuration).eval()
+    before = attnmix.measure(attnmix.load(adapted.base_model.model, tokenizer), TEXT)
+    matrix, parts = before.matrix("alti"), before.parts()["own_share"]
+    merged = attnmix.measure(attnmix.load(adapted.merge_and_unload(), tokenizer), TEXT)
+    assert float(abs(before.ratios["ratio"] - merged.ratios["ratio"]).max()) < 1e-5
+    assert float(abs(matrix - merged.matrix("alti")).max()) < 1e-5
+    assert float(abs(parts - merged.parts()["own_share"]).max()) < 1e-5
+
+
+@pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])
+def test_an_argument_without_effect_on_a_model_in_memory_is_an_error(
+    argument: str, value: str, tiny_bert: Path
+) -> None:
+    options: dict[str, Any] = {argument: value}
+    with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; allowed: none"):
+        attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert), **options)
+
+
+def test_a_revision_of_a_folder_is_an_error(tiny_bert: Path) -> None:
+    with pytest.raises(InputError, match="is not on a hub, so it has no revision 'main'; allowed: no revision"):
+        attnmix.load(tiny_bert, revision="main")
+
+
+def test_a_folder_with_a_model_and_an_adapter_is_an_error(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "both")
+    adapted = peft.get_peft_model(network(tiny_bert), peft.LoraConfig(target_modules=["query"]))
+    adapted.save_pretrained(folder)
+    with pytest.raises(InputError, match=r"holds a whole model and an adapter \(adapter_config.json\)"):
+        attnmix.load(folder)
+
+
+def disable_adapter(changed: Any) -> None:
+    changed.disable_adapters()
+
+
+def add_hook(changed: Any) -> None:
+    changed.encoder.layer[1].output.register_forward_hook(lambda _module, _inputs, output: output * 1.1)
+
+
+def change_attention(changed: Any) -> None:
+    changed.config._attn_implementation = "hot"
+
+
+def change_norm(changed: Any) -> None:
+    changed.encoder.layer[0].output.LayerNorm.eps = 0.1
+
+
+@pytest.mark.parametrize("change", [disable_adapter, add_hook, change_attention, change_norm])
+def test_a_change_of_the_model_after_measuring_is_an_error(change: Callable[[Any], None], tiny_bert: Path) -> None:
+    changed = with_adapter(tiny_bert, ["query", "value"])
+    result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
+    kept = result.matrix("alti")
+    change(changed)
+    calls = (result.sinks, result.parts, result.own_share, lambda: result.matrix("value_zeroing_without_bias"))
+    for call in calls:
+        with pytest.raises(
+            InputError, match=r"^model: the output of .* changed since measure\(model, texts\); allowed"
+        ):
+            call()
+    assert result.matrix("alti").equals(kept)
+
+
+def test_another_implementation_of_the_same_attention_is_no_change(tiny_bert: Path) -> None:
+    same = network(tiny_bert)
+    result = attnmix.measure(attnmix.load(same, load_tokenizer(tiny_bert)), TEXT)
+    same.set_attn_implementation("eager")
+    assert len(result.own_share()) == 3
