@@ -63,7 +63,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import TOLERANCES
+from attnmix.models.loading import VECTOR_TOLERANCES
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
@@ -381,7 +381,7 @@ class Measures:
             return f"the weights of {model.name} have"
         if self.output is not None:
             difference = float((model.output_signature() - self.output).norm() / self.output.norm())
-            if not difference <= TOLERANCES[model.network.dtype]:
+            if not difference <= VECTOR_TOLERANCES[model.network.dtype]:
                 causes = "by an adapter, a hook, its configuration or its attention function"
                 return f"the output of {model.name} has, {causes},"
         return None

@@ -24,18 +24,10 @@ from attnmix.core.torch_state import torch_state
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
 from attnmix.models.attention_edits import implementations, is_edited
-from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, padding_token, set_values
+from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, set_values
 from attnmix.models.families import check_config, family_of, layer_counts
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import (
-    check_modules,
-    check_tokenizer,
-    check_vectors,
-    last_vectors,
-    load_base,
-    probe_ids,
-    with_decoder_inputs,
-)
+from attnmix.models.loading import check_network, last_vectors, load_base, probe_ids, with_decoder_inputs
 from attnmix.models.segments import read_segments
 
 _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
@@ -227,8 +219,7 @@ def load(
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
-            check_modules(base, name)
-            _check_fit(base, tokenizer, name)
+            check_network(name, base, tokenizer)
         base.name_or_path = name  # the folder goes
         return Model(base.to(place), tokenizer, name)
 
@@ -250,10 +241,9 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
     with _lock_of(base), torch_state(), model_errors("model", name, Path(name)), quiet():
         check_config(base.config, name)
         _check_unedited(model, name)
-        check_modules(base, name)
         runnable = _runnable(base)
         with _readable(runnable):
-            _check_fit(runnable, tokenizer, name)
+            check_network(name, runnable, tokenizer)
     return Model(model, tokenizer, name)
 
 
@@ -270,13 +260,6 @@ def _check_fast(tokenizer: Any) -> None:
     if not getattr(tokenizer, "is_fast", False):
         allowed = "a fast one, such as AutoTokenizer gives"
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
-
-
-def _check_fit(base: Any, tokenizer: Any, name: str) -> None:
-    """Raise `InputError` for a base model that does not fit its tokenizer, or attends in an unknown way."""
-    padding_token(name, tokenizer)
-    check_tokenizer(name, tokenizer, base.get_input_embeddings().num_embeddings)
-    check_vectors(name, base, probe_ids(base, tokenizer))
 
 
 @contextmanager

@@ -21,7 +21,14 @@ from attnmix.core.store.texts import Text, whole_text
 from attnmix.core.terminal import without_library_messages
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.attention_edits import implementations
-from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer, longest_text
+from attnmix.models.checkpoint import (
+    LOCAL,
+    POSITIONS_AFTER_PADDING,
+    load_config,
+    load_tokenizer,
+    longest_text,
+    padding_token,
+)
 from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of
 from attnmix.models.segments import check_segments, read_segments
@@ -31,7 +38,7 @@ SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
 REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
-TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between the vectors of two passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
@@ -216,7 +223,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way."""
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
-    check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
+    check_network(str(folder), base, tokenizer)
     sample = texts[:CHECKED_TEXTS]
     check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
     check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
@@ -242,6 +249,18 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
             raise InputError(f"model.name: {folder}: {problem}") from error
 
 
+def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise `InputError` for a base model, called `name` in the message, that cannot be measured with this tokenizer.
+
+    This is the validation of every model, whether loaded by name or in memory.
+    """
+    check_modules(name, base)
+    padding_token(name, tokenizer)
+    embeddings: Any = base.get_input_embeddings()
+    check_tokenizer(name, tokenizer, embeddings.num_embeddings)
+    check_vectors(name, base, probe_ids(base, tokenizer))
+
+
 def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Return token ids `[1, T]` with which a model is tried: a short text, and tokens from all of the vocabulary.
 
@@ -262,7 +281,7 @@ def last_vectors(output: Any) -> Tensor:
     return vectors
 
 
-def check_modules(base: PreTrainedModel, name: str) -> None:
+def check_modules(name: str, base: PreTrainedModel) -> None:
     """Raise `InputError` for a base model whose modules or weights cannot be measured, called `name` in the message."""
     for problem, allowed in (*_type_problems(base), *_weight_problems(base)):
         raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
@@ -291,7 +310,7 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield each weight that is not in memory, or not stored as floating-point numbers, and what is allowed."""
-    dtypes = ", ".join(_dtype_name(dtype) for dtype in TOLERANCES)
+    dtypes = ", ".join(_dtype_name(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
         if tensor.is_meta:
@@ -304,7 +323,7 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
                 f"{path} is stored as {type(tensor).__name__}",
                 "ordinary tensors, neither quantized nor sharded",
             )
-        elif tensor.dtype not in TOLERANCES:
+        elif tensor.dtype not in VECTOR_TOLERANCES:
             yield f"{path} is stored as {_dtype_name(tensor.dtype)}", f"weights in {dtypes}"
     devices = sorted({str(weight.device) for weight in base.parameters()})
     if len(devices) > 1:
@@ -346,7 +365,7 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
     difference = float((vectors - expected).float().norm() / expected.float().norm())
-    if not difference <= TOLERANCES[expected.dtype]:  # not a number is no agreement either
+    if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # not a number is no agreement either
         reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 

@@ -62,7 +62,7 @@ from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import check_tokenizer, load_base
+from attnmix.models.loading import check_network, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
@@ -274,7 +274,7 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
     bases: dict[str, PreTrainedModel] = {}
     for name, folder in checkpoints.items():
         base: Any = load_base(folder)
-        check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
+        check_network(str(folder), base, tokenizer)
         bases[name] = base.to(device)
     classifier = None
     if CAPTURED_CHECKPOINT in checkpoints:
