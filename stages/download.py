@@ -74,7 +74,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
-    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed, run.root.parent)
+    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
