@@ -314,7 +314,7 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
         folder, name = posixpath.split(file)
         match = PART_NUMBER.match(name)
         if match:
-            whole = (folder, match["head"], int(match["total"]), split_suffixes(name)[1])
+            whole = (folder, match["head"], int(match["total"]), data_suffix(name))
             numbers[whole].add(int(match["number"]))
     for (_, head, total, suffix), present in numbers.items():
         first = 1 if total in present else 0  # some count from 1
