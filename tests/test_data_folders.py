@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 import pandas as pd
@@ -118,7 +119,14 @@ class Folder:
         """Write files that are not to be read: backups, unfinished downloads, hidden and saved ones, caches."""
         file = f"train{self.suffix}"
         names = [f"{file}{end}" for end in (".bak", ".dvc", "~", ".crdownload", ".part", ".tmp", ".gz.part", ".orig")]
-        names += [f".{file}", f".#{file}", f"#{file}#", f".ipynb_checkpoints/{file}", f"__MACOSX/{file}", f".git/{file}"]
+        names += [
+            f".{file}",
+            f".#{file}",
+            f"#{file}#",
+            f".ipynb_checkpoints/{file}",
+            f"__MACOSX/{file}",
+            f".git/{file}",
+        ]
         names += ["cache-0123456789abcdef.arrow", "notes.txt", "train.py", "LICENSE", f"train{self.suffix}.swp"]
         for name in self.way.sample(names, self.way.randint(0, 5)):
             self.write(self.folder / name, self.rows(), self.suffix)
@@ -204,7 +212,7 @@ def reviews(number: int = 60) -> pd.DataFrame:
     return toy_reviews(number, 0)[["text"]].assign(label=["good", "bad"] * (number // 2))
 
 
-def read(name: Path, **settings: str) -> dict[str, pd.DataFrame]:
+def read(name: Path, **settings: Any) -> dict[str, pd.DataFrame]:
     return read_source(DatasetParameters(name=str(name), **settings), COLUMNS)[0]
 
 
@@ -260,7 +268,7 @@ def test_a_link_to_a_data_file_that_is_missing_is_an_error(tmp_path: Path) -> No
         ("data_files: hf://datasets/a/b.csv", r"names hf://datasets/a/b\.csv, which is not in it"),
         ("data_files: train.csv.bak", r"names train\.csv\.bak, which is no data file in it; allowed: names that end"),
         ("data_files: none/*", r"names none/\*, which is no data file in it"),
-        ("quotechar: \"'\"", r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
+        ('quotechar: "\'"', r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
         ("skiprows: 3", r"sets skiprows: 3, which is not supported"),
         ("encoding: latin-1", r"sets encoding: latin-1, which is not supported"),
         ("names: [label, text]", r"sets names: \['label', 'text'\], which is not supported"),
