@@ -12,7 +12,7 @@ import pytest
 from conftest import toy_reviews
 
 from attnmix.core.errors import InputError
-from attnmix.core.settings import DatasetParameters
+from attnmix.core.settings import DatasetParameters, checked_section
 from attnmix.data.source import read_source, read_splits
 
 COLUMNS = {"text": "text", "label": "label"}
@@ -134,3 +134,10 @@ def test_a_message_cuts_each_value_of_the_users_data(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=expected) as raised:
             read_splits(DatasetParameters(name=str(path)), 1)
         assert len(str(raised.value)) < 600
+    for name in ("a/" * 3000, f"{'x' * 300}.csv", f"{'x' * 300}:small"):
+        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} is no path that can be read: File name too long"):
+            read_splits(DatasetParameters(name=name), 1)
+    with pytest.raises(InputError) as raised:
+        checked_section(DatasetParameters, validation_fraction=long)
+    assert len(str(raised.value)) < 600
+    assert str(InputError(f"the word {'x' * 1_000_000} is unknown")) == f"the word {'x' * 80}... is unknown"

@@ -57,7 +57,12 @@ class Layout(NamedTuple):
 def split_name(name: str) -> tuple[str, str | None]:
     """Return the hub identifier, folder or file that a `dataset.name` names, and its configuration behind a colon."""
     path = Path(name)
-    if ":" not in name[1:] or data_suffix(path.name) or path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # such as a name that is too long
+        problem = f"{shorten(name)} is no path that can be read: {error.strerror}"
+        raise InputError(f"dataset.name: {problem}; allowed: a file, a folder or a hub identifier") from error
+    if ":" not in name[1:] or data_suffix(path.name) or exists:
         return name, None
     source, _, configuration = name.rpartition(":")
     if not Path(source).is_dir():
@@ -131,10 +136,10 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
         splits["test"] = dataset.test_split
     for split, name in splits.items():
         if name not in layout.files:
-            allowed = ", ".join(layout.files)
+            allowed = ", ".join(map(shorten, layout.files))
             if split == "test":
                 allowed += "; or empty, for a part of train"
-            raise InputError(f"dataset.{split}_split: {dataset.name} has no split {name}; allowed: {allowed}")
+            raise InputError(f"dataset.{split}_split: {dataset.name} has no split {shorten(name)}; allowed: {allowed}")
         _check_parts(layout.files[name], dataset.name)
         _check_variants(layout.files[name], dataset.name)
     return splits

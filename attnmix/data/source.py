@@ -17,6 +17,7 @@ from attnmix.core.draw import stratified_draw, stratified_split
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
+from attnmix.core.terminal import shorten
 from attnmix.data import folders
 from attnmix.data.arrow_tables import stored_class_names
 from attnmix.data.classes import choose_reading, named_classes, shown_classes, with_classes
@@ -45,7 +46,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     if dataset.group_column:
         columns["group"] = dataset.group_column
     source, commit = read_source(dataset, columns)
-    tables = with_classes(source, f"dataset.label_column: {dataset.label_column!r} of {dataset.name}")
+    tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
     classes = pd.concat(tables.values()).groupby("label")["label_name"].first()
     if "test" not in tables:
         tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
@@ -206,7 +207,7 @@ def _check_tables(
             if each.class_names:
                 by_names.setdefault((tuple(each.class_names), each.has_types), []).append(each.frame[label])
     readings = {
-        key: choose_reading(pd.concat(values), *key, f"dataset.label_column: {label!r} of {shown}")
+        key: choose_reading(pd.concat(values), *key, f"dataset.label_column: {shorten(label)!r} of {shown}")
         for key, values in by_names.items()
     }
     tables = {}
@@ -228,7 +229,7 @@ def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
         for row, value in frame[name].items():
             problem = _problem(key, value)
             if problem:
-                raise InputError(f"{where}: {problem} in column {name!r}, row {row}")
+                raise InputError(f"{where}: {problem} in column {shorten(name)!r}, row {row}")
     return pd.DataFrame({key: frame[name] for key, name in columns.items()})
 
 

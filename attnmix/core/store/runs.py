@@ -36,6 +36,7 @@ from attnmix.core.store.files import open_array, read_array, read_json, read_res
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.core.store.results import Components, MixingTables, components_of
 from attnmix.core.store.texts import TokenizedFiles
+from attnmix.core.terminal import shorten
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +125,9 @@ class Run(MixingTables):
             shown = list(names[:MAX_SHOWN_DOCUMENTS])
             if len(names) > MAX_SHOWN_DOCUMENTS:
                 shown.append("...")
-            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {', '.join(shown)}")
+            raise InputError(
+                f"{shorten(document)!r} was not captured in {self.activations}; captured: {', '.join(shown)}"
+            )
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
@@ -136,7 +139,7 @@ class Run(MixingTables):
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
-            raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
+            raise InputError(f"{shorten(point)!r} was not captured in {self.activations}; captured: {points}")
         layers = captured_layers if layers is None else list(layers)
         wrong = [str(layer) for layer in layers if layer not in captured_layers]
         if wrong or not layers:
