@@ -11,7 +11,7 @@ import pandas as pd
 from attnmix.core.terminal import shorten
 from attnmix.data.columns import Columns, check_names, check_table_size
 
-SPACE = re.compile(r"[ \t\r\n]*")
+JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown: str) -> pd.DataFrame:
@@ -47,11 +47,11 @@ def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield the first line and the value of each element of a list, or of each of several values."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
-    position = SPACE.match(text).end()  # type: ignore[union-attr]  # it matches any text
+    position = JSON_SPACE.match(text).end()  # type: ignore[union-attr]  # it matches any text
     in_list = text.startswith("[", position)
-    separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else SPACE
+    separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
     if in_list:
-        position = SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+        position = JSON_SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
     if in_list and text.startswith("]", position):
         return
     number, counted = 1, 0
