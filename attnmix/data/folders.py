@@ -204,9 +204,12 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
     """Return the names of each split's data files, from a description or by the hub's rules for names."""
     from datasets.data_files import sanitize_patterns
 
-    folder = options.get("data_dir")
-    inside = f"{posixpath.normpath(folder)}/" if folder else ""
+    folder = posixpath.normpath(options.get("data_dir") or ".")
+    inside = "" if folder == "." else f"{folder}/"
     names = [name.removeprefix(inside) for name in contents.data if name.startswith(inside)]
+    if not names:
+        problem = f"{shown} names the folder {shorten(folder)}, which holds no data file in it"
+        raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     if options.get("data_files") is not None:
         patterns = sanitize_patterns(options["data_files"])
         files = {split: _match_all(shown, patterns[split], names) for split in patterns}

@@ -47,13 +47,15 @@ def list_files(folder: Path) -> list[str]:
         with os.scandir(folder / inside) as entries:
             for entry in entries:
                 name = f"{inside}{entry.name}"
-                if _is_hidden(entry):
+                if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                # Unlike the methods of an entry, these two are false for a link to itself.
+                if os.path.isdir(entry.path):  # noqa: PTH112
                     target = os.path.realpath(entry.path)
-                    if target not in ancestors:  # a link back to a folder above
+                    leads_back = target in ancestors  # a link to a folder above
+                    if not leads_back and not entry.name.startswith("__"):
                         pending.append((f"{name}/", (*ancestors, target)))
-                elif entry.is_file():
+                elif os.path.isfile(entry.path):  # noqa: PTH113
                     names.append(name)
                 elif entry.is_symlink() and data_suffix(name):
                     problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
@@ -100,10 +102,6 @@ def no_data_problem(names: Sequence[str]) -> str:
     """Return the message for a data set without data files."""
     shown = ", ".join(shorten(name) for name in names[:3]) or "no file"
     return f"holds no data file (there is {shown}{', ...' if len(names) > 3 else ''}); allowed: {allowed_names()}"
-
-
-def _is_hidden(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(".") or (entry.name.startswith("__") and entry.is_dir())
 
 
 def _is_hidden_path(name: str) -> bool:

@@ -185,9 +185,9 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
     """Warn of rows of one file that another file of the split has too, as where a file was copied."""
     first_file: dict[tuple[str, ...], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
-    for number, each in enumerate(rows):
-        values = each.frame[list(columns.values())].astype(str)
-        for row in set(values.itertuples(index=False, name=None)):
+    for number, each in enumerate(rows if len(rows) > 1 else ()):
+        values = [map(str, each.frame[name]) for name in columns.values() if name in each.frame]
+        for row in set(zip(*values, strict=True)):
             earlier = first_file.setdefault(row, number)
             if earlier != number:
                 shared[earlier, number] += 1

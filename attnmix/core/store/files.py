@@ -100,7 +100,7 @@ def read_results(source: Path | io.StringIO, **options: Any) -> Any:
     The names of classes (`WORD_COLUMNS`, and `label` beside `predicted`) are words, whatever they look like: `None`,
     `nan`, `True` and `01` are names like any other. `options` are those of `pandas.read_csv`.
     """
-    names = list(pd.read_csv(source, nrows=0))
+    names = [str(name) for name in pd.read_csv(source, nrows=0)]
     if isinstance(source, io.StringIO):
         source.seek(0)
     words = {name for name in names if name in WORD_COLUMNS or (name == "label" and "predicted" in names)}
