@@ -114,8 +114,9 @@ def find_layout(
     with errors_in_words(shown):
         configurations, infos = _read_cards(descriptions)
         chosen = configuration or configurations.get_default_config_name() or "default"
-        if chosen not in (configurations or ("default",)):
-            listed = ", ".join(repr(shorten(name)) for name in configurations or ("default",))
+        known = list(configurations) or ["default", *infos]
+        if chosen not in known:
+            listed = ", ".join(repr(shorten(name)) for name in known)
             raise InputError(f"dataset.name: {shown} needs one of the configurations {listed} behind a colon")
         options = configurations.get(chosen, {})
         found = _find_files(shown, contents, options)
