@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -40,7 +41,8 @@ def test_names_of_classes_are_read_as_they_were_written(tmp_path: Path, names: l
     read = run.table("faithfulness/margins")
     assert_frame_equal(read, table, check_dtype=False)
     assert [str(read[name].dtype) for name in ("margin", "layer")] == ["float64", "int64"]
-    parts = pd.concat(list(run.table("faithfulness/margins", chunksize=1)))
+    iterator: Any = run.table("faithfulness/margins", chunksize=1)
+    parts = pd.concat(part for part in iterator)
     assert parts["predicted"].tolist() == names[::-1]
     assert len(run.table_rows("faithfulness/margins", {"label": names[0]})) == 1
 
