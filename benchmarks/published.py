@@ -32,7 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.device import chosen_device
 from attnmix.core.errors import InputError
 from attnmix.data.files import read_file
-from attnmix.data.formats import SUFFIXES
+from attnmix.data.formats import data_suffix
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import attention_gain
 from attnmix.measures.layers import LayerPass, run_layers, value_map
@@ -224,7 +224,7 @@ def _read_tokens(path: Path) -> list[list[str]]:
 def _read_frame(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    if path.suffix.lower() not in SUFFIXES:
+    if not data_suffix(path.name):
         lines: Iterator[str] = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
         return pd.DataFrame({"text": list(lines)})
     return read_file(path)

@@ -28,6 +28,7 @@ from transformers import AutoConfig
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS
+from attnmix.core.store.files import read_results
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import family_of
@@ -70,7 +71,7 @@ def main(names: list[str]) -> None:
     """Write the rows of `names`, or of all architectures, each as soon as it is there."""
     for name in names or CLASSIFIERS:
         row = outcome(name)
-        old = pd.read_csv(RESULTS).to_dict("records") if RESULTS.is_file() else []
+        old = read_results(RESULTS).to_dict("records") if RESULTS.is_file() else []
         made = {each["architecture"]: each for each in [*old, row]}
         rows = [made[each] for each in CLASSIFIERS if each in made]
         table = pd.DataFrame(rows, columns=["architecture", "outcome", *COUNTED])

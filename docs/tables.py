@@ -21,6 +21,7 @@ from transformers import AutoConfig
 
 from attnmix.comparison import TOO_FEW_TRAININGS
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
+from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
@@ -384,7 +385,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def read_file(path: str) -> Any:
     """Return a csv as a table, a metrics file as what it holds."""
     text = Path(path).read_text(encoding="utf-8")
-    return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
+    return json.loads(text) if path.endswith(".json") else read_results(io.StringIO(text))
 
 
 def check_default_run() -> None:

@@ -17,6 +17,7 @@ from scipy.stats import ttest_ind
 from sklearn.metrics import roc_auc_score
 
 from attnmix.core.statistics import partial_correlation, rank_correlation
+from attnmix.core.store.files import read_results
 from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
 from experiments.tables import holm, over_seeds
 from experiments.training import SETTINGS
@@ -79,7 +80,7 @@ def write_tables(runs: Path, to: Path) -> None:
         path = to / f"answer_{name}.csv"
         with_others = _with_other_settings(shown.round(DIGITS), path)
         with_others.to_csv(path, index=False, lineterminator="\n")
-    drawn = [pd.read_csv(to / f"answer_{name}.csv") for name in ("layers", "probes", "interventions")]
+    drawn = [read_results(to / f"answer_{name}.csv") for name in ("layers", "probes", "interventions")]
     draw(*drawn, to / "answer")
 
 
@@ -87,7 +88,7 @@ def _with_other_settings(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return the table with the rows of the file at `path` whose setting it does not have, each in its place there."""
     if not path.exists():
         return table
-    kept = pd.read_csv(path, dtype={"layer": "Int64"})
+    kept = read_results(path, dtype={"layer": "Int64"})
     of_others = kept[~kept["setting"].isin(table["setting"])]
     joined = pd.concat([of_others, table], ignore_index=True)
     name = path.stem.removeprefix("answer_")
@@ -109,7 +110,7 @@ def read_runs(runs: Path, name: str) -> pd.DataFrame:
         for folder in sorted((runs / setting.replace(" ", "_")).glob("seed_?")):
             path = folder / f"{name}.csv"
             if path.exists():
-                table = _long(pd.read_csv(path), name)
+                table = _long(read_results(path), name)
                 parts.append(table.assign(setting=setting, seed=int(folder.name.removeprefix("seed_"))))
     if not parts:
         return pd.DataFrame()

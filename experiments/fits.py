@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from attnmix.core.store.files import read_results
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import Text, read_split, texts_of
 from experiments.rare_word import WORD_COLUMN
@@ -81,7 +82,7 @@ def labels_of(parameters: Parameters) -> str:
 def _layers(folder: Path, csv: str, where: Mapping[str, str]) -> pd.DataFrame:
     """Return the rows of one run's csv file with these values, of its layers."""
     parameters = read_parameters(folder / "params.yaml")
-    table = pd.read_csv(folder / "reports" / "plots" / f"{csv}.csv")
+    table = read_results(folder / "reports" / "plots" / f"{csv}.csv")
     for column, value in where.items():
         table = table[table[column] == value]
     return table[table["layer"] > 0].assign(setting=labels_of(parameters), seed=parameters.seed)

@@ -22,13 +22,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, first_line
 from attnmix.core.statistics import LEVEL
+from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figure
 
 MIXING = "measure/mixing"
 DIGITS = 6
+REQUIRED_COLUMNS = ("checkpoint", "mean")  # of a csv; the columns before `mean` are the keys of a row
 COSINES = {  # measures of geometry.csv by their names in answer_layers.csv
     "mean_cosine": "within_text",
     "mean_cosine_same_class": "same_class",
@@ -64,13 +66,15 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     for name in names or experiments_of_commit():
         try:
             values, text = read(name, "params.yaml"), read(name, path)
-        except (OSError, DvcException) as error:
-            print(f"left out: {name}: {error}", file=sys.stderr)
+            parameters[name] = pd.json_normalize(yaml.safe_load(values)).iloc[0].map(str)
+        except (OSError, DvcException, yaml.YAMLError) as error:
+            print(f"left out: {name}: {first_line(error)}", file=sys.stderr)
             continue
-        parameters[name] = pd.json_normalize(yaml.safe_load(values)).iloc[0].map(str)
-        tables[name] = pd.read_csv(io.StringIO(text))
+        tables[name] = read_results(io.StringIO(text))
+        _check_columns(csv, list(tables[name]))
     if not tables:
-        raise InputError(f"no experiment with {path}; `dvc exp run` or `python -m experiments run` makes some")
+        made = "`dvc exp run` or `python -m experiments run` makes some"
+        raise InputError(f"no experiment with {path}; {made}; allowed tables: {_allowed_tables()}")
     by_name = pd.DataFrame(parameters).fillna("absent").T
     differing = [key for key in by_name if key != "seed" and by_name[key].nunique() > 1]
     parts = {}  # one of several experiments with the same parameters and seed
@@ -80,6 +84,25 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     return pd.concat(parts, names=["setting", "seed"]).droplevel(2).reset_index()
 
 
+def _check_columns(csv: str, columns: Sequence[str]) -> None:
+    """Raise `InputError` for a table without one of `REQUIRED_COLUMNS`."""
+    lacking = [name for name in REQUIRED_COLUMNS if name not in columns]
+    if lacking:
+        problem = f"--csv: {csv} has no column {lacking[0]}; it has {', '.join(columns)}"
+        raise InputError(f"{problem}; allowed: {_allowed_tables()}")
+
+
+def _allowed_tables() -> str:
+    """Return the tables of the run in the current folder that have `REQUIRED_COLUMNS`, for a message."""
+    folder = Path("reports/plots")
+    names = [
+        file.relative_to(folder).with_suffix("").as_posix()
+        for file in sorted(folder.rglob("*.csv"))
+        if {*REQUIRED_COLUMNS} <= {*read_results(file, nrows=0)}
+    ]
+    return ", ".join(names) or f"tables with the columns {' and '.join(REQUIRED_COLUMNS)}, such as {MIXING}"
+
+
 def write_layers(folder: Path, to: Path) -> None:
     """Write a run's ratios, their controls, shared parts and what the class needs by layer.
 
@@ -87,7 +110,7 @@ def write_layers(folder: Path, to: Path) -> None:
     """
     plots = folder / "reports" / "plots"
     names = ("measure/mixing", "measure/mixing_controls", "measure/geometry", "faithfulness/class_use")
-    mixing, controls, geometry, use = (pd.read_csv(plots / f"{name}.csv") for name in names)
+    mixing, controls, geometry, use = (read_results(plots / f"{name}.csv") for name in names)
     mixing = mixing[mixing["method"].isin(["attn_w", "attnresln_n"])]
     controls = controls[controls["method"] == "attnresln_n"]
     shares = geometry[(geometry["point"] == "attention") & geometry["measure"].str.startswith("share_")]

@@ -20,6 +20,7 @@ from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import split_file, texts_of
 from attnmix.core.store.writers import write_metrics
+from attnmix.core.terminal import shorten
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_classifier, check_comparable, check_model
@@ -74,7 +75,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
-    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed, run.root.parent)
+    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
@@ -88,7 +89,8 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for split, reviews in splits.items():
         write_table(split_file(split, run.reviews), reviews)
         counts = reviews.groupby("label_name")["label"].count()
-        logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
+        by_class = [f"{number} of class {shorten(name)}" for name, number in counts.items()]
+        logging.info("%s: %s", split, ", ".join(by_class))
         metrics[split] = len(reviews)
     return metrics
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from attnmix.core.errors import InputError, model_errors
+from attnmix.core.errors import InputError, in_one_line, model_errors
 from attnmix.data.folders import source_files, split_name
 from attnmix.models.fetching import PACKAGE_SCHEME, local_files
 from stages.common.parameters import Parameters
@@ -41,7 +41,7 @@ def hash_sources(parameters: Parameters) -> Sources:
 
     Raises `InputError` for a folder that cannot be read, and in a copy of a repository for a file that it lacks.
     """
-    before: Sources = json.loads(SOURCES_FILE.read_text(encoding="utf-8"))["files"] if SOURCES_FILE.exists() else {}
+    before = read_sources()
     hashes: Sources = {}
     for key, name in source_names(parameters).items():
         if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
@@ -83,6 +83,23 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
     problem = f"{name} is missing in this copy of the repository, as DVC copies what git knows"
     allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
     return InputError(f"{key}: {problem}; {allowed}")
+
+
+def read_sources() -> Sources:
+    """Return the hashes in `reports/sources.json`, none without that file; raise `InputError` for a damaged one."""
+    if not SOURCES_FILE.exists():
+        return {}
+    try:
+        files = json.loads(SOURCES_FILE.read_text(encoding="utf-8"))["files"]
+        for sources in files.values():
+            for hashes in sources.values():
+                if not all(isinstance(text, str) for pair in hashes.items() for text in pair):
+                    raise TypeError("hashes that are no text")
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{SOURCES_FILE} does not hold hashes of files by parameter ({in_one_line(error)})"
+        remedy = f"restore it: `git checkout HEAD {SOURCES_FILE}`, which also ends a conflict of a merge"
+        raise InputError(f"{problem}; {remedy}") from error
+    return dict(files)
 
 
 def write_sources(files: Sources) -> None:

@@ -256,7 +256,7 @@ def parquet_of(text: bytes) -> bytes:
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', r"mixes words, numbers .*\(1, 'x'\)"),
         ("a.jsonl", b'{"text": "a", "label": 0.5}\n{"text": "b", "label": 1}\n', r"numbers that are not whole \(0\.5"),
         ("a.jsonl", b'{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n', r"train split would have 0 reviews"),
-        ("a.doc", b"words", r"a\.doc is no \.csv, \.tsv, \.jsonl, \.parquet file"),
+        ("a.doc", b"words", r"a\.doc is no data file; allowed: names that end in \.csv, \.tsv"),
         ("a.parquet", parquet_of(b"caf\xe9"), r"a\.parquet: .*Invalid UTF8"),
         *((name, None, r"dataset\.name: there is no file or folder") for name in ("no/such/at/all", "a.csv", "../a")),
     ],

@@ -52,7 +52,7 @@ USES = {
     "pipeline": [
         "import stages.common.cli",
         "from attnmix.models.adapters import check_adapter; check_adapter('owner/adapter', {})",
-        "from attnmix.data.folders import find_layout; find_layout('folder', None, '')",
+        "from attnmix.data.folders import find_layout; find_layout('folder', [], {}, None)",
     ],
     "example-model": [f"attnmix.load({MODEL!r})", SHOW],
 }

@@ -171,3 +171,28 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(tmp_path: Path) -> 
     assert repository.git("status", "--short") == ""
     # The stage that always runs is no reason for CI to refuse the commit.
     assert repository.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
+
+
+MERGED = """{
+<<<<<<< HEAD
+  "files": {},
+=======
+  "files": {"dataset.name": {}},
+>>>>>>> other
+  "watched": []
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "content", [MERGED, "", "[]", "null", '{"watched": []}', '{"files": []}', '{"files": {"dataset.name": "a.csv"}}']
+)
+def test_a_damaged_file_of_hashes_is_one_error(workspace: Workspace, content: str) -> None:
+    workspace(dataset={"name": "reviews.csv"})
+    toy_reviews(20, 0).to_csv("reviews.csv", index=False)
+    Path("reports").mkdir(exist_ok=True)
+    Path("reports/sources.json").write_text(content)
+    expected = r"^reports/sources\.json does not hold hashes .*; restore it: `git checkout HEAD reports/sources\.json`"
+    for stage in (sources, download):
+        with pytest.raises(InputError, match=expected):
+            stage.main(read_parameters())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from attnmix.core.terminal import printable
+from attnmix.core.terminal import printable, shorten_words
 
 MAX_MESSAGE = 300  # characters of another library's message in one of ours
 
@@ -14,7 +14,7 @@ class InputError(Exception):
     """Bad input: the text, one line, names the key, file or value, and what is allowed."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message, kept=""))
+        super().__init__(printable(shorten_words(message), kept=""))
 
 
 OUT_OF_MEMORY = (

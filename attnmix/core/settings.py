@@ -30,6 +30,7 @@ from attnmix.core.names import (
     POINTS,
     RATIO_NAMES,
 )
+from attnmix.core.terminal import shorten
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
@@ -136,7 +137,7 @@ def _place(details: ErrorDetails) -> str:
 def problem_text(details: ErrorDetails) -> str:
     """Return what is not allowed, and why."""
     message = details["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(details["input"], dict) else f"{details['input']!r} is not allowed: "
+    shown = "" if isinstance(details["input"], dict) else f"{shorten(repr(details['input']))} is not allowed: "
     return f"{shown}{message[0].lower()}{message[1:]}"
 
 

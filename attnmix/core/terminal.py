@@ -1,6 +1,7 @@
 """Keep codes that act on a terminal, and messages of libraries that the project's own replace, from the terminal."""
 
 import logging
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ LIBRARIES = ("datasets", "huggingface_hub", "transformers")
 KEPT_CONTROLS = "\n\t"
 DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Marks that make a terminal write backwards."""
+MAX_VALUE = 80  # characters of a user's value in a message
+LONG_WORD = re.compile(rf"([^\s/]{{{MAX_VALUE}}})[^\s/]{{{256 - MAX_VALUE},}}")
+"""A run of characters that is too long for a file name, so that it can only be a value of the user's data."""
 
 
 def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
@@ -21,6 +25,17 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
     if text.isprintable():
         return text
     return "".join(_escaped(char) if _acts(char) and char not in kept else char for char in text)
+
+
+def shorten(value: object) -> str:
+    """Return a user's value for a message, cut to `MAX_VALUE` characters."""
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
+
+
+def shorten_words(text: str) -> str:
+    """Return a message with each word that no file name can have cut to `MAX_VALUE` characters."""
+    return LONG_WORD.sub(r"\1...", text)
 
 
 def _acts(char: str) -> bool:
@@ -37,7 +52,7 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        return printable(super().format(record))
+        return printable(shorten_words(super().format(record)))
 
 
 def log_to_terminal(level: int) -> None:

@@ -1,6 +1,7 @@
 """The classes of labelled reviews, from the values of their label column: words, whole numbers or truth values.
 
-Words stay as they are written, so `01` and `1` are two classes. Numbers are sorted as numbers.
+Words stay as they are written, so `01` and `1` are two classes. Numbers are sorted as numbers. Where a description
+names the classes, a column holds either codes (0 for the first name) or names, in all its values: `choose_reading`.
 """
 
 import logging
@@ -8,21 +9,26 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.store.texts import TEXT_COLUMNS
-from attnmix.core.terminal import DIRECTIONS
+from attnmix.core.terminal import DIRECTIONS, shorten
 
+Reading = Literal["codes", "names"]
 MAX_SHOWN_CLASSES = 5  # in one message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
 WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # as a column of numbers with a gap is written
+CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")
 DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
 """The start of what a spreadsheet computes when it opens a csv file: `=1+1`, `@sum`, `-x`; but not `-1` and not `+`."""
+INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+"""Letters and marks that show nothing, besides the category Cf and the variation selectors."""
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # categories of Unicode: control characters, half characters, line breaks
 
 
@@ -38,7 +44,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     for name in order:
         problem = name_problem(str(name))
         if problem:
-            raise InputError(f"{where} holds the class {name!r}, {problem}")
+            raise InputError(f"{where} holds the class {shown_classes([name])}, {problem}")
     _warn_of_alike(order, where)
     numbers = {name: number for number, name in enumerate(order)}
     named = {}
@@ -55,9 +61,44 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     return named
 
 
-def named_classes(values: pd.Series, names: Sequence[str]) -> pd.Series:
-    """Return codes of classes, or names, as names in the source's order; a code without a name is missing."""
-    codes = [_code(value, names) for value in values]
+def choose_reading(values: pd.Series, names: Sequence[str], has_types: bool, where: str) -> Reading:
+    """Return whether a label column holds codes or names of classes; an unlabelled row (-1) and a gap count for none.
+
+    Numbers are codes. Words are names, or codes if not all of them are names. Words of a file without types (csv, tsv)
+    that are all both, with different meanings, are ambiguous. Raises `InputError` for these, and for any other value.
+    """
+    if len(set(names)) < len(names):
+        raise InputError(f"{where}: its classes have the names {shown_classes(names)}; each name once")
+    present = [value for value in values.unique().tolist() if not _is_gap(value, names)]
+    kinds = {"word" if isinstance(value, str) else "number" for value in present}
+    if len(kinds) > 1:
+        shown = shown_classes(present)
+        raise InputError(f"{where} mixes words and numbers ({shown}); write all labels as codes or all as names")
+    not_names = [value for value in present if value not in names]
+    not_codes = [value for value in present if _code(value, len(names)) < 0]
+    if kinds == {"word"} and not not_names:
+        differing = [value for value in present if value not in not_codes and names[_code(value, len(names))] != value]
+        if not_codes or has_types or not differing:
+            return "names"
+        shown = shown_classes(differing)
+        problem = f"holds {shown}, which are names of classes, and codes of other ones, in a file without types"
+        raise InputError(f"{where} {problem}; save the file as jsonl, codes as numbers, or rename the classes")
+    if not not_codes:
+        return "codes"
+    unknown = next((value for value in not_codes if value in not_names), not_codes[0])
+    allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
+    raise InputError(f"{where} holds {shown_classes([unknown])}, which is no class of its description; {allowed}")
+
+
+def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
+    """Return codes or names of classes as names, in the order of the source; a gap stays one."""
+    numbers = {name: number for number, name in enumerate(names)}
+    codes = []
+    for value in values:
+        if reading == "names":
+            codes.append(numbers.get(value, -1))
+        else:
+            codes.append(_code(value, len(names)))
     return pd.Series(pd.Categorical.from_codes(codes, pd.Index(list(names))), index=values.index)
 
 
@@ -72,19 +113,29 @@ def name_problem(name: str) -> str | None:
 
 def shown_classes(values: Sequence[Any]) -> str:
     """Return the first classes for a message, words in quotes."""
-    words = [repr(value) if isinstance(value, str) else str(value) for value in values[:MAX_SHOWN_CLASSES]]
+    words = [repr(shorten(value)) if isinstance(value, str) else str(value) for value in values[:MAX_SHOWN_CLASSES]]
     return ", ".join([*words, "..."] if len(values) > MAX_SHOWN_CLASSES else words)
 
 
-def _code(value: Any, names: Sequence[str]) -> int:
-    """Return the number of a class that is given by its number or name, -1 of any other value."""
-    if isinstance(value, str) and value in names:
-        return list(names).index(value)
-    try:
-        code = int(value)
-    except (OverflowError, TypeError, ValueError):
-        return -1
-    return code if code == float(value) and 0 <= code < len(names) else -1
+def _is_gap(value: Any, names: Sequence[str]) -> bool:
+    """Return True for a missing label, and for -1, the code of unlabelled rows on the hub, unless it is a name."""
+    if isinstance(value, str):
+        return value.strip() in ("", "-1") and value not in names
+    if not pd.api.types.is_scalar(value):
+        return False
+    return bool(pd.isna(value)) or value == -1
+
+
+def _code(value: Any, number: int) -> int:
+    """Return the number of a class that is given by its code, below `number`; -1 of any other value."""
+    if isinstance(value, str):
+        match = CODE.fullmatch(value.strip())
+        code = float(match[1]) if match else -1.0
+    elif isinstance(value, (Real, np.bool_)):
+        code = float(value)
+    else:
+        code = -1.0
+    return int(code) if code % 1 == 0 and 0 <= code < number else -1
 
 
 def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
@@ -134,13 +185,28 @@ def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> N
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
-    """Warn of classes that may be meant as one: `Good` and `good`, `01` and `1`."""
-    likenesses = {name: _likeness(str(name)) for name in names}
-    counts = Counter(likenesses.values())
-    alike = [name for name in names if counts[likenesses[name]] > 1]
+    """Warn of classes that may be meant as one: `Good` and `good`, `01` and `1`, two that look the same."""
+    words = [str(name) for name in names]
+    likenesses = [_likeness(word) for word in words]
+    counts = Counter(likenesses)
+    alike = [word for word, likeness in zip(words, likenesses, strict=True) if counts[likeness] > 1]
     if alike:
-        logging.warning("%s: classes that differ only in how they are written: %s", where, shown_classes(alike))
+        looks = Counter(_visible(word) for word in alike)
+        shown = [ascii(shorten(word)) if looks[_visible(word)] > 1 else repr(shorten(word)) for word in alike]
+        listed = ", ".join([*shown[:MAX_SHOWN_CLASSES], "..."] if len(shown) > MAX_SHOWN_CLASSES else shown)
+        logging.warning("%s: classes that differ only in how they are written: %s", where, listed)
+
+
+def _visible(name: str) -> str:
+    """Return a name as it looks: composed, without invisible characters, with single spaces."""
+    shown = [letter for letter in unicodedata.normalize("NFKC", name) if not _is_invisible(letter)]
+    return " ".join(unicodedata.normalize("NFKC", "".join(shown)).split())
+
+
+def _is_invisible(letter: str) -> bool:
+    return unicodedata.category(letter) == "Cf" or letter in INVISIBLE or "\ufe00" <= letter <= "\ufe0f"
 
 
 def _likeness(name: str) -> str | float:
-    return float(name) if DECIMAL.fullmatch(name) else name.casefold()
+    visible = _visible(name)
+    return float(visible) if DECIMAL.fullmatch(visible) else unicodedata.normalize("NFKC", visible.casefold())

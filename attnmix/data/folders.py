@@ -1,69 +1,68 @@
-"""Find the files of each split in a folder, by their names and descriptions, with `datasets`, as the hub does.
+"""Find the files of each split of a data set, by their names and descriptions, with the rules of the hub.
 
-Files of the formats of `attnmix.data.files` are read by that module, so that a file gives the same classes and errors
-in a folder and alone; any other format, and a description that sets options of its reader, is read by `datasets`.
+The rules are those of `datasets` (`datasets.data_files`), applied to the names of data files only; see
+`attnmix.data.listing`.
 """
 
+import glob
+import json
 import logging
+import posixpath
 import re
-import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from glob import glob
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.settings import DatasetParameters
-from attnmix.data.formats import SEPARATORS, SUFFIXES, check_sizes
+from attnmix.core.terminal import shorten
+from attnmix.data.formats import JSON_SUFFIXES, SEPARATORS, allowed_names, check_sizes, data_suffix, split_suffixes
+from attnmix.data.listing import Contents, find_contents, is_description, list_files, no_data_problem
 
-DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-"""Files of a dataset that say which other files make which configuration and split."""
-OTHER_SUFFIXES = (
-    ".json",
-    ".ndjson",
-    ".arrow",
-    ".txt",
-    ".xml",
-    ".xls",
-    ".xlsx",
-    ".bz2",
-    ".gz",
-    ".xz",
-    ".zip",
-    ".zst",
-)
-"""More suffixes of files that may hold tables, besides `SUFFIXES`."""
 PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
+SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+"""The names that `push_to_hub` writes, for splits of any name."""
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # letters
-# How `datasets` lists configurations where none, or an unknown one, is chosen.
-CONFIGURATIONS_LISTED = re.compile(r"(?:available configs|Available): \[(.*)\]")
-FILE_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features"}
+FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
+FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # of formats with equally many files
+READER_CONFIGS = {
+    "csv": ("datasets.packaged_modules.csv.csv", "CsvConfig"),
+    "json": ("datasets.packaged_modules.json.json", "JsonConfig"),
+    ".parquet": ("datasets.packaged_modules.parquet.parquet", "ParquetConfig"),
+    ".arrow": ("datasets.packaged_modules.arrow.arrow", "ArrowConfig"),
+}
+"""Where `datasets` declares the options of its readers, by the format."""
+KNOWN_OPTIONS = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features")
 """Options of a description that choose files, or that are understood here."""
+SPEED_OPTIONS = ("chunksize", "batch_size", "block_size", "low_memory", "memory_map", "use_threads")
+EQUIVALENT_OPTIONS = {"encoding": ("utf-8", "utf8", "utf-8-sig"), "header": (0, "infer"), "newlines_in_values": (True,)}
+"""Values of options that describe what the readers do anyway."""
 
 
 class Layout(NamedTuple):
-    """The files of a folder's configuration by split, and what its description says of them."""
+    """The names of a configuration's files by split, and what its description says of them."""
 
-    files: dict[str, list[Path]]
+    files: dict[str, list[str]]
     separator: str | None
     class_names: Mapping[str, list[str]]
-    builder: Any  # of `datasets`, which reads other formats
-
-    def read_here(self, splits: Sequence[str]) -> bool:
-        """Return True where `attnmix.data.files` reads all files of these splits."""
-        files = [file for split in splits for file in self.files[split]]
-        known = all(file.suffix.lower() in SUFFIXES and file.is_file() for file in files)
-        return known and not _has_options(self.builder.config)
+    contents: Contents
 
 
 def split_name(name: str) -> tuple[str, str | None]:
     """Return the hub identifier, folder or file that a `dataset.name` names, and its configuration behind a colon."""
     path = Path(name)
-    if ":" not in name[1:] or path.suffix.lower() in SUFFIXES or path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # such as a name that is too long
+        problem = f"{shorten(name)} is no path that can be read: {error.strerror}"
+        raise InputError(f"dataset.name: {problem}; allowed: a file, a folder or a hub identifier") from error
+    if ":" not in name[1:] or data_suffix(path.name) or exists:
         return name, None
     source, _, configuration = name.rpartition(":")
     if not Path(source).is_dir():
@@ -83,40 +82,48 @@ def source_files(dataset: DatasetParameters) -> dict[str, Path]:
         return {path.name: path}
     if not path.is_dir():
         return {}
-    check_around(path)
-    with tempfile.TemporaryDirectory() as cache, errors_in_words(dataset.name, path):
-        layout = find_layout(path, configuration, cache)
-        splits = chosen_splits(layout, dataset)
-    files = [path / name for name in DESCRIPTIONS if (path / name).is_file()]
-    files += [file for split in splits.values() for file in layout.files[split]]
-    check_sizes(files)
-    return {name_in(path, file): file for file in sorted(files)}
+    names = list_folder(path)
+    descriptions = {name: path / name for name in names if is_description(name)}
+    layout = find_layout(dataset.name, names, descriptions, configuration)
+    splits = chosen_splits(layout, dataset)
+    read = {*descriptions, *(name for split in splits.values() for name in layout.files[split])}
+    files = {name: path / name for name in sorted(read)}
+    check_sizes(list(files.values()))
+    return files
 
 
-def check_around(folder: Path) -> None:
-    """Raise `InputError` for a folder around the working folder, whose own tables would be read as reviews."""
+def list_folder(folder: Path) -> list[str]:
+    """Return the names of a data folder's files; raise `InputError` for a folder around the working folder."""
     if Path.cwd().resolve().is_relative_to(folder.resolve()):
         problem = f"{folder} holds the working folder, whose results are no reviews"
         raise InputError(f"dataset.name: {problem}; name the folder or file of the reviews alone")
+    return list_files(folder)
 
 
-def find_layout(folder: Path, configuration: str | None, cache: str) -> Layout:
-    """Return the files of a folder's configuration; they may be empty."""
+def find_layout(
+    shown: str, names: Sequence[str], descriptions: Mapping[str, Path], configuration: str | None
+) -> Layout:
+    """Return the files of a data set's configuration among all its files `names`.
+
+    `shown` is the data set's name in messages, and `descriptions` are the files for which `is_description` is true.
+    """
     require_extra("pipeline", "a data set in a folder")
-    import datasets  # seconds to load
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are reported by `errors_in_words`
-    builder = datasets.load_dataset_builder(str(folder), name=configuration, cache_dir=cache)
-    files: dict[str, list[Path]] = {}
-    suffixes: set[str] = set()
-    for split, names in (builder.config.data_files or {}).items():
-        files[str(split)] = [Path(name) for name in names]
-        suffixes.update(file.suffix.lower() for file in files[str(split)])
-    separator = getattr(builder.config, "sep", None)
-    usual_separators = [SEPARATORS.get(suffix) for suffix in suffixes]
-    if len(separator or "") != 1 or separator in usual_separators:
-        separator = None  # that of each file's suffix
-    return Layout(files, separator, declared_classes(builder.info.features or {}), builder)
+    contents = find_contents(names, descriptions)
+    if not contents.data:
+        raise InputError(f"dataset.name: {shown} {no_data_problem(names)}")
+    with errors_in_words(shown):
+        configurations, infos = _read_cards(descriptions)
+        chosen = configuration or configurations.get_default_config_name() or "default"
+        known = list(configurations) or ["default", *infos]
+        if chosen not in known:
+            listed = ", ".join(repr(shorten(name)) for name in known)
+            raise InputError(f"dataset.name: {shown} needs one of the configurations {listed} behind a colon")
+        options = configurations.get(chosen, {})
+        found = _find_files(shown, contents, options)
+        files = {split: _keep_one_format(split_files) for split, split_files in found.items()}
+        separator = _check_options(shown, options, files)
+        features = options.get("features") or _info_of(infos, chosen)
+    return Layout(files, separator, _declared_classes(features or {}), contents)
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
@@ -130,95 +137,209 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
         splits["test"] = dataset.test_split
     for split, name in splits.items():
         if name not in layout.files:
-            allowed = ", ".join(layout.files)
+            allowed = ", ".join(map(shorten, layout.files))
             if split == "test":
                 allowed += "; or empty, for a part of train"
-            raise InputError(f"dataset.{split}_split: {dataset.name} has no split {name}; allowed: {allowed}")
+            raise InputError(f"dataset.{split}_split: {dataset.name} has no split {shorten(name)}; allowed: {allowed}")
         _check_parts(layout.files[name], dataset.name)
+        _check_variants(layout.files[name], dataset.name)
     return splits
 
 
-def name_unread_files(name: str, paths: Sequence[str], read: Sequence[str]) -> None:
-    """Warn of the files with tables among `paths` that no chosen split reads."""
-    known = set(read)
-    unread = [path for path in sorted(paths) if _is_table(path) and path not in known]
+def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
+    """Warn of the files with tables that no chosen split reads."""
+    unread = sorted({*contents.data, *contents.unread_tables} - {*read})
     if unread:
-        shown = unread[:MAX_SHOWN_FILES]
+        names = [shorten(name) for name in unread[:MAX_SHOWN_FILES]]
         if len(unread) > MAX_SHOWN_FILES:
-            shown.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
+            names.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
         message = "%s: %d of %d files are not read: %s"
-        logging.warning(message, name, len(unread), len(unread) + len(read), ", ".join(shown))
-
-
-def files_in(folder: Path) -> list[str]:
-    """Return the names of a folder's files that are not hidden, also of folders in it and of linked ones."""
-    # Path.glob follows no linked folder, and gives hidden files.
-    names = glob("**", root_dir=folder, recursive=True)  # noqa: PTH207 (see above)
-    return [Path(name).as_posix() for name in names if (folder / name).is_file()]
-
-
-def name_in(folder: Path, file: Path) -> str:
-    """Return a file's name in a folder, or its whole path where a description names a file elsewhere."""
-    for parent in (folder.absolute(), folder.resolve()):
-        if file.is_relative_to(parent):
-            return file.relative_to(parent).as_posix()
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)
+        logging.warning(message, shown, len(unread), len(unread) + len(read), ", ".join(names))
 
 
 @contextmanager
-def errors_in_words(name: str, folder: Path) -> Iterator[None]:
-    """Turn every error of `datasets` into an `InputError` that says its cause, and `name` in place of the `folder`."""
+def errors_in_words(shown: str) -> Iterator[None]:
+    """Turn every error of `datasets` into an `InputError` that says its cause, and names the data set as `shown`."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # the library raises dozens of types for an unusable source
-        problem = f"cannot be loaded: {_cause(error).replace(str(folder.resolve()), name)}"
-        configurations = CONFIGURATIONS_LISTED.search(str(error))
-        if configurations:
-            problem = f"needs one of the configurations {configurations[1]} behind a colon"
-        raise InputError(f"dataset.name: {name} {problem}") from error
+    except Exception as error:  # the library raises dozens of types for an unusable description
+        raise InputError(f"dataset.name: {shown} cannot be loaded: {_cause(error)}") from error
 
 
-def declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any]]:
+    """Return the options of each configuration, as `MetadataConfigs` of `datasets`, and the features of each."""
+    import yaml
+    from datasets.info import DatasetInfo, DatasetInfosDict  # seconds to load
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import DatasetCard, DatasetCardData
+
+    card = DatasetCardData()
+    if "README.md" in descriptions:
+        card = DatasetCard.load(descriptions["README.md"]).data
+    if ".huggingface.yaml" in descriptions:
+        values = yaml.safe_load(descriptions[".huggingface.yaml"].read_text(encoding="utf-8"))
+        card = DatasetCardData(**(vars(card) | (values or {})))
+    configurations = MetadataConfigs.from_dataset_card_data(card)
+    infos: dict[str, Any] = {}
+    if "dataset_infos.json" in descriptions:
+        content = json.loads(descriptions["dataset_infos.json"].read_text(encoding="utf-8"))
+        infos = {name: DatasetInfo.from_dict(values) for name, values in content.items()}
+    infos.update(DatasetInfosDict.from_dataset_card_data(card))
+    return configurations, {name: info.features for name, info in infos.items()}
+
+
+def _info_of(infos: Mapping[str, Any], configuration: str) -> Any:
+    if configuration not in infos and len(infos) == 1:
+        return next(iter(infos.values()))
+    return infos.get(configuration)
+
+
+def _declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes by column, of those columns that `datasets` knows as classes."""
     return {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
+
+
+def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of each split's data files, from a description or by the hub's rules for names."""
+    from datasets.data_files import sanitize_patterns
+
+    folder = posixpath.normpath(options.get("data_dir") or ".")
+    inside = "" if folder == "." else f"{folder}/"
+    names = [name.removeprefix(inside) for name in contents.data if name.startswith(inside)]
+    if not names:
+        problem = f"{shown} names the folder {shorten(folder)}, which holds no data file in it"
+        raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
+    if options.get("data_files") is not None:
+        patterns = sanitize_patterns(options["data_files"])
+        files = {split: _match_all(shown, patterns[split], names) for split in patterns}
+    elif contents.saved_splits and not options:
+        files = {split: _match_all(shown, [f"{glob.escape(split)}/**"], names) for split in contents.saved_splits}
+    else:
+        files = _find_by_names(names)
+    return {split: [f"{inside}{name}" for name in split_files] for split, split_files in files.items()}
+
+
+def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the files by split, by the first rule of the hub that any of the names fits."""
+    from datasets import data_files
+
+    shards: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        match = SHARD.fullmatch(name)
+        if match:
+            shards[match["split"]].append(name)
+    if shards:
+        wrong = [split for split in shards if not SPLIT_NAME.fullmatch(split)]
+        if wrong:
+            raise ValueError(f"the split {shorten(wrong[0])!r} of data/ has a name with other marks than letters and _")
+        usual = [str(split) for split in data_files.DEFAULT_SPLITS if split in shards]
+        return {split: shards[split] for split in [*usual, *sorted({*shards} - {*usual})]}
+    by_folder = data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME
+    by_file = data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME
+    for split_patterns in (by_folder, by_file):
+        files = {str(split): _match_each(patterns, names) for split, patterns in split_patterns.items()}
+        if any(files.values()):
+            return {split: split_files for split, split_files in files.items() if split_files}
+    return {"train": list(names)}
+
+
+def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the files that a description's patterns name; raise `InputError` where there are none."""
+    for pattern in patterns:
+        if posixpath.isabs(pattern) or "://" in pattern or posixpath.normpath(pattern).startswith("../"):
+            problem = f"{shown} names {shorten(pattern)}, which is not in it"
+            raise InputError(f"dataset.name: {problem}; download it yourself, into the folder")
+    files = _match_each([posixpath.normpath(pattern) for pattern in patterns], names)
+    if not files:
+        named = ", ".join(map(shorten, patterns[:MAX_SHOWN_FILES]))
+        problem = f"{shown} names {named}, which is no data file in it"
+        raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
+    return files
+
+
+def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the names that any of the patterns matches, each once, in the order of the patterns."""
+    matched: dict[str, None] = {}
+    for pattern in patterns:
+        matched.update(dict.fromkeys(_match(pattern, names)))
+    return list(matched)
+
+
+def _match(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the sorted names that a pattern matches; a pattern that is a file's whole name means that file alone."""
+    from fsspec.utils import glob_translate
+
+    if pattern in names:
+        return [pattern]
+    expression = re.compile(glob_translate(pattern))
+    return [name for name in sorted(names) if expression.match(name)]
+
+
+def _keep_one_format(files: Sequence[str]) -> list[str]:
+    """Return the files of the most frequent format, as the hub does; the others are named as not read."""
+    suffixes = [data_suffix(name) for name in files]
+    counts = Counter(suffixes)
+    preferred = [*FORMAT_PREFERENCE, *sorted(counts)]
+    most = max(counts.values())
+    suffix = next(each for each in preferred if counts[each] == most)
+    chosen = FORMATS.get(suffix, suffix)
+    return [name for name, each in zip(files, suffixes, strict=True) if FORMATS.get(each, each) == chosen]
+
+
+def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the separator that a description sets; raise `InputError` for an option that is not understood."""
+    for suffix in dict.fromkeys(data_suffix(name) for split_files in files.values() for name in split_files):
+        module, config_name = READER_CONFIGS[FORMATS.get(suffix, suffix)]
+        default = vars(getattr(import_module(module), config_name)())
+        for key, value in options.items():
+            known = key not in default or key in (*KNOWN_OPTIONS, *SPEED_OPTIONS)
+            if not known and value != default[key] and value not in EQUIVALENT_OPTIONS.get(key, ()):
+                problem = f"its description sets {key}: {shorten(value)}, which is not supported for {suffix} files"
+                allowed = (
+                    "sep, data_files, data_dir and features; remove the option, or save the files without need of it"
+                )
+                raise InputError(f"dataset.name: {shown}: {problem}; allowed: {allowed}")
+    separator = options.get("delimiter") or options.get("sep")
+    if separator is not None and (not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n'):
+        problem = f"its description sets sep: {shorten(separator)!r}; allowed: one character, such as ';'"
+        raise InputError(f"dataset.name: {shown}: {problem}")
+    return separator
 
 
 def _cause(error: BaseException) -> str:
     """Return the message at the start of a chain of errors, on one line, with its type where it has no message."""
     while error.__cause__ is not None:
         error = error.__cause__
-    message = " ".join(str(error).split()).removeprefix("An error occurred while generating the dataset").strip()
+    message = " ".join(str(error).split())
     return message[:MAX_SHOWN_CAUSE] or type(error).__name__
 
 
-def _check_parts(files: Sequence[Path], name: str) -> None:
+def _check_parts(files: Sequence[str], shown: str) -> None:
     """Raise `InputError` where one of the parts `...-00000-of-00003` is missing."""
     numbers = defaultdict(set)
     for file in files:
-        match = PART_NUMBER.match(file.name)
+        folder, name = posixpath.split(file)
+        match = PART_NUMBER.match(name)
         if match:
-            whole = (file.parent / match["head"], int(match["total"]), file.suffix)
+            whole = (folder, match["head"], int(match["total"]), data_suffix(name))
             numbers[whole].add(int(match["number"]))
-    for (head, total, suffix), present in numbers.items():
+    for (_, head, total, suffix), present in numbers.items():
         first = 1 if total in present else 0  # some count from 1
         missing = sorted(set(range(first, first + total)) - present)
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
-            problem = f"of the {total} parts {head.name}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"
-            raise InputError(f"dataset.name: {name}: {problem}; download them, or name the files anew")
+            problem = f"of the {total} parts {head}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"
+            raise InputError(f"dataset.name: {shown}: {problem}; download them, or name the files anew")
 
 
-def _has_options(config: Any) -> bool:
-    """Return True where a description sets an option of the library's reader beside the separator."""
-    default = vars(type(config)())
-    values = vars(config)
-    options = [key for key in values if key not in FILE_OPTIONS and values[key] != default.get(key)]
-    return bool(options) or len(values.get("sep") or ",") != 1
-
-
-def _is_table(path: str) -> bool:
-    inside = Path(path)
-    hidden = any(part.startswith(".") for part in inside.parts)
-    return not hidden and inside.name not in DESCRIPTIONS and inside.suffix.lower() in (*SUFFIXES, *OTHER_SUFFIXES)
+def _check_variants(files: Sequence[str], shown: str) -> None:
+    """Raise `InputError` where one table is there twice, such as `train.csv` and `train.csv.gz`."""
+    first: dict[str, str] = {}
+    for file in files:
+        stem = split_suffixes(file)[0]
+        if stem in first:
+            problem = f"{first[stem]} and {file} have the same name but for the suffix and would both be read"
+            raise InputError(f"dataset.name: {shown}: {problem}; remove one, or rename it")
+        first[stem] = file

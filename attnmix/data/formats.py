@@ -1,41 +1,79 @@
-"""The formats of files that are read here, and checks of a file before it is read; loads no library of tables."""
+"""The formats of data files, which names denote them, and checks of a file before it is read; no table library."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from attnmix.core.errors import InputError
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*SEPARATORS, ".jsonl", ".parquet")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet", ".arrow")
+"""Suffixes of data files; one of `COMPRESSIONS` may follow."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 MAX_SOURCE_BYTES = 2**34  # of all files of a data set
 START_BYTES = 1024
 FOREIGN_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
+}
+"""By its first bytes, in lower case: the kind of a file that is no table, and what to do with it."""
+COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
-    b"\x1f\x8b": "is compressed by gzip; unpack it",
+    b"\x1f\x8b": "is compressed by gzip; unpack it, or add .gz to its name",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""By its first bytes, in lower case: the kind of a file that is no table, and what to do with it."""
+"""More such starts, which only the content of a compressed file must not have."""
 PARQUET_START = b"PAR1"
 
 
-def check_start(path: Path) -> None:
-    """Raise `ValueError` for a file that is something else than its name says, by its first bytes."""
-    with path.open("rb") as file:
-        start = file.read(START_BYTES)
-    for foreign, problem in FOREIGN_STARTS.items():
+def compression_of(name: str) -> str:
+    """Return the suffix that names how a file is compressed, in lower case; empty for a plain file."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return suffix if suffix in COMPRESSIONS else ""
+
+
+def data_suffix(name: str) -> str:
+    """Return the suffix in `SUFFIXES` of a data file, in lower case; empty for a name that denotes none.
+
+    >>> [data_suffix(name) for name in ("train.csv", "train.JSONL.gz", "train.csv.bak", ".csv")]
+    ['.csv', '.jsonl', '', '']
+    """
+    plain = name[: len(name) - len(compression_of(name))]
+    suffix = PurePosixPath(plain).suffix.lower()
+    return suffix if suffix in SUFFIXES else ""
+
+
+def split_suffixes(name: str) -> tuple[str, str]:
+    """Return the name of a data file without its suffixes, and the suffixes."""
+    length = len(name) - len(data_suffix(name)) - len(compression_of(name))
+    return name[:length], name[length:]
+
+
+def allowed_names() -> str:
+    """Return which names denote data files, for a message."""
+    return f"names that end in {', '.join(SUFFIXES)}, or in one of these and {', '.join(COMPRESSIONS)}"
+
+
+def check_start(start: bytes, name: str) -> None:
+    """Raise `ValueError` where the first bytes of a plain or decompressed file are not what its name says."""
+    for foreign, problem in (FOREIGN_STARTS | COMPRESSED_STARTS).items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
-    suffix = path.suffix.lower()
-    if suffix not in (*SEPARATORS, ".jsonl"):
+    if data_suffix(name) not in (*SEPARATORS, *JSON_SUFFIXES):
         return
     if start.startswith(PARQUET_START):
         raise ValueError("it is a parquet file; name it .parquet")
     if start.count(0) > len(start) / 4:
         raise ValueError("it is encoded in UTF-16 or is no text; save it as UTF-8")
+
+
+def check_compressed_start(start: bytes) -> None:
+    """Raise `ValueError` where the first bytes of a compressed file are those of a placeholder or a web page."""
+    for foreign, problem in FOREIGN_STARTS.items():
+        if start.lower().startswith(foreign):
+            raise ValueError(f"it {problem}")
 
 
 def check_sizes(files: Sequence[Path]) -> None:

@@ -2,11 +2,11 @@
 
 import logging
 import re
-import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,31 +17,36 @@ from attnmix.core.draw import stratified_draw, stratified_split
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
+from attnmix.core.terminal import shorten
 from attnmix.data import folders
-from attnmix.data.classes import named_classes, shown_classes, with_classes
-from attnmix.data.files import Columns, check_names, read_file, stored_class_names
-from attnmix.data.formats import SUFFIXES, check_sizes
+from attnmix.data.arrow_tables import stored_class_names
+from attnmix.data.classes import choose_reading, named_classes, shown_classes, with_classes
+from attnmix.data.columns import Columns
+from attnmix.data.files import read_file
+from attnmix.data.formats import SEPARATORS, allowed_names, check_sizes, data_suffix
 from attnmix.data.hub.repository import Repository
+from attnmix.data.listing import is_description
 
 Tables = dict[str, pd.DataFrame]
+MAX_SHOWN_PAIRS = 5  # of files with equal rows
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def read_splits(dataset: DatasetParameters, seed: int, work: Path | None = None) -> tuple[Tables, str | None]:
+def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | None]:
     """Return `train`, `validation` and `test`, and the commit of a hub dataset.
 
     Tables have the columns `text`, `label` (from 0 on) and `label_name`, and `text_pair` where `text_column` names two
     columns, for both texts of a pair. Validation is a stratified part of train. A source without a test split gives up
     a part of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and
-    those of one group, are never on two sides of a split that is made here. `work` is the folder of temporary files,
-    else the system's. Raises `InputError` for a source or a row that cannot be used.
+    those of one group, are never on two sides of a split that is made here. Raises
+    `InputError` for a source or a row that cannot be used.
     """
     columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
     columns["label"] = dataset.label_column
     if dataset.group_column:
         columns["group"] = dataset.group_column
-    source, commit = read_source(dataset, columns, work)
-    tables = with_classes(source, f"dataset.label_column: {dataset.label_column!r} of {dataset.name}")
+    source, commit = read_source(dataset, columns)
+    tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
     classes = pd.concat(tables.values()).groupby("label")["label_name"].first()
     if "test" not in tables:
         tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
@@ -99,7 +104,16 @@ def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFram
     return table.iloc[rest], table.iloc[part]
 
 
-def read_source(dataset: DatasetParameters, columns: Columns, work: Path | None = None) -> tuple[Tables, str | None]:
+class FileRows(NamedTuple):
+    """The rows of one file, and the names of its classes if a description or the file itself has them."""
+
+    shown: str
+    frame: pd.DataFrame
+    class_names: list[str] | None
+    has_types: bool  # of its values, unlike csv and tsv
+
+
+def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, str | None]:
     """Return `train`, and `test` where the source has one, checked, and the commit of a hub dataset."""
     source, configuration = folders.split_name(dataset.name)
     path = Path(source)
@@ -107,104 +121,115 @@ def read_source(dataset: DatasetParameters, columns: Columns, work: Path | None 
         if configuration is not None:
             allowed = f"only a folder or hub dataset has them; name {source} alone"
             raise InputError(f"dataset.name: {source} is a file without configuration {configuration}; {allowed}")
-        if path.suffix.lower() not in SUFFIXES:
-            raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
+        if not data_suffix(path.name):
+            raise InputError(f"dataset.name: {path} is no data file; allowed: {allowed_names()}")
         check_sizes([path])
-        return {"train": _read_files({source: path}, columns, dataset.train_split)}, None
-    # A temporary folder, as the library would keep a copy of every dataset for ever.
-    with tempfile.TemporaryDirectory(dir=work) as cache:
-        if path.is_dir():
-            folders.check_around(path)
-            return _read_folder(dataset, columns, path, cache, None), None
-        if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(source):
-            raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
-        repository = Repository("dataset", source, dataset.revision)
-        folder = Path(cache).resolve() / "files" / path.name
-        for name in repository.paths:  # empty files, until it is known which of them are read
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-        _fill(folder, repository, set(folders.DESCRIPTIONS) & set(repository.paths))
-        tables = _read_folder(dataset, columns, folder, cache, repository)
-        return tables, repository.commit
+        rows = _read_rows(path, source, columns, None, {})
+        _log_files(dataset.train_split, [path.name], [rows])
+        return _check_tables({"train": [rows]}, {"train": dataset.train_split}, columns, dataset.name), None
+    if path.is_dir():
+        names = folders.list_folder(path)
+        return _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen}), None
+    if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
+        raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
+    repository = Repository("dataset", source, dataset.revision)
+    return _read_folder(dataset, columns, repository.paths, repository.fetch), repository.commit
 
 
 def _read_folder(
-    dataset: DatasetParameters, columns: Columns, folder: Path, cache: str, repository: Repository | None
+    dataset: DatasetParameters,
+    columns: Columns,
+    names: Sequence[str],
+    fetch: Callable[[Sequence[str]], Mapping[str, Path]],
 ) -> Tables:
-    """Read the splits of a folder, whose files a `repository` fills as far as they are read."""
+    """Read the splits of a data set with the files `names`, which `fetch` brings as far as they are read."""
     source, configuration = folders.split_name(dataset.name)
-    with folders.errors_in_words(dataset.name, folder):
-        layout = folders.find_layout(folder, configuration, cache)
+    descriptions = fetch([name for name in names if is_description(name)])
+    layout = folders.find_layout(dataset.name, names, descriptions, configuration)
     splits = folders.chosen_splits(layout, dataset)
-    read_here = layout.read_here([*splits.values()])
-    names: dict[Path, str] = {}
-    for split_files in layout.files.values():
-        names.update((file, folders.name_in(folder, file)) for file in split_files)
-    if repository is not None:
-        fetched = [*splits.values()] if read_here else [*layout.files]  # `datasets` prepares all splits
-        paths = {names[file] for split in fetched for file in layout.files[split]}
-        outside = sorted(paths.difference(repository.paths))
-        if outside:
-            problem = f"{dataset.name} names {outside[0]}, which is not in it"
-            raise InputError(f"dataset.name: {problem}; download it yourself")
-        _fill(folder, repository, paths.difference(folders.DESCRIPTIONS))
-    files = {name: layout.files[split_name] for name, split_name in splits.items()}
-    read = [file for split_files in files.values() for file in split_files]
-    check_sizes([file for file in read if file.is_file()])
-    all_names = repository.paths if repository else folders.files_in(folder)
-    folders.name_unread_files(dataset.name, all_names, [names[file] for file in read])
+    read = [name for split_name in splits.values() for name in layout.files[split_name]]
+    files = fetch(read)
+    check_sizes(list(files.values()))
+    folders.name_unread_files(dataset.name, layout.contents, read)
+    rows: dict[str, list[FileRows]] = {}
+    for split, split_name in splits.items():
+        split_files = layout.files[split_name]
+        rows[split] = []
+        for name in split_files:
+            shown = f"{source.rstrip('/')}/{name}"
+            rows[split].append(_read_rows(files[name], shown, columns, layout.separator, layout.class_names))
+        _log_files(split_name, split_files, rows[split])
+        _warn_of_equal_rows(split_name, split_files, rows[split], columns)
+    return _check_tables(rows, splits, columns, dataset.name)
+
+
+def _read_rows(
+    file: Path, shown: str, columns: Columns, separator: str | None, class_names: Mapping[str, list[str]]
+) -> FileRows:
+    frame = read_file(file, columns, shown, separator)
+    names = class_names.get(columns["label"]) or stored_class_names(file, columns["label"])
+    return FileRows(shown, frame, names, data_suffix(file.name) not in SEPARATORS)
+
+
+def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
+    """Log the files of a split with their numbers of rows."""
+    counts = [f"{len(each.frame)} rows of {name}" for name, each in zip(names, rows, strict=True)]
+    if len(counts) > folders.MAX_SHOWN_FILES:
+        total = sum(len(each.frame) for each in rows[folders.MAX_SHOWN_FILES :])
+        remaining = len(counts) - folders.MAX_SHOWN_FILES
+        counts = [*counts[: folders.MAX_SHOWN_FILES], f"{total} rows of {remaining} more files"]
+    logging.info("%s: %s", split, ", ".join(counts))
+
+
+def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
+    """Warn of rows of one file that another file of the split has too, as where a file was copied."""
+    first_file: dict[tuple[str, ...], int] = {}
+    shared: Counter[tuple[int, int]] = Counter()
+    for number, each in enumerate(rows if len(rows) > 1 else ()):
+        values = [map(str, each.frame[name]) for name in columns.values() if name in each.frame]
+        for row in set(zip(*values, strict=True)):
+            earlier = first_file.setdefault(row, number)
+            if earlier != number:
+                shared[earlier, number] += 1
+    for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
+        message = "%s: %d rows of %s are in %s too; remove one of the files if it is a copy"
+        logging.warning(message, split, count, names[number], names[earlier])
+
+
+def _check_tables(
+    rows: Mapping[str, Sequence[FileRows]], splits: Mapping[str, str], columns: Columns, shown: str
+) -> Tables:
+    """Return one checked table for each split, with the labels as names where their classes have names."""
+    label = columns["label"]
+    by_names: dict[tuple[tuple[str, ...], bool], list[pd.Series]] = {}
+    for split_rows in rows.values():
+        for each in split_rows:
+            if each.class_names:
+                by_names.setdefault((tuple(each.class_names), each.has_types), []).append(each.frame[label])
+    readings = {
+        key: choose_reading(pd.concat(values), *key, f"dataset.label_column: {shorten(label)!r} of {shown}")
+        for key, values in by_names.items()
+    }
     tables = {}
-    for split, split_files in files.items():
-        if read_here:
-            shown = {f"{source.rstrip('/')}/{names[file]}": file for file in split_files}
-            tables[split] = _read_files(shown, columns, splits[split], layout.separator, layout.class_names)
-        else:
-            with folders.errors_in_words(dataset.name, folder):
-                layout.builder.download_and_prepare()
-                table = layout.builder.as_dataset(split=splits[split])
-                frame = table.to_pandas()
-            frame = frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
-            class_names = folders.declared_classes(table.features).get(columns["label"])
-            tables[split] = _checked(frame, columns, f"{dataset.name} ({splits[split]})", class_names)
+    for split, split_rows in rows.items():
+        checked = []
+        for each in split_rows:
+            frame = each.frame
+            if each.class_names:
+                read_class = readings[tuple(each.class_names), each.has_types]
+                frame = frame.assign(**{label: named_classes(frame[label], each.class_names, read_class)})
+            checked.append(_checked(frame, columns, f"{each.shown} ({splits[split]})"))
+        tables[split] = pd.concat(checked, ignore_index=True) if len(checked) > 1 else checked[0]
     return tables
 
 
-def _read_files(
-    files: Mapping[str, Path],
-    columns: Columns,
-    split: str,
-    separator: str | None = None,
-    class_names: Mapping[str, list[str]] | None = None,
-) -> pd.DataFrame:
-    """Return the checked rows of the files of a split, given by their names in messages."""
-    tables = []
-    for shown, file in files.items():
-        frame = read_file(file, columns, shown, separator)
-        declared = class_names.get(columns["label"]) if class_names else None
-        names = declared or stored_class_names(file, columns["label"])
-        tables.append(_checked(frame, columns, f"{shown} ({split})", names))
-    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
-
-
-def _fill(folder: Path, repository: Repository, paths: set[str]) -> None:
-    """Replace the empty files at some paths by links to those of the repository."""
-    for path, file in repository.fetch(sorted(paths)).items():
-        link = folder / path
-        link.unlink()
-        link.symlink_to(file.resolve())
-
-
-def _checked(frame: pd.DataFrame, columns: Columns, where: str, class_names: list[str] | None) -> pd.DataFrame:
+def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
     """Return the `columns` under their own names; raise `InputError` with the row for a value that cannot be used."""
-    check_names([*map(str, frame.columns)], columns, where)
-    if class_names:
-        frame = frame.assign(**{columns["label"]: named_classes(frame[columns["label"]], class_names)})
     for key, name in columns.items():
         for row, value in frame[name].items():
             problem = _problem(key, value)
             if problem:
-                raise InputError(f"{where}: {problem} in column {name!r}, row {row}")
+                raise InputError(f"{where}: {problem} in column {shorten(name)!r}, row {row}")
     return pd.DataFrame({key: frame[name] for key, name in columns.items()})
 
 

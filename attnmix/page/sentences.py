@@ -249,7 +249,7 @@ def _isolate(name: str) -> str:
 
 def _classes(run: Results) -> list[str]:
     """Return the best and the worst told of more than two classes, by F1."""
-    table = run.table("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    table = run.table("finetune/finetune_by_class")
     if len(table) == 2:
         return []
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]

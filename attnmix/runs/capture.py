@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.device import check_precision, process_state
 from attnmix.core.disk import check_disk, publish_output, remove_unfinished
+from attnmix.core.errors import InputError, first_line
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
@@ -189,7 +190,13 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
 
 def _read_digests(folder: Path, unit: int) -> dict[str, str]:
     """Return the digests by site that `_mark_done` wrote."""
-    digests: dict[str, str] = json.loads(_done_file(folder, unit).read_text(encoding="utf-8"))
+    file = _done_file(folder, unit)
+    try:
+        digests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{file} is damaged ({first_line(error)}); remove {folder}, and run the stage again"
+        ) from error
     return digests
 
 

@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 from attnmix.core import settings
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
+from attnmix.core.terminal import shorten
 
 
 class Parameters(settings.Section):
@@ -44,8 +45,9 @@ class Parameters(settings.Section):
         kinds = ("one text", "a pair of texts")
         for number, text in enumerate(self.capture.texts):
             if isinstance(text, str) == pairs:
+                kind = kinds[not pairs]
                 raise ValueError(
-                    f"capture.texts[{number}]: {text!r} is {kinds[not pairs]}, but each review is {kinds[pairs]}"
+                    f"capture.texts[{number}]: {shorten(repr(text))} is {kind}, but each review is {kinds[pairs]}"
                 )
         return self
 

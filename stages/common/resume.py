@@ -22,7 +22,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from attnmix.core.disk import check_writable, remove_empty
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, in_one_line
 from stages.common.parameters import Parameters
 
 UNFINISHED = Path(".unfinished")
@@ -96,6 +96,11 @@ def lock_stage(stage: str) -> Iterator[None]:
 
 def _declaration(stage: str) -> dict[str, Any]:
     """Return the stage's entry in dvc.yaml."""
-    stages = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    entry: dict[str, Any] = stages[stage].get("do", stages[stage])
+    path = REPOSITORY / "dvc.yaml"
+    try:
+        stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]
+        entry: dict[str, Any] = stages[stage].get("do", stages[stage])
+    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+        remedy = f"restore it: `git checkout HEAD {path.name}`"
+        raise InputError(f"{path} does not declare the stage {stage} ({in_one_line(error)}); {remedy}") from error
     return entry

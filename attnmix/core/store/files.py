@@ -6,6 +6,8 @@ a path, or at a URL of any file system that fsspec knows.
 """
 
 import errno
+import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from attnmix.core.errors import InputError, first_line
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # so that a flipped bit in a parquet file is noticed
 EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing chunk is damage
+WORD_COLUMNS = ("group", "label_name", "predicted")
+"""Columns of csv files of results that may hold names of classes."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors that libraries raise for a damaged local file.
 DAMAGE = (ArrowException, AttributeError, LookupError, OSError, TypeError, ValueError)
@@ -88,6 +92,30 @@ def read_table(path: Path, stage: str, **options: Any) -> pd.DataFrame:
     """Return a parquet file that `stage` writes; `options` are those of `pandas.read_parquet`."""
     with reading(path, stage):
         return pd.read_parquet(path, page_checksum_verification=True, **options)
+
+
+def read_results(source: Path | io.StringIO, **options: Any) -> Any:
+    """Return a csv of results; an empty cell is missing, and every other word stays as it is written.
+
+    The names of classes (`WORD_COLUMNS`, and `label` beside `predicted`) are words, whatever they look like: `None`,
+    `nan`, `True` and `01` are names like any other. `options` are those of `pandas.read_csv`.
+    """
+    names = [str(name) for name in pd.read_csv(source, nrows=0)]
+    if isinstance(source, io.StringIO):
+        source.seek(0)
+    words = {name for name in names if name in WORD_COLUMNS or (name == "label" and "predicted" in names)}
+    dtypes = dict.fromkeys(words, str) | options.pop("dtype", {})
+    missing = {name: [""] for name in names if name not in words}
+    return pd.read_csv(source, dtype=dtypes, keep_default_na=False, na_values=missing, **options)
+
+
+def read_json(path: Path, stage: str) -> dict[str, Any]:
+    """Return the JSON object that `stage` writes."""
+    with reading(path, stage):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+        return content
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:

@@ -17,7 +17,6 @@ raises an `InputError` that names the stage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,10 +32,11 @@ from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store import features as stored
-from attnmix.core.store.files import open_array, read_array, read_table, require_output
+from attnmix.core.store.files import open_array, read_array, read_json, read_results, read_table, reading
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.core.store.results import Components, MixingTables, components_of
 from attnmix.core.store.texts import TokenizedFiles
+from attnmix.core.terminal import shorten
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,9 @@ class Run(MixingTables):
             shown = list(names[:MAX_SHOWN_DOCUMENTS])
             if len(names) > MAX_SHOWN_DOCUMENTS:
                 shown.append("...")
-            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {', '.join(shown)}")
+            raise InputError(
+                f"{shorten(document)!r} was not captured in {self.activations}; captured: {', '.join(shown)}"
+            )
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
@@ -137,7 +139,7 @@ class Run(MixingTables):
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
-            raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
+            raise InputError(f"{shorten(point)!r} was not captured in {self.activations}; captured: {points}")
         layers = captured_layers if layers is None else list(layers)
         wrong = [str(layer) for layer in layers if layer not in captured_layers]
         if wrong or not layers:
@@ -151,14 +153,14 @@ class Run(MixingTables):
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
-        return dict(_read_json(self.metrics_folder / f"{stage}.json", stage))
+        return read_json(self.metrics_folder / f"{stage}.json", stage)
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
+        """Return a csv by its `name`, `<stage>/<table>`, as `read_results` does, with its `options`."""
         stage, _, _ = name.partition("/")
-        file = require_output(self.tables / f"{name}.csv", stage)
-        table: pd.DataFrame = pd.read_csv(file, **options)
-        return table
+        with reading(self.tables / f"{name}.csv", stage) as file:
+            table: pd.DataFrame = read_results(file, **options)
+            return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
         """Return the rows of `table` with these `values` by column, holding a part of the file in memory at a time."""
@@ -253,10 +255,6 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
 def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
     table = read_table(folder / "tokens.parquet", stage, **options)
     return table.astype({"word": "Int32"}) if "word" in table else table
-
-
-def _read_json(path: Path, stage: str) -> Any:
-    return json.loads(require_output(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:

@@ -1,0 +1,128 @@
+"""Read parquet and arrow files by batches, until the table grows beyond what such a file may hold."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from attnmix.data.columns import MAX_TABLE_BYTES, Columns, check_names, check_table_size
+from attnmix.data.formats import compression_of, data_suffix
+from attnmix.data.opening import expansion_limit, open_bytes
+
+BATCH_ROWS = 2**14
+
+
+def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
+    """Return the columns of a parquet file, each repeated text held once while it is read."""
+    limit = min(MAX_TABLE_BYTES, expansion_limit(path))
+    with _open_seekable(path) as content:
+        schema = pq.read_schema(content)
+        check_names(schema.names, columns, shown)
+        names = [name for name in schema.names if columns is None or name in columns.values()]
+        texts = [name for name in names if _is_text(schema.field(name).type)]
+        with pq.ParquetFile(content, read_dictionary=texts) as file:
+            check_table_size(_stored_bytes(file.metadata, names), limit)
+            batches = _limit_batches(file.iter_batches(BATCH_ROWS, columns=names), limit)
+            table = pa.Table.from_batches(batches, None if batches else file.schema_arrow)
+    for number, name in enumerate(table.column_names):
+        if name in texts:
+            table = table.set_column(number, name, table.column(name).cast(schema.field(name).type))
+    return _to_frame(table)
+
+
+def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
+    """Return the columns of an arrow file, in the stream format (as `datasets` writes it) or the file format."""
+    limit = min(MAX_TABLE_BYTES, expansion_limit(path))
+    with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
+        check_names(schema.names, columns, shown)
+        names = [name for name in schema.names if columns is None or name in columns.values()]
+        batches = _limit_batches((batch.select(names) for batch in all_batches), limit)
+        kept_schema = pa.schema([schema.field(name) for name in names])
+    return _to_frame(pa.Table.from_batches(batches, kept_schema))
+
+
+def stored_class_names(path: Path, column: str) -> list[str] | None:
+    """Return the names of the classes that `datasets` stores beside a column of codes in parquet and arrow files."""
+    suffix = data_suffix(path.name)
+    if suffix not in (".parquet", ".arrow"):
+        return None
+    with _open_seekable(path) as content:
+        if suffix == ".parquet":
+            metadata = pq.read_schema(content).metadata
+        else:
+            with _open_batches(content) as (schema, _):
+                metadata = schema.metadata
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return [str(name) for name in features[column]["names"]]
+    except (KeyError, TypeError, ValueError):  # another program's, or no classes
+        return None
+
+
+@contextmanager
+def _open_seekable(path: Path) -> Iterator[Any]:
+    """Yield a file whose end can be read first; a compressed one is decompressed into memory."""
+    with open_bytes(path) as content:
+        yield pa.BufferReader(content.read()) if compression_of(path.name) else content
+
+
+@contextmanager
+def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    try:
+        with pa.ipc.open_file(content) as file:
+            yield file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+            return
+    except pa.ArrowInvalid:
+        content.seek(0)
+    with pa.ipc.open_stream(content) as stream:
+        yield stream.schema, iter(stream)
+
+
+def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.RecordBatch]:
+    """Return all batches; raise `ValueError` as soon as they take more than `limit` bytes."""
+    kept = []
+    size = 0
+    for batch in batches:
+        size += sum(_expanded_bytes(column) for column in batch.columns)
+        check_table_size(size, limit)
+        kept.append(batch)
+    return kept
+
+
+def _to_frame(table: pa.Table) -> pd.DataFrame:
+    table.validate(full=True)  # that texts are UTF-8
+    frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
+    return frame
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+
+
+def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
+    """Return the size of these columns without compression, as the file declares it."""
+    size = 0
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for column_number in range(group.num_columns):
+            column = group.column(column_number)
+            if column.path_in_schema in names or column.path_in_schema.split(".")[0] in names:
+                size += column.total_uncompressed_size
+    return size
+
+
+def _expanded_bytes(column: pa.Array) -> int:
+    """Return the size of a column with each of its texts written out."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    if not _is_text(column.type.value_type):
+        return int(column.indices.nbytes)
+    lengths = pc.binary_length(column.dictionary)
+    return int(pc.sum(lengths.take(column.indices)).as_py() or 0)

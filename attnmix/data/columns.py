@@ -1,0 +1,59 @@
+"""The columns of a data file: which ones are read, and the error for one that is missing or repeated."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnmix.core.errors import InputError
+
+SEPARATOR_NAMES = {",": "commas (,)", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
+MAX_TABLE_BYTES = 2**32  # of the columns that are read, in memory
+MAX_SHOWN_NAMES = 12  # of columns in a message
+MAX_SHOWN_LETTERS = 40  # of each such name
+Columns = Mapping[str, str]
+"""Names of columns in a file, by the parameter that names each: `text`, `text_pair`, `label`, `group`."""
+
+
+def check_names(names: Sequence[str], columns: Columns | None, shown: str, separator: str | None = None) -> None:
+    """Raise `InputError` where a column of `columns` is missing, and `ValueError` where it is there twice."""
+    wanted = list(names) if columns is None else list(columns.values())
+    repeated = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
+    if repeated:
+        raise ValueError(f"it has more than one column {shown_names(repeated)}; each name once")
+    for key, name in (columns or {}).items():
+        if name not in names:
+            problem = f"{shown} has no column {shown_names([name])}; it has {shown_names(names)}"
+            parameter = f"dataset.{key.removesuffix('_pair')}_column"
+            raise InputError(f"{parameter}: {problem}{_header_hint(names, wanted, separator)}")
+
+
+def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
+    """Raise `ValueError` where the columns that are read take more than `limit` bytes."""
+    if size > limit:
+        allowed = f"{limit / 1e9:.3g} GB are allowed for a file of its size"
+        raise ValueError(f"its texts take more memory than a data set's; {allowed}; take a part of it")
+
+
+def shown_names(names: Sequence[Any]) -> str:
+    """Return the first names of columns for a message, long ones cut."""
+    words = []
+    for name in map(str, names):
+        words.append(repr(name if len(name) <= MAX_SHOWN_LETTERS else f"{name[:MAX_SHOWN_LETTERS]}..."))
+    more = len(words) - MAX_SHOWN_NAMES
+    return ", ".join([*words[:MAX_SHOWN_NAMES], f"and {more} more"] if more > 0 else words) or "none"
+
+
+def _header_hint(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
+    """Return what is wrong with a header that lacks a wanted name, where that can be seen."""
+    if separator is None:
+        return ""
+    header = separator.join(names)
+    for other, description in SEPARATOR_NAMES.items():
+        parts = [part.strip(' "') for part in header.split(other)]
+        if other != separator and len(parts) > 1 and (len(names) == 1 or {*parts} & {*wanted}):
+            expected = SEPARATOR_NAMES.get(separator, repr(separator))
+            return f"; its fields are separated by {description}, and {expected} are expected: save it with those"
+    if {name.strip('"') for name in names if name.startswith('"')} & {*wanted}:
+        return '; its names are in quotes ("), and tsv is read without quotes: save it as csv'
+    if any(len(name) > MAX_SHOWN_LETTERS for name in names):
+        return "; the first line must be a header with the names of the columns"
+    return ""

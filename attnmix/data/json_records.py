@@ -1,0 +1,99 @@
+"""Read JSON: an object on each line (jsonl, ndjson), or objects one after another or in one list (json)."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pandas as pd
+
+from attnmix.core.terminal import shorten
+from attnmix.data.columns import Columns, check_names, check_table_size
+
+JSON_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown: str) -> pd.DataFrame:
+    """Return the objects of a file as rows; raise `ValueError` with the line of one that cannot be used."""
+    names: dict[str, None] = {}
+    rows: list[dict[str, Any]] = []
+    size = 0
+    with io.TextIOWrapper(content, encoding="utf-8-sig") as file:
+        for number, record in _read_lines(file) if in_lines else _read_values(file.read()):
+            if not isinstance(record, dict):
+                raise ValueError(f"line {number} is no JSON object; {_allowed(in_lines)}")
+            names.update(dict.fromkeys(record))
+            row = record
+            if columns is not None:
+                row = {name: record[name] for name in columns.values() if name in record}
+            rows.append(row)
+            size += sum(len(value) for value in row.values() if isinstance(value, str))
+            check_table_size(size)
+    if rows:
+        check_names(list(names), columns, shown)
+    return pd.DataFrame(rows, dtype=object)  # a string may hold half a character
+
+
+def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line, object_pairs_hook=_unique_keys)
+            except (ValueError, RecursionError) as error:
+                raise _line_error(number, error, in_lines=True) from error
+
+
+def _read_values(text: str) -> Iterator[tuple[int, Any]]:
+    """Yield the first line and the value of each element of a list, or of each of several values."""
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
+    position = JSON_SPACE.match(text).end()  # type: ignore[union-attr]  # it matches any text
+    in_list = text.startswith("[", position)
+    separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
+    if in_list:
+        position = JSON_SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+    if in_list and text.startswith("]", position):
+        return
+    number, counted = 1, 0
+    ended = not in_list
+    while position < len(text):
+        number += text.count("\n", counted, position)
+        counted = position
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise _line_error(number, error, in_lines=False) from error
+        yield number, value
+        between = separator.match(text, position)
+        if between is None:
+            raise ValueError(f"after the object of line {number} there is no comma; {_allowed(in_lines=False)}")
+        position = between.end()
+        if in_list and between[1] == "]":
+            ended = True
+            break
+    if not ended or position < len(text):
+        raise ValueError(f"its list does not end with the file; {_allowed(in_lines=False)}")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raise `ValueError` for a repeated key, of which Python's `json` keeps the last value."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise _RepeatedKeyError(f"the key {shorten(repeated)!r} more than once; each key once")
+    return record
+
+
+class _RepeatedKeyError(ValueError):
+    """An object with a repeated key."""
+
+
+def _line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
+    if isinstance(error, _RepeatedKeyError):
+        return ValueError(f"the object of line {number} has {error}")
+    return ValueError(f"line {number} is no JSON object: {error}; {_allowed(in_lines)}")
+
+
+def _allowed(in_lines: bool) -> str:
+    return "one object on each line" if in_lines else "allowed: one object for each row, in a list or on lines"

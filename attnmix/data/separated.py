@@ -1,0 +1,108 @@
+"""Read csv, with fields in double quotes (RFC 4180), and tsv, without quotes.
+
+Both are read by Python's `csv` in its strict mode: pandas and pyarrow take a stray quote for the start of a field,
+which ends at the next quote, and lose the rows between (tests/test_files.py shows it).
+"""
+
+import csv
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Literal
+
+import pandas as pd
+
+from attnmix.data.columns import SEPARATOR_NAMES, Columns, check_names, check_table_size
+
+WELL_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def read_separated(
+    content: BinaryIO, separator: str, quoted: bool, columns: Columns | None, shown: str
+) -> pd.DataFrame:
+    """Return the fields of csv (`quoted`) or tsv as text; every record must have as many fields as the header."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    with _long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
+        records = _read_records(reader)
+        _, names = next(records, (0, []))
+        check_names(names, columns, shown, separator)
+        kept = [number for number, name in enumerate(names) if columns is None or name in columns.values()]
+        values: list[list[str]] = [[] for _ in kept]
+        header = _fold(names)
+        size = 0
+        for row, record in records:
+            if len(record) != len(names):
+                count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
+                raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
+            if record[0].strip(f"{BYTE_ORDER_MARK} ").casefold() in header and _fold(record) == header:
+                problem = f"row {row} (line {reader.line_num}) repeats the header, as where files were joined"
+                raise ValueError(f"{problem}; remove this line")
+            for column, number in zip(values, kept, strict=True):
+                column.append(record[number])
+                size += len(record[number])
+            check_table_size(size)
+    frame = pd.DataFrame(dict(zip([names[number] for number in kept], values, strict=True)), dtype=object)
+    if not quoted:
+        _warn_of_quotes(frame, shown)
+    return frame
+
+
+def _fold(fields: Sequence[str]) -> list[str]:
+    """Return the fields of a header without case and order, so that each of its repetitions is equal."""
+    return sorted(field.strip(f"{BYTE_ORDER_MARK} ").casefold() for field in fields)
+
+
+def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the fields of each record that is no empty line; the header has number 0."""
+    row, start = 0, 1
+    while True:
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            lines = f"line {start}" if reader.line_num <= start else f"lines {start} to {reader.line_num}"
+            problem = f'row {row} ({lines}): a field begins with a quote (") that does not end it ({error})'
+            raise ValueError(f"{problem}; within a field in quotes each quote is written twice") from error
+        start = reader.line_num + 1
+        if record:
+            yield row, record
+            row += 1
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lift the limit of Python's `csv` on the length of a field, 131,072 letters, which is one for all readers."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _ragged_advice(separator: str, quoted: bool) -> str:
+    if quoted:
+        mark = SEPARATOR_NAMES.get(separator, repr(separator))
+        return f"each row has as many as the header, and a field that holds {mark} is in quotes"
+    return 'tsv is read without quotes ("): save a file with tabs or line breaks in its fields as csv or jsonl'
+
+
+def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
+    """Warn where all quotes in a tsv file are those that a writer of csv adds, which stay in the texts."""
+    doubled_row = None
+    for name in frame:
+        for row, value in enumerate(frame[name], 1):
+            if '"' not in value:
+                continue
+            if not WELL_QUOTED.fullmatch(value):
+                return
+            if '""' in value[1:-1]:
+                doubled_row = row if doubled_row is None else min(row, doubled_row)
+    if doubled_row is not None:
+        problem = f'the quotes of row {doubled_row} and others are doubled ("") as in csv'
+        logging.warning("%s: %s; tsv has no quotes, so they stay in the text: save it as csv", shown, problem)

@@ -1,0 +1,379 @@
+"""Which files of a data folder are read: those that the log and reports/sources.json name, and no other."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import logging
+import lzma
+import random
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pytest
+from conftest import toy_reviews
+
+from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters
+from attnmix.data.folders import source_files
+from attnmix.data.source import read_source
+
+COLUMNS = {"text": "text", "label": "label"}
+Rows = list[tuple[str, str]]
+
+
+def zip_of(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("the only one.csv", content)
+    return file.getvalue()
+
+
+def zst_of(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zip": zip_of,
+    ".zst": zst_of,
+}
+
+
+def content_of(rows: Rows, suffix: str) -> bytes:
+    """Return a file of the format with this suffix."""
+    if suffix in (".csv", ".tsv"):
+        file = io.StringIO()
+        csv.writer(file, delimiter="," if suffix == ".csv" else "\t").writerows([("text", "label"), *rows])
+        return file.getvalue().encode()
+    objects = [{"text": text, "label": label} for text, label in rows]
+    if suffix == ".json":
+        return json.dumps(objects, indent=1).encode()
+    if suffix in (".jsonl", ".ndjson"):
+        return "".join(f"{json.dumps(each)}\n" for each in objects).encode()
+    table = pa.Table.from_pylist(objects)
+    if suffix == ".parquet":
+        sink = io.BytesIO()
+        table.to_pandas().to_parquet(sink, index=False)
+        return sink.getvalue()
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(stream.getvalue())
+
+
+class Folder:
+    """A random folder in `root`, which knows the rows of the files that are to be read."""
+
+    def __init__(self, root: Path, way: random.Random) -> None:
+        self.root, self.way = root, way
+        self.folder = root / way.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
+        self.folder.mkdir()
+        for name in ("x 1", "ab", "xy", "a"):  # which a glob of the folder's name would read
+            if name != self.folder.name:
+                self.write(root / name / "train.csv", self.rows(), ".csv")
+        self.suffix = way.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
+        self.expected: dict[str, Rows] = {}
+        self.number = 0
+
+    def rows(self) -> Rows:
+        self.number = getattr(self, "number", 0) + 1
+        return [(f"text {self.number} {row}", "ab"[row % 2]) for row in range(self.way.randint(1, 3))]
+
+    def write(self, path: Path, rows: Rows, suffix: str, compression: str = "") -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(COMPRESS[compression](content_of(rows, suffix)))
+
+    def add_data(self, stem: str) -> None:
+        """Write a file that is to be read, plain or compressed, here or behind a link."""
+        compression = self.way.choice([*COMPRESS, "", "", ""])
+        name = f"{stem}{self.suffix}{compression}"
+        self.expected[name] = self.rows()
+        path = self.folder / name
+        if self.way.random() < 0.2:
+            target = self.root / "elsewhere" / str(self.number) / path.name
+            self.write(target, self.expected[name], self.suffix, compression)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)
+        else:
+            self.write(path, self.expected[name], self.suffix, compression)
+
+    def add_others(self) -> None:
+        """Write files that are not to be read: backups, unfinished downloads, hidden and saved ones, caches."""
+        file = f"train{self.suffix}"
+        names = [f"{file}{end}" for end in (".bak", ".dvc", "~", ".crdownload", ".part", ".tmp", ".gz.part", ".orig")]
+        names += [
+            f".{file}",
+            f".#{file}",
+            f"#{file}#",
+            f".ipynb_checkpoints/{file}",
+            f"__MACOSX/{file}",
+            f".git/{file}",
+        ]
+        names += ["cache-0123456789abcdef.arrow", "notes.txt", "train.py", "LICENSE", f"train{self.suffix}.swp"]
+        for name in self.way.sample(names, self.way.randint(0, 5)):
+            self.write(self.folder / name, self.rows(), self.suffix)
+        if self.way.random() < 0.2:
+            (self.folder / "loop").symlink_to(self.folder, target_is_directory=True)
+        if self.way.random() < 0.2:
+            (self.folder / "gone.md").symlink_to("nowhere")
+
+
+def flat_folder(folder: Folder) -> None:
+    marks = ["", " (1)", "-a[1]", "_{b}", ".c*d", " é", "-e?"]
+    for split in ("train", "test")[: folder.way.randint(1, 2)]:
+        for mark in folder.way.sample(marks, folder.way.randint(1, 3)):
+            folder.add_data(f"{split}{mark}")
+
+
+def nested_folder(folder: Folder) -> None:
+    for split in ("train", "test")[: folder.way.randint(1, 2)]:
+        for name in folder.way.sample(["a", "b [1]", "deep/c", "deep/er/d*"], folder.way.randint(1, 3)):
+            folder.add_data(f"{split}/{name}")
+
+
+def folder_of_shards(folder: Folder) -> None:
+    for split in ("train", "test")[: folder.way.randint(1, 2)]:
+        total = folder.way.randint(1, 3)
+        for number in range(total):
+            folder.add_data(f"data/{split}-{number:05}-of-{total:05}")
+
+
+def folder_without_splits(folder: Folder) -> None:
+    for name in folder.way.sample(["one", "two [2]", "in/three", "a*", "in {4}/four"], folder.way.randint(1, 3)):
+        folder.add_data(name)
+
+
+def saved_folder(folder: Folder) -> None:
+    folder.suffix = ".arrow"
+    splits = ("train", "test")[: folder.way.randint(1, 2)]
+    (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+    for split in splits:
+        file = f"{split}/data-00000-of-00001.arrow"
+        folder.expected[file] = folder.rows()
+        folder.write(folder.folder / file, folder.expected[file], ".arrow")
+        state = {"_data_files": [{"filename": Path(file).name}], "_split": split}
+        (folder.folder / split / "state.json").write_text(json.dumps(state))
+        (folder.folder / split / "dataset_info.json").write_text("{}")
+        folder.write(folder.folder / split / "cache-0123456789abcdef.arrow", folder.rows(), ".arrow")
+        folder.write(folder.folder / split / "tmp1a2b.arrow", folder.rows(), ".arrow")
+
+
+def logged_files(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    """Return the files that the log names as read, with their numbers of rows."""
+    messages = [message for message in caplog.messages if re.match(r"(train|test): \d+ rows of ", message)]
+    parts = [part for message in messages for part in message.split(": ", 1)[1].split(", ")]
+    return {name: int(number) for number, name in (part.split(" rows of ", 1) for part in parts)}
+
+
+def test_rows_of_500_random_folders_are_those_of_the_files_that_are_logged_and_watched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    layouts = (flat_folder, nested_folder, folder_of_shards, folder_without_splits, saved_folder)
+    for seed in range(500):
+        way = random.Random(seed)
+        caplog.clear()
+        with TemporaryDirectory() as root:
+            folder = Folder(Path(root), way)
+            layouts[seed % len(layouts)](folder)
+            folder.add_others()
+            settings = DatasetParameters(name=str(folder.folder))
+            tables, _ = read_source(settings, COLUMNS)
+            watched = source_files(settings)
+            assert all(path.is_relative_to(folder.folder) for path in watched.values())
+        expected = folder.expected
+        assert logged_files(caplog) == {name: len(rows) for name, rows in expected.items()}, seed
+        watched_data = {name for name in watched if Path(name).name not in ("state.json", "dataset_dict.json")}
+        assert watched_data == set(expected), seed
+        read = [row for table in tables.values() for row in table[["text", "label"]].itertuples(index=False, name=None)]
+        assert sorted(read) == sorted(row for rows in expected.values() for row in rows), seed
+        assert "a copy" not in caplog.text
+
+
+def reviews(number: int = 60) -> pd.DataFrame:
+    return toy_reviews(number, 0)[["text"]].assign(label=["good", "bad"] * (number // 2))
+
+
+def read(name: Path, **settings: Any) -> dict[str, pd.DataFrame]:
+    return read_source(DatasetParameters(name=str(name), **settings), COLUMNS)[0]
+
+
+def test_files_that_save_to_disk_and_map_write_are_read_as_datasets_does(tmp_path: Path) -> None:
+    frame = reviews().assign(label=[0, 1] * 30)
+    names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])})
+    splits = {split: datasets.Dataset.from_pandas(frame, features=names) for split in ("learn", "held_out")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved", num_shards={"learn": 2, "held_out": 1})
+    saved = datasets.load_from_disk(str(tmp_path / "saved"))
+    saved.map(lambda row: {"text": row["text"].upper()})
+    assert list((tmp_path / "saved").rglob("cache-*.arrow"))
+    tables = read(tmp_path / "saved", train_split="learn", test_split="held_out")
+    for split, own in (("learn", "train"), ("held_out", "test")):
+        assert tables[own]["text"].tolist() == saved[split]["text"]
+        assert tables[own]["label"].tolist() == [("bad", "good")[code] for code in saved[split]["label"]]
+    splits["learn"].save_to_disk(tmp_path / "alone")
+    assert len(read(tmp_path / "alone")["train"]) == 60
+    (tmp_path / "alone/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(InputError, match=r"state\.json names data-00000-of-00001\.arrow, which is not in that folder"):
+        read(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("names", [("train.csv", "train.csv.gz"), ("a/train.tsv.xz", "a/train.csv")])
+def test_one_table_in_two_files_is_an_error_that_names_both(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        reviews().to_csv(path, index=False)
+    expected = rf"{names[0]} and {names[1]}|{names[1]} and {names[0]}"
+    with pytest.raises(InputError, match=rf"({expected}) have the same name .*; remove one, or rename it"):
+        read(tmp_path)
+
+
+def test_equal_rows_of_two_files_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reviews().to_csv(tmp_path / "train.csv", index=False)
+    reviews().iloc[:40].to_csv(tmp_path / "train (copy).csv", index=False)
+    assert len(read(tmp_path)["train"]) == 100
+    assert "train: 40 rows of train.csv are in train (copy).csv too; remove one of the files" in caplog.text
+
+
+@pytest.mark.parametrize("target", ["/nowhere/a.csv.gz", "train-2.csv.gz"])
+def test_a_link_to_a_data_file_that_is_missing_is_an_error(tmp_path: Path, target: str) -> None:
+    reviews().to_csv(tmp_path / "train.csv", index=False)
+    (tmp_path / "train-2.csv.gz").symlink_to(target)
+    with pytest.raises(InputError, match=rf"train-2\.csv\.gz is a link to {target}, which does not exist"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("data_files: ../other.csv", r"names \.\./other\.csv, which is not in it; download it yourself"),
+        ("data_files: /etc/other.csv", r"names /etc/other\.csv, which is not in it"),
+        ("data_files: hf://datasets/a/b.csv", r"names hf://datasets/a/b\.csv, which is not in it"),
+        ("data_files: train.csv.bak", r"names train\.csv\.bak, which is no data file in it; allowed: names that end"),
+        ("data_dir: none", r"names the folder none, which holds no data file in it; allowed: names that end"),
+        ("data_dir: ..", r"names the folder \.\., which holds no data file in it"),
+        ("data_files: none/*", r"names none/\*, which is no data file in it"),
+        ('quotechar: "\'"', r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
+        ("skiprows: 3", r"sets skiprows: 3, which is not supported"),
+        ("encoding: latin-1", r"sets encoding: latin-1, which is not supported"),
+        ("names: [label, text]", r"sets names: \['label', 'text'\], which is not supported"),
+        ("sep: '\\s+'", r"sets sep: '.+'; allowed: one character"),
+    ],
+)
+def test_a_description_that_asks_for_what_is_not_there_is_an_error(tmp_path: Path, head: str, expected: str) -> None:
+    for name in ("train.csv", "train.csv.bak"):
+        reviews().to_csv(tmp_path / name, index=False)
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {head}\n---\n")
+    with pytest.raises(InputError, match=expected):
+        read(tmp_path)
+
+
+def test_patterns_of_a_description_choose_among_data_files(tmp_path: Path) -> None:
+    for name in ("part [1].csv", "part 1.csv", "part 2.csv.bak", "in/part 3.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        reviews().to_csv(tmp_path / name, index=False)
+    for pattern, names in (
+        ("part [1].csv", {"part [1].csv"}),
+        ("./part*", {"part [1].csv", "part 1.csv"}),
+        ("**/part ?.*", {"part 1.csv", "in/part 3.csv"}),
+    ):
+        values = json.dumps([{"split": "train", "path": pattern}])
+        (tmp_path / "README.md").write_text(
+            f"---\nconfigs:\n- config_name: default\n  data_files: {values}\n  encoding: utf-8\n---\n"
+        )
+        assert set(source_files(DatasetParameters(name=str(tmp_path)))) == {"README.md", *names}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_a_compressed_file_is_read_as_the_plain_one(tmp_path: Path, compression: str) -> None:
+    def write(name: str, content: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"train{Path(name).suffix}{compression}").write_bytes(COMPRESS[compression](content.encode()))
+        return folder
+
+    rows = [("a", "01"), ("b", "1"), ('so "warm"', "01")]
+    table = read(write("words.csv", content_of(rows, ".csv").decode()))["train"]
+    assert list(table.itertuples(index=False, name=None)) == rows
+    for name, content, expected in (
+        ("open.csv", 'text,label\n"so warm,a\nb,b\n', r"row 1 \(lines 2 to 3\): a field begins with a quote"),
+        ("joined.csv", "text,label\na,b\nText ,LABEL\nb,a\n", r"row 2 \(line 3\) repeats the header"),
+        ("bom.tsv", "label\ttext\nb\ta\n\ufefftext\tlabel\n", r"row 2 \(line 3\) repeats the header"),
+        ("twice.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": 1, "label": 0}\n', r"line 2 has the key 'l"),
+        ("twice.json", '[{"text": "a",\n"label": 1},\n{"text": "a",\n"text": "b"}]', r"line 3 has the key 'text' more"),
+        ("empty.csv", "", r"has no column 'text'; it has none"),
+    ):
+        with pytest.raises(InputError, match=expected) as raised:
+            read(write(name, content))
+        assert f"train{Path(name).suffix}{compression}" in str(raised.value)
+
+
+def test_json_is_a_list_or_a_sequence_of_objects(tmp_path: Path) -> None:
+    rows = [{"text": "a [1], {b}", "label": 0}, {"text": "c", "label": 1}]
+    path = tmp_path / "train.json"
+    for content in (json.dumps(rows), json.dumps(rows, indent=2), "\n".join(map(json.dumps, rows))):
+        path.write_text(f"\ufeff {content}\n")
+        assert read(path)["train"].to_dict("records") == rows
+    for content, expected in (
+        ("[]", "it holds no reviews"),
+        ('[{"text": "a"}, ', "its list does not end with the file"),
+        ('[{"text": "a"} {}]', "after the object of line 1 there is no comma"),
+        ('{"text": ["a", "b"]} 3', "line 1 is no JSON object; allowed: one object for each row"),
+        ('["a"]', "line 1 is no JSON object"),
+        ('[{"text": }]', "line 1 is no JSON object: Expecting value"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match=expected):
+            read(path)
+
+
+@pytest.mark.parametrize("compression", [each for each in COMPRESS if each])
+def test_a_damaged_or_much_larger_compressed_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    path = tmp_path / f"train.csv{compression}"
+    whole = COMPRESS[compression](reviews(200).to_csv(index=False).encode())
+    for content in (whole[: len(whole) // 2], b"text,label\na,b\n", b"<html>"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=rf"train\.csv\{compression}: \S+"):
+            read(tmp_path)
+    monkeypatch.setattr("attnmix.data.opening.FREE_BYTES", 2**20)
+    path.write_bytes(COMPRESS[compression](b"text,label\n" + b" " * 2_000_000))
+    with pytest.raises(InputError, match=r"it takes more room decompressed than a data set; 0\.00105 GB are allowed"):
+        read(tmp_path)
+
+
+def test_an_archive_of_several_files_is_an_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "train.csv.zip", "w") as archive:
+        for name in ("a.csv", "b.csv", "__MACOSX/a.csv"):
+            archive.writestr(name, "text,label\na,b\n")
+    with pytest.raises(InputError, match="it is an archive of 2 files; allowed: one"):
+        read(tmp_path)
+
+
+def test_a_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.csv.bak").write_text("text,label\n")
+    with pytest.raises(InputError, match=r"holds no data file \(there is train\.csv\.bak\); allowed: names that end"):
+        read(tmp_path)
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    with pytest.raises(InputError, match=r"holds no data file \(there is no file\)"):
+        read(tmp_path)

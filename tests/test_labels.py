@@ -1,0 +1,143 @@
+"""What the label column of a data set means: codes or names of classes, and names that look the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import toy_reviews
+
+from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters, checked_section
+from attnmix.data.source import read_source, read_splits
+
+COLUMNS = {"text": "text", "label": "label"}
+
+
+def write_labels(folder: Path, labels: Sequence[Any], names: Sequence[str] | None, suffix: str = ".csv") -> Path:
+    """Write labels into two files of a split, and the names of their classes into a README."""
+    folder.mkdir(exist_ok=True)
+    frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
+    for part, rows in enumerate((frame.iloc[::2], frame.iloc[1::2])):
+        path = folder / f"train-{part}{suffix}"
+        if suffix == ".csv":
+            rows.to_csv(path, index=False)
+        else:
+            rows.to_json(path, orient="records", lines=True)
+    if names is not None:
+        label = {"class_label": {"names": {str(number): name for number, name in enumerate(names)}}}
+        info = {"features": [{"name": "text", "dtype": "string"}, {"name": "label", "dtype": label}]}
+        (folder / "README.md").write_text(f"---\ndataset_info: {json.dumps(info)}\n---\n", encoding="utf-8")
+    return folder
+
+
+def read_labels(folder: Path) -> list[str]:
+    table = read_source(DatasetParameters(name=str(folder)), COLUMNS)[0]["train"]
+    labels: list[str] = (
+        table.assign(number=table["text"].str.removeprefix("text ").astype(int)).sort_values("number")["label"].tolist()
+    )
+    return labels
+
+
+RATINGS = ("1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "labels", "names", "expected"),
+    [
+        (".csv", [0, 1, 2], RATINGS, ["1", "2", "3"]),
+        (".csv", [1, 2, 3], RATINGS, ["1", "2", "3"]),
+        (".csv", ["0.0", "1.0", "2.0"], RATINGS, ["1", "2", "3"]),
+        (".jsonl", [0, 1, 2], RATINGS, ["1", "2", "3"]),
+        (".jsonl", [1, 2], RATINGS, ["2", "3"]),
+        (".jsonl", ["1", "2"], RATINGS, ["1", "2"]),
+        (".jsonl", [True, False], ("no", "yes"), ["yes", "no"]),
+        (".csv", [0, 1, 0], ("0", "1"), ["0", "1", "0"]),
+        (".csv", [-1, 0, 1], ("-1", "0", "1"), ["-1", "0", "1"]),
+        (".csv", ["good", "bad"], ("good", "bad"), ["good", "bad"]),
+    ],
+)
+def test_a_column_holds_codes_or_names_in_all_its_values(
+    tmp_path: Path, suffix: str, labels: list[Any], names: Sequence[str], expected: list[str]
+) -> None:
+    assert read_labels(write_labels(tmp_path / "data", labels, names, suffix)) == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "labels", "names", "expected"),
+    [
+        (
+            ".csv",
+            [1, 2],
+            RATINGS,
+            r"holds '1', '2', which are names of classes, and codes of other ones, in a file wit",
+        ),
+        (".csv", [0, 3], RATINGS, r"holds '3', which is no class of its description; the names '1', '2', '3', or in"),
+        (".jsonl", [0, 3], RATINGS, r"holds 3, which is no class of its description; .* the codes 0 to 2"),
+        (".jsonl", [0, 0.5], RATINGS, r"holds 0\.5, which is no class"),
+        (".csv", ["01", "1"], ("bad", "good"), r"holds '01', which is no class"),
+        (".jsonl", [0, "good"], ("bad", "good"), r"mixes words and numbers \(0, 'good'\); write all labels as codes"),
+        (".jsonl", ["good", "x" * 1000], ("bad", "good"), r"holds 'x{80}\.\.\.', which is no class"),
+        (".csv", [0, -1], ("bad", "good"), r"the label is missing in column 'label', row 1"),
+    ],
+)
+def test_a_label_that_is_neither_is_an_error(
+    tmp_path: Path, suffix: str, labels: list[Any], names: Sequence[str], expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        read_labels(write_labels(tmp_path / "data", labels, names, suffix))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        ("café", "cafe\u0301", r"'cafe\u0301', 'caf\xe9'"),
+        ("pos", "pos\u200b", r"'pos', 'pos\u200b'"),
+        ("so so", "so\u00a0so", r"'so so', 'so\xa0so'"),
+        ("so so", "so  so", "'so  so', 'so so'"),
+        ("po\u00ads", "pos", r"'pos', 'po\xads'"),
+        ("ok\ufe0f", "ok", r"'ok', 'ok\ufe0f'"),
+        ("fi", "\N{LATIN SMALL LIGATURE FI}", r"'fi', '\ufb01'"),
+        ("Straße", "STRASSE", "'STRASSE', 'Straße'"),
+        ("\N{FULLWIDTH DIGIT ONE}", "1st", None),
+        ("Yes", "yes", "'Yes', 'yes'"),
+        ("good", "goods", None),
+    ],
+)
+def test_classes_that_look_the_same_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, one: str, other: str, shown: str | None
+) -> None:
+    frame = toy_reviews(60, 0)[["text"]].assign(label=[one, other, "third"] * 20)
+    frame.to_csv(tmp_path / "reviews.csv", index=False)
+    read_splits(DatasetParameters(name=str(tmp_path / "reviews.csv")), 1)
+    if shown is None:
+        assert "differ only in how" not in caplog.text
+    else:
+        assert f"classes that differ only in how they are written: {shown}" in caplog.text
+
+
+def test_a_message_cuts_each_value_of_the_users_data(tmp_path: Path) -> None:
+    long = "letters " * 100_000
+    for columns, expected in (
+        ({"text": ["a"], long: ["b"]}, "no column 'label'"),
+        ({"text": ["a"], "label": [f"={long}"]}, "1 class"),
+        ({"text": ["a", "b"], "label": [f"={long}", "b"]}, "a spreadsheet would run as a formula"),
+        ({"text": ["a", "b"], "label": [f"1.5{'0' * 100_000}", "1"]}, "numbers that are not whole"),
+        ({"text": ["a", "b"], "label": [0, {long: 1}]}, "no word, number or truth value"),
+    ):
+        path = tmp_path / "a.jsonl"
+        pd.DataFrame(columns).to_json(path, orient="records", lines=True)
+        with pytest.raises(InputError, match=expected) as raised:
+            read_splits(DatasetParameters(name=str(path)), 1)
+        assert len(str(raised.value)) < 600
+    for name in ("a/" * 3000, f"{'x' * 300}.csv", f"{'x' * 300}:small"):
+        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} is no path that can be read: File name too long"):
+            read_splits(DatasetParameters(name=name), 1)
+    with pytest.raises(InputError) as raised:
+        checked_section(DatasetParameters, validation_fraction=long)
+    assert len(str(raised.value)) < 600
+    assert str(InputError(f"the word {'x' * 1_000_000} is unknown")) == f"the word {'x' * 80}... is unknown"
