@@ -327,6 +327,13 @@ def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
         read(tmp_path)
 
 
+def test_a_revision_of_a_local_data_set_is_an_error(tmp_path: Path) -> None:
+    toy_reviews(20, 0).to_csv(tmp_path / "train.csv", index=False)
+    for name in (tmp_path, tmp_path / "train.csv"):
+        with pytest.raises(InputError, match=r"^dataset\.revision: .* has no revision 'main'; allowed: empty$"):
+            read(name, revision="main")
+
+
 def test_default_weights_come_from_their_package_with_the_published_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,9 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, s
     """Return `train`, and `test` where the source has one, checked, and the commit of a hub dataset."""
     source, configuration = folders.split_name(dataset.name)
     path = Path(source)
+    if dataset.revision is not None and path.exists():
+        problem = f"{source} is not on a hub, so it has no revision {shorten(dataset.revision)!r}"
+        raise InputError(f"dataset.revision: {problem}; allowed: empty")
     if path.is_file():
         if configuration is not None:
             allowed = f"only a folder or hub dataset has them; name {source} alone"
