@@ -8,6 +8,7 @@ from pathlib import Path
 from attnmix.core.terminal import printable
 
 MAX_MESSAGE = 300  # characters of another library's message in one of ours
+MAX_VALUE = 80  # characters of a user's value in a message
 
 
 class InputError(Exception):
@@ -37,6 +38,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def shown_value(value: object) -> str:
+    """Return the representation of a user's value for a message, truncated to `MAX_VALUE` characters."""
+    text = " ".join(repr(value).split())
+    return f"{text[: MAX_VALUE - 3]}..." if len(text) > MAX_VALUE else text
 
 
 def in_one_line(error: BaseException) -> str:
