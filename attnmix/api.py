@@ -254,7 +254,8 @@ class Measures:
         """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
 
         It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
-        the tokens of at most 20 texts, which are cut to 48 tokens: it takes a second or two a text. Raise `InputError`
+        the tokens of at most 20 texts, which are cut to 48 tokens: a second or two a text in a
+        small model, twenty in BERT-base. Raise `InputError`
         for a family whose layers cannot be taken apart.
 
         >>> result.own_share()["mean"].round(2).tolist()

@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -469,7 +470,9 @@ def _named(side: Trainings) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the last characters of a model's name, which of a long path say most."""
+    """Return a model's name; of a path its last two parts, which are the same on every machine."""
+    if Path(name).is_absolute():
+        name = "/".join(Path(name).parts[-2:])
     return name if len(name) <= MAX_VALUE else f"...{name[3 - MAX_VALUE :]}"
 
 

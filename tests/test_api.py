@@ -186,6 +186,14 @@ def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, ca
         call(model)
 
 
+def test_what_users_catch_and_annotate_is_at_the_top_of_the_package() -> None:
+    from attnmix.comparison import Comparison
+    from attnmix.core.store.runs import Run
+
+    assert (attnmix.InputError, attnmix.Comparison, attnmix.Run) == (InputError, Comparison, Run)
+    assert [name for name in attnmix.__all__ if not hasattr(attnmix, name)] == []
+
+
 BELONGS = {
     "attn_n": r"a mixing ratio: measure\(model, texts, methods=\['attn_n'\]\)",
     "alti": r"a contribution matrix: result\.matrix\('alti'\)",

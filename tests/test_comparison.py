@@ -489,8 +489,8 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     result: attnmix.Measures, changed: attnmix.Measures
 ) -> None:
     compared = attnmix.compare(result, [changed, changed])
-    names = [each.model.name[-77:] for each in (result, changed)]
-    pattern = rf"`before` is (\.\.\.)?{names[0]}, `after` is 2 trainings, of (\.\.\.)?{names[1]}\.$"
+    names = ["/".join(Path(each.model.name).parts[-2:]) for each in (result, changed)]
+    pattern = rf"^`before` is {names[0]}, `after` is 2 trainings, of {names[1]}\.$"
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution

@@ -21,6 +21,7 @@ import yaml
 from conftest import LITTLE, REPOSITORY, digest, toy_reviews, write_parameters, write_tiny_bert
 from dvc.utils.hydra import apply_overrides
 from pydantic import BaseModel
+from transformers import AutoConfig
 
 from attnmix.core import names
 from attnmix.faithfulness.attributions import ATTRIBUTIONS
@@ -28,7 +29,7 @@ from attnmix.figures import labels
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.models.families import PROJECTED, Stack
+from attnmix.models.families import FAMILIES, HEADS, PROJECTED, Stack, family_of
 from stages import tokenize
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
@@ -200,6 +201,9 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert set(settings["matrices"]) <= set(names.MATRIX_NAMES)
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
+    known = {*RATIOS, *LAYER_MATRICES, *names.POINTS, HEADS}
+    for family in FAMILIES:
+        assert set(family_of(AutoConfig.for_model(family)).absent()) <= known, family
     assert set(labels.STEP_MEASURES) == set(names.STEP_MEASURES)
     assert set(labels.CONTROL_LABELS) <= set(CONTROLS)
     assert labels.RANDOM_MODEL == RANDOM
