@@ -14,18 +14,25 @@ if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
     from attnmix.api import Measures, capture, compare, layout, load_result, measure
-    from attnmix.core.store.runs import open_run
+    from attnmix.comparison import Comparison
+    from attnmix.core.errors import InputError
+    from attnmix.core.store.runs import Run, open_run
     from attnmix.model import Model, load
 
 MODULES = {
     **dict.fromkeys(("measure", "capture", "compare", "layout", "load_result", "Measures"), "attnmix.api"),
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
-    "open_run": "attnmix.core.store.runs",
+    **dict.fromkeys(("open_run", "Run"), "attnmix.core.store.runs"),
+    "Comparison": "attnmix.comparison",
+    "InputError": "attnmix.core.errors",
 }
 CLONE_VERSION = "0+clone"
 __all__ = [
+    "Comparison",
+    "InputError",
     "Measures",
     "Model",
+    "Run",
     "capture",
     "compare",
     "interventions",

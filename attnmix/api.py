@@ -17,13 +17,14 @@ model's dtype.
 from __future__ import annotations
 
 import copy
+import io
 import os
 import shutil
 import sys
 import tempfile
 import warnings
 import webbrowser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -35,7 +36,15 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from attnmix.comparison import BOOTSTRAP_SEED, LESS, Comparison, compared, control_table, mean_table
+from attnmix.comparison import (
+    BOOTSTRAP_SEED,
+    LESS,
+    Comparison,
+    check_same_input,
+    compared,
+    control_table,
+    mean_table,
+)
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
@@ -51,11 +60,13 @@ from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
+from attnmix.core.terminal import shorten
+from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, documents_of
-from attnmix.measures.input_parts import PartsReader
+from attnmix.measures.input_parts import RULES, PartsReader
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, quiet
@@ -68,8 +79,6 @@ from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
-    CONTROL_NAMES,
-    OWN_SHARE,
     Given,
     TextTotals,
     check_controls,
@@ -86,6 +95,7 @@ if TYPE_CHECKING:
 LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
+COMPARED = "allowed: two models with texts, compare(before, after, texts), two results of measure, or lists of either"
 WORD_BYTES = 8
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
@@ -139,14 +149,7 @@ def measure(
     ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
     """
     _check_model(model, "measure(model, texts)")
-    family = family_of(model.network.base_model.config)
-    present = family.present(RATIOS)
-    if methods is not None:
-        names = checked_section(MeasureParameters, methods=_names(methods)).methods
-        present = family.present(names)
-        absent = sorted(set(names) - set(present))
-        if absent:
-            raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    present = _present_ratios(model, methods)
     given = _tokenized(model, texts, max_length)
     classes = _classes(labels, len(given.texts))
     controls = _names(controls)
@@ -258,7 +261,8 @@ class Measures:
         """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
 
         It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
-        the tokens of at most 20 texts, which are cut to 48 tokens: it takes a second or two a text. Raise `InputError`
+        the tokens of at most 20 texts, which are cut to 48 tokens: a second or two a text in a
+        small model, twenty in BERT-base. Raise `InputError`
         for a family whose layers cannot be taken apart.
 
         >>> result.own_share()["mean"].round(2).tolist()
@@ -301,8 +305,7 @@ class Measures:
         without_value_bias  0.18   0.00
         """
         method = preferred_ratio(self.methods) if method is None else method
-        if method not in self.methods:
-            raise InputError(f"method: {method!r}; allowed: {', '.join(self.methods)}")
+        check_name("method", method, self.methods)
         if not self.control_totals:
             allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
             raise InputError(f"controls: none was asked for; {allowed}")
@@ -401,12 +404,15 @@ class Measures:
         """
         import xarray
 
-        if not isinstance(name, str) or name not in MATRICES:
-            raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
+        check_name("matrix", name, MATRICES)
         self._check_text(text)
+        self._check_layer(layer)
         known = self._computed.matrices.setdefault(text, {})
         if name not in known:
             layer_matrix = name.removesuffix("_rollout")
+            family = family_of(self._measured_weights().network.base_model.config)
+            if not family.present([layer_matrix]):
+                raise InputError(f"matrix: the model family {family.model_type} has no {name}")
             wanted = [layer_matrix]
             if layer_matrix not in COSTLY_MATRIX_NAMES:  # all others at once
                 wanted = [matrix for matrix in LAYER_MATRICES if matrix not in COSTLY_MATRIX_NAMES]
@@ -414,13 +420,7 @@ class Measures:
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
-        if name not in known:
-            family = family_of(self._measured_weights().network.base_model.config)
-            raise InputError(f"matrix: the model family {family.model_type} has no {name}")
         matrix_LTT = known[name]
-        is_layer = _is_number(layer) and layer in range(1, len(matrix_LTT) + 1)
-        if not is_layer and (layer is not None or self.encoder_layers is not None):
-            raise InputError(f"layer: {layer!r}; allowed: 1 to {len(matrix_LTT)}")
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
@@ -451,6 +451,7 @@ class Measures:
         import xarray
 
         self._check_text(text)
+        check_name("rule", rule, RULES)
         document = self.documents[text]
         tokens = self._labels(text, layer=1)
         positions = _positions(rows, len(tokens))
@@ -469,7 +470,16 @@ class Measures:
 
     def _check_text(self, text: Any) -> None:
         if not _is_number(text) or not 0 <= text < len(self.documents):
-            raise InputError(f"text: {text!r}; allowed: 0 to {len(self.documents) - 1}")
+            raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
+
+    def _check_layer(self, layer: Any) -> None:
+        """Raise `InputError` for an unknown layer, and for no layer if encoder and decoder read different tokens."""
+        layers = self.ratios_by_text[0].shape[1]
+        is_optional = self.encoder_layers is None
+        if layer is None and is_optional:
+            return
+        if not _is_number(layer) or not 1 <= layer <= layers:
+            raise InputError(f"layer: {shorten(repr(layer))}; allowed: 1 to {layers}")
 
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
@@ -649,6 +659,8 @@ def capture(
         check_folder("path", run.root, ["features", "unfinished"])
     _check_model(model, call)
     given_points = {} if points is None else {"points": _names(points)}
+    if points is not None:
+        check_kinds("points", given_points["points"], POINTS)
     settings = checked_section(CaptureParameters, dtype=dtype, **given_points)
     given = _tokenized(model, texts, max_length)
     with model.observed(given.pairs) as base, quiet():
@@ -664,44 +676,106 @@ def capture(
     return run
 
 
-def compare(before: Measures | Sequence[Measures], after: Measures | Sequence[Measures]) -> Comparison:
+def compare(
+    before: Model | Measures | Sequence[Model] | Sequence[Measures],
+    after: Model | Measures | Sequence[Model] | Sequence[Measures],
+    texts: Any = None,
+    *,
+    methods: str | Sequence[str] | None = None,
+    max_length: int | None = None,
+    controls: str | Sequence[str] = (),
+    labels: Sequence[Any] | None = None,
+) -> Comparison:
     """Return what differs between two models on the same texts, paired by text: `after` less `before`.
 
     Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
     that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
-    `class_share` where `measure` was asked for them. `Comparison.by_layer` and `all_rows` have the others.
+    `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
+    what each verdict means.
 
-    A row says `higher` or `lower` of `these_models` where the 95 % interval over texts, which holds for all rows shown
-    at once, leaves out 0. That is no statement about how they were trained: two seeds of one setting differ too. For
-    that, give lists: the results of three models or more of a side that differ in the seed. Then `trainings` says
-    `higher` or `lower` where the interval over trainings leaves out 0 too. `Comparison` says what the other words mean.
+    A difference between two models is no statement about how they were trained: two seeds of one setting differ too.
+    For that, compare lists of three models or more that differ in the seed. One model beside a list is fixed, such as
+    the pretrained model beside its fine-tunings; a list of one model is one training, taken to vary as the others do.
 
-    A result that is given alone beside a list is fixed, such as the pretrained model beside its fine-tunings,
-    `compare(pretrained, [seed_0, seed_1, seed_2])`: only the list varies. A list of one result is one training, taken
-    to vary as those of the other list do: `compare([mine], [seed_0, seed_1, seed_2])`.
+    Args:
+        before: A model that `load` returned, a result of `measure` or `load_result`, or a list of either.
+        after: The same for the other side: models on both sides, or results on both.
+        texts: The texts in which models are measured, as in `measure`. Results have theirs.
+        methods: Of models, the ratios to measure, as in `measure`.
+        max_length: Of models, the number of tokens to which texts are truncated, as in `measure`.
+        controls: Of models, what to measure beside the ratios, as in `measure`.
+        labels: Of models, a class for each text, as in `measure`.
 
-    The own share is computed when it is first asked for (`Measures.own_share`), and left out where that is impossible.
-    Models of which only one has a ratio, as their norms stand elsewhere, are compared by the ratios that both have.
-    Raise `InputError` where texts, tokens, numbers of layers or controls differ.
+    Returns:
+        The comparison. The own share is left out where a family has none, and ratios that only one model has.
 
-    >>> comparison = attnmix.compare(result, result)
-    >>> comparison.rows[["measure", "layer", "difference", "these_models"]].values.tolist()
-    [['own_share', 6, 0.0, 'too few texts'], ['attnresln_n', 'all', 0.0, 'too few texts']]
-    >>> float(comparison.all_rows()["difference"].abs().max())
-    0.0
+    Raises:
+        InputError: For anything else, before a model is run; and where tokens, numbers of layers or controls differ.
+
+    Example:
+        >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
+        >>> comparison.rows[["measure", "layer", "difference", "these_models"]].values.tolist()
+        [['own_share', 6, 0.0, 'too few texts'], ['attnresln_n', 'all', 0.0, 'too few texts']]
+        >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
+        0.0
     """
-    sides = [[side] if isinstance(side, Measures) else _results(side) for side in (before, after)]
-    return compared(sides[0], sides[1], (isinstance(before, Measures), isinstance(after, Measures)))
+    fixed = (isinstance(before, Model | Measures), isinstance(after, Model | Measures))
+    first, second = _side(before), _side(after)
+    kinds = {type(each) for each in (*first, *second)}
+    if len(kinds) > 1:
+        raise InputError(f"compare: models and results; {COMPARED}")
+    options = {"methods": methods, "max_length": max_length, "controls": controls, "labels": labels}
+    if kinds == {Measures}:
+        _check_unused(texts, options)
+        return compared(first, second, fixed)
+    if texts is None:
+        raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
+    measured = _measured_once([*first, *second], texts, options)
+    return compared(measured[: len(first)], measured[len(first) :], fixed)
 
 
-def _results(side: Any) -> list[Measures]:
-    """Return the results of one side of a comparison; raise `InputError` for anything else."""
-    results = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
-    wrong = [result for result in results if not isinstance(result, Measures)]
-    if wrong or not results:
-        given = type(wrong[0]).__name__ if wrong else "nothing"
-        raise InputError(f"compare: {given}; allowed: two results of measure(model, texts), or a list of them a side")
-    return results
+def _side(side: Any) -> list[Any]:
+    """Return the models or the results of one side of a comparison; raise `InputError` for anything else."""
+    members = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
+    if not members:
+        raise InputError(f"compare: an empty list; {COMPARED}")
+    for member in members:
+        if not isinstance(member, Model | Measures):
+            advice = "load(name) returns a model; " if isinstance(member, str | os.PathLike) else ""
+            raise InputError(f"compare: {type(member).__name__}; {advice}{COMPARED}")
+    return members
+
+
+def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
+    """Raise `InputError` for arguments that only models need."""
+    given = {"texts": texts, **options}
+    unused = [name for name, value in given.items() if value is not None and not _is_empty(value)]
+    if unused:
+        raise InputError(
+            f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
+            "place of results"
+        )
+
+
+def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
+    """Return the result of each model, measured once if it is given twice; check all models before measuring one."""
+    if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
+        texts = list(texts)
+    labels = options["labels"]
+    options = {**options, "labels": None if labels is None else list(labels)}
+    layers, ids = [], []
+    for model in models:
+        _present_ratios(model, options["methods"])
+        with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
+            tokenized = _tokenized(model, texts, options["max_length"])
+        layers.append(model.layers)
+        ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
+    check_same_input([model.name for model in models], ids, layers)
+    results: dict[int, Measures] = {}
+    for model in models:
+        if id(model) not in results:
+            results[id(model)] = measure(model, texts, **options)
+    return [results[id(model)] for model in models]
 
 
 def layout(
@@ -737,6 +811,21 @@ def layout(
     settings.check_neighbours(distinct, "n_neighbors")
     xy = fit_map(rows, settings)
     return xy.reshape(*array.shape[:-1], 2)
+
+
+def _present_ratios(model: Model, methods: Any) -> list[str]:
+    """Return the ratios to measure, by default all of the model's family; raise `InputError` for others."""
+    family = family_of(model.network.base_model.config)
+    if methods is None:
+        return family.present(RATIOS)
+    names = _names(methods)
+    check_kinds("methods", names, RATIOS)
+    names = checked_section(MeasureParameters, methods=names).methods
+    present = family.present(names)
+    absent = sorted(set(names) - set(present))
+    if absent:
+        raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    return present
 
 
 def _check_model(model: Any, call: str) -> None:
@@ -816,6 +905,10 @@ def _names(names: Any) -> Any:
     return list(names) if hasattr(names, "__iter__") else names
 
 
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not value
+
+
 def _path(path: Any, call: str) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
@@ -833,5 +926,5 @@ def _positions(rows: Any, tokens: int) -> list[int]:
         return list(range(tokens))
     positions = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
     if not positions or not all(_is_number(position) and 0 <= position < tokens for position in positions):
-        raise InputError(f"rows: {rows!r}; allowed: positions of tokens, 0 to {tokens - 1}")
+        raise InputError(f"rows: {shorten(repr(rows))}; allowed: positions of tokens, 0 to {tokens - 1}")
     return positions

@@ -8,8 +8,10 @@ simultaneous interval over texts, and `trainings`, which says nothing until seve
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,18 +29,12 @@ from attnmix.core.statistics import (
     Resampled,
     resample,
 )
+from attnmix.core.terminal import MAX_VALUE
+from attnmix.measure_names import CLASS_SHARE, OWN_SHARE, SWAP, check_name
 from attnmix.measures.batches import LENGTHS, length_class
 from attnmix.measures.controls import left_out_sentence
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.text_controls import (
-    CLASS_SHARE,
-    OWN_SHARE,
-    OWN_SHARE_TOKENS,
-    SAMPLE_TEXTS,
-    SWAP,
-    TextTotals,
-    texts_without_corpus_value,
-)
+from attnmix.text_controls import OWN_SHARE_TOKENS, SAMPLE_TEXTS, TextTotals, texts_without_corpus_value
 
 if TYPE_CHECKING:
     from attnmix.api import Measures
@@ -50,11 +46,6 @@ OPEN = "open"  # of a difference whose interval includes 0
 TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few trainings", "no interval"
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
-TRAINING_SPREADS = {"true labels": (6, 5.4), "permuted labels": (5, 18.1)}
-"""The layer and the standard deviation, in points, by which five seeds of a setting of the study differ most.
-
-Of the ratio `attnresln_n`, from the intervals in docs/study/answer_layers.csv.
-"""
 BOOTSTRAP_SEED = 111
 _VERDICTS = {
     OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
@@ -210,10 +201,8 @@ class Comparison:
 
     def by_layer(self, measure: str) -> pd.DataFrame:
         """Return the rows of one measure, such as `own_share`, by layer."""
+        check_name("measure", measure, dict.fromkeys(cell.measure for cell in self.cells))
         places = [place for place, cell in enumerate(self.cells) if cell.measure == measure]
-        if not places:
-            allowed = ", ".join(dict.fromkeys(cell.measure for cell in self.cells))
-            raise InputError(f"measure: {measure!r}; allowed: {allowed}")
         return self._table([place for place in places if self.cells[place].layer != ALL_LAYERS])
 
     def all_rows(self) -> pd.DataFrame:
@@ -223,20 +212,16 @@ class Comparison:
     @property
     def caution(self) -> str:
         """All that is printed below the table, a paragraph a line: what the rows show, and what they do not."""
-        return "\n".join([self._on_trainings(), self._on_directions(), *self._on_verdicts(), *self.notes])
+        paragraphs = [self._on_trainings(), self._on_directions(), *self._on_verdicts(), *self.notes]
+        return "\n".join([*paragraphs, self._on_models()])
 
     def _on_trainings(self) -> str:
         """Return of what the intervals are, and what was assumed of each side."""
         if max(len(self.before.means), len(self.after.means)) == 1:
-            spreads = " and ".join(
-                f"{points:g} points in layer {layer} with {labels}"
-                for labels, (layer, points) in TRAINING_SPREADS.items()
-            )
             return (
                 "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
-                f"alone differ too: in the study the ratio of five seeds had a standard deviation of {spreads} "
-                "(docs/study/answer_layers.csv). So a difference here is one of these two models, not yet of how they "
-                "were trained; for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
+                "alone differ too. So a difference here is one of these two models, not yet of how they were trained; "
+                "for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
                 "compare(pretrained, [d, e, f])."
             )
         if not _enough_trainings(self.before, self.after):
@@ -248,18 +233,39 @@ class Comparison:
             "than five: take five or more (docs/measures/statistics.md)."
         )
 
+    def _on_models(self) -> str:
+        """Return the names of the models on each side."""
+        sides = [f"`{column}` is {_named(side)}" for column, side in (("before", self.before), ("after", self.after))]
+        return f"{', '.join(sides)}."
+
     def _on_directions(self) -> str:
-        """Return which direction of each measure is more mixing."""
-        directions = []
-        for cell in self.preferred:
-            if cell.measure == OWN_SHARE:
-                directions.append(f"a lower {OWN_SHARE}")
-            elif cell.measure == self.ratio or cell.measure.startswith(SWAP):
-                directions.append(f"a higher {cell.measure}")
+        """Return which direction of each measure is more mixing, and whether the rows disagree on it."""
+        directions, more, less = [], [], []
+        for cell, verdict in zip(self.preferred, self.rows["these_models"], strict=True):
+            direction = self._more_mixing(cell.measure)
+            if direction is None:
+                continue
+            directions.append(f"a {direction} {cell.measure}")
+            if verdict == direction:
+                more.append(cell.measure)
+            elif verdict in (HIGHER, LOWER):
+                less.append(cell.measure)
         sentence = f"More mixing is {' and '.join(directions)}."
+        if more and less:
+            sentence += (
+                f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
+                "they measure different things (docs/measures/which.md), and neither decides for the other."
+            )
         if any(f" {LESS} " in cell.measure for cell in self.preferred):
             sentence += " The ratio less a control is the part that needs what the control takes away."
         return sentence
+
+    def _more_mixing(self, measure: str) -> str | None:
+        """Return the direction of a measure that is more mixing; None if neither is."""
+        if measure == OWN_SHARE:
+            return LOWER
+        is_mixing = measure == self.ratio or measure.startswith(SWAP)
+        return HIGHER if is_mixing else None
 
     def _on_verdicts(self) -> list[str]:
         """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
@@ -278,6 +284,17 @@ class Comparison:
         lines.append("")
         for paragraph in self._paragraphs():
             lines.append(f"- {paragraph}")
+        return "\n".join(lines)
+
+    def to_latex(self) -> str:
+        """Return the rows to read first as a `tabular` of LaTeX, and the cautions above it as comments."""
+        shown = self._shown()
+        lines = [f"% {paragraph}" for paragraph in self._paragraphs()]
+        lines.append(f"\\begin{{tabular}}{{{'l' * shown.shape[1]}}}")
+        for cells in [list(shown.columns), *shown.to_numpy().tolist()]:
+            lines.append(" & ".join(_escaped_latex(cell) for cell in cells) + r" \\")
+        lines.insert(-len(shown), r"\hline")
+        lines.append(r"\end{tabular}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -380,15 +397,13 @@ def compared(
 
 def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
     """Return the ratios that all results have, and notes; raise `InputError` where they cannot be compared."""
+    names = [result.model.name for result in results]
+    ids = [[document.ids.tolist() for document in result.documents] for result in results]
+    check_same_input(names, ids, [result.ratios_by_text[0].shape[1] for result in results])
     first = results[0]
     for each in results[1:]:
-        same_ids = [one.ids.tolist() for one in first.documents] == [one.ids.tolist() for one in each.documents]
-        if not same_ids or first.tokenized.pairs != each.tokenized.pairs:
-            raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
-        layers = [result.ratios_by_text[0].shape[1] for result in (first, each)]
-        if layers[0] != layers[1]:
-            numbers = f"{layers[0]} and {layers[1]}"
-            raise InputError(f"compare: the two have other layers, {numbers}; allowed: the same number")
+        if first.tokenized.pairs != each.tokenized.pairs:
+            raise InputError("compare: pairs of texts and single texts; allowed: the same texts for both")
         if list(first.control_totals) != list(each.control_totals):
             asked = [", ".join(result.control_totals) or "none" for result in (first, each)]
             raise InputError(f"compare: the two have other controls, {asked[0]} and {asked[1]}; allowed: the same")
@@ -400,6 +415,25 @@ def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
     if not only_some:
         return shared, []
     return shared, [f"Not all models have {', '.join(only_some)}; compared is {preferred_ratio(shared)}."]
+
+
+def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
+    """Raise `InputError` unless all models, given by name, read the same token IDs of each text in as many layers."""
+    for other in range(1, len(names)):
+        numbers = (len(ids[0]), len(ids[other]))
+        if numbers[0] != numbers[1]:
+            raise InputError(
+                f"compare: results of {numbers[0]} and {numbers[1]} texts; allowed: the same texts for both"
+            )
+        pairs = enumerate(zip(ids[0], ids[other], strict=True))
+        different = next((number for number, (one, another) in pairs if one != another), None)
+        if different is not None:
+            raise InputError(
+                f"compare: other tokens in text {different}; allowed: the same texts, with the same tokenizer for both"
+            )
+        if layers[0] != layers[other]:
+            counts = f"{layers[0]} layers in {_short(names[0])}, {layers[other]} in {_short(names[other])}"
+            raise InputError(f"compare: {counts}; allowed: the same number")
 
 
 def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
@@ -426,6 +460,26 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
 def _own_share_note(texts: int) -> str:
     """Return of which texts and tokens the own share is."""
     return f"own_share is of {_counted(min(texts, SAMPLE_TEXTS))}, cut to {OWN_SHARE_TOKENS} tokens where longer."
+
+
+def _named(side: Trainings) -> str:
+    """Return the names of the models of a side."""
+    names = list(dict.fromkeys(map(_short, side.names)))
+    if len(side.names) == 1:
+        return names[0]
+    return f"{len(side.names)} trainings, of {', '.join(names)}"
+
+
+def _short(name: str) -> str:
+    """Return a model's name; of a path its last two parts, which are the same on every machine."""
+    if Path(name).is_absolute():
+        name = "/".join(Path(name).parts[-2:])
+    return name if len(name) <= MAX_VALUE else f"...{name[3 - MAX_VALUE :]}"
+
+
+def _escaped_latex(text: str) -> str:
+    """Return `text` with the characters escaped that LaTeX reads as commands."""
+    return re.sub(r"([_%&#$])", r"\\\1", text)
 
 
 def _counted(texts: int) -> str:

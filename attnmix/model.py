@@ -220,7 +220,7 @@ def load(
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(name, base, tokenizer)
-        base.name_or_path = name  # the folder goes
+        base.name_or_path = base.config.name_or_path = name  # the folder is removed
         return Model(base.to(place), tokenizer, name)
 
 

@@ -17,8 +17,10 @@ from transformers import PreTrainedModel
 from attnmix.core.draw import stratified_draw
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Doubles
+from attnmix.core.terminal import shorten
+from attnmix.measure_names import CLASS_SHARE, CONTROL_NAMES, OWN_SHARE, SWAP, check_name
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import CONTROLS, SAME_PASS, classes_without_others, random_model, shuffled_words
+from attnmix.measures.controls import SAME_PASS, classes_without_others, random_model, shuffled_words
 from attnmix.measures.documents import Document
 from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
 from attnmix.measures.mixing_tables import stack_rows
@@ -29,10 +31,7 @@ from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
 from attnmix.models.segments import read_segments
 
-OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-CONTROL_NAMES = (*CONTROLS, SWAP, CLASS_SHARE)
-"""The names that `measure(model, texts, controls=[...])` takes."""
 SAMPLE_TEXTS = 20  # texts whose own shares and swaps are computed, as they cost the square of the number of tokens
 OWN_SHARE_TOKENS = 48
 SWAP_TOKENS = 24
@@ -68,11 +67,12 @@ class Given(NamedTuple):
         return [int(number) for number in stratified_draw(classes, SAMPLE_TEXTS, self.seed)]
 
 
-def check_controls(controls: Sequence[str], classes: npt.NDArray[np.int64] | None, texts: int) -> None:
+def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
     """Raise `InputError` for an unknown control, and for one that needs more texts or classes than are given."""
+    if not isinstance(controls, list):
+        raise InputError(f"controls: {shorten(repr(controls))}; allowed: a list of {', '.join(CONTROL_NAMES)}")
     for name in controls:
-        if name not in CONTROL_NAMES:
-            raise InputError(f"controls: {name!r}; allowed: {', '.join(CONTROL_NAMES)}")
+        check_name("controls", name, CONTROL_NAMES)
         if name in ("corpus_value", SWAP) and texts < 2:
             raise InputError(f"controls: {name} needs other texts, and one is given; allowed: two texts or more")
     if CLASS_SHARE not in controls:

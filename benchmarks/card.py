@@ -495,7 +495,7 @@ def main() -> None:
         card = Card(Run(Path(name)), size, chosen_device(), checkpoint)
         prepare_device(card.device)
         lay_out(card.run.root, size)
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(["row", "result", "seconds"])
         print("| row | result | seconds |\n| --- | --- | ---: |", flush=True)
         for title, row in ROWS.items():

@@ -26,7 +26,7 @@ from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_classifier, check_comparable, check_model
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
-from stages.sources import hash_sources, missing_in_copy, original_of, source_names, write_sources
+from stages.sources import hash_sources, missing_in_clone, missing_in_copy, original_of, source_names, write_sources
 
 COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names of metrics
 
@@ -43,6 +43,9 @@ def main(parameters: Parameters) -> None:
         if original:
             raise missing_in_copy(key, name, original)
     sources = hash_sources(parameters)
+    for key, name in names.items():
+        if name in sources.get(key, {}) and not Path(name).exists():
+            raise missing_in_clone(key, name)
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)

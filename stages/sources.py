@@ -28,6 +28,7 @@ SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
 """Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
+REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
 
@@ -52,7 +53,8 @@ def hash_sources(parameters: Parameters) -> Sources:
             if _hash_files(key, _files(key, str(original), parameters)) != known:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
-            logging.warning("%s: %s is missing here; it counts as unchanged since its last run", key, name)
+            advice = "DVC takes what that run made of it from its cache or a remote"
+            logging.warning("%s: %s is missing here; it counts as unchanged since its last run: %s", key, name, advice)
         hashed = _hash_files(key, _files(key, name, parameters)) or known
         if hashed:
             hashes[key] = {name: hashed}
@@ -82,6 +84,13 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
     """Return the error for a file that this copy of a repository lacks."""
     problem = f"{name} is missing in this copy of the repository, as DVC copies what git knows"
     allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
+    return InputError(f"{key}: {problem}; {allowed}")
+
+
+def missing_in_clone(key: str, name: str) -> InputError:
+    """Return the error for a file that is missing, as in a clone, if `download` has to read it."""
+    problem = f"{name} is missing here, and so are the outputs of a run with it and these parameters"
+    allowed = f"put it there or commit it, or get the outputs from a remote: `dvc repro --pull`, {REMOTES}"
     return InputError(f"{key}: {problem}; {allowed}")
 
 

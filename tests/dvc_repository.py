@@ -21,7 +21,7 @@ from stage_process import run_to_its_end
 
 FILES = (
     *("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "reports/sources.json"),
-    *(".dvc/plots", "data/sample", "attnmix", "stages"),
+    *(".dvc/plots", "data/sample", "attnmix", "stages", "models/README.md", "features/README.md"),
 )
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
 STEERING = ("AWS_", "DVC_", "GIT_", "MAKE")

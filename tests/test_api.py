@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,8 @@ import attnmix
 from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
+from attnmix.figures.labels import RATIO_LABELS, RATIO_MARKS
+from attnmix.measures.ratios import RATIOS
 from attnmix.models import convert
 
 MAX_CELL_BYTES = 500_000  # the largest size of what a notebook keeps of a short text
@@ -147,8 +150,10 @@ def test_intervals_are_over_texts_and_a_comparison_is_paired(model: attnmix.Mode
     rows = before.by_layer()
     assert (rows["ci_low"] <= rows["mean"]).all()
     assert (rows["mean"] <= rows["ci_high"]).all()
-    with pytest.raises(InputError, match=r"^compare: the two measured other tokens"):
+    with pytest.raises(InputError, match=r"^compare: results of 8 and 7 texts; allowed: the same texts for both$"):
         attnmix.compare(before, attnmix.measure(model, texts[:-1]))
+    with pytest.raises(InputError, match=r"^compare: other tokens in text 7; allowed: the same texts, with the same "):
+        attnmix.compare(before, attnmix.measure(model, [*texts[:-1], "good"]))
 
 
 def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
@@ -179,6 +184,96 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
 def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
+
+
+def test_what_users_catch_and_annotate_is_at_the_top_of_the_package() -> None:
+    from attnmix.comparison import Comparison
+    from attnmix.core.store.runs import Run
+
+    assert (attnmix.InputError, attnmix.Comparison, attnmix.Run) == (InputError, Comparison, Run)
+    assert [name for name in attnmix.__all__ if not hasattr(attnmix, name)] == []
+
+
+BELONGS = {
+    "attn_n": r"a mixing ratio: measure\(model, texts, methods=\['attn_n'\]\)",
+    "alti": r"a contribution matrix: result\.matrix\('alti'\)",
+    "alti_rollout": r"a contribution matrix: result\.matrix\('alti_rollout'\)",
+    "shuffled_words": r"a control: measure\(model, texts, controls=\['shuffled_words'\]\)",
+    "own_share": r"a share of parts: result\.own_share\(\)",
+    "value_of_first": r"a measure of sinks: result\.sinks\(\)",
+    "projection": r"a variable of result\.parts\(\)",
+    "tangent": r"a rule of result\.parts\(rule='tangent'\)",
+    "ffn_output": r"a capture point: capture\(model, texts, points=\['ffn_output'\]\)",
+}
+"""A name of each kind, and what is said of it to an argument of another kind."""
+
+
+@pytest.mark.parametrize(
+    ("argument", "own", "call"),
+    [
+        ("methods", ["attn_n"], lambda m, name: attnmix.measure(m, "good", methods=name)),
+        ("methods", ["attn_n"], lambda m, name: attnmix.compare(m, m, "good", methods=["attn_w", name])),
+        ("controls", ["shuffled_words"], lambda m, name: attnmix.measure(m, "good", controls=[name])),
+        ("points", ["ffn_output"], lambda m, name: attnmix.capture(m, "good", points=[name])),
+        ("matrix", ["alti", "alti_rollout"], lambda m, name: attnmix.measure(m, "good").matrix(name)),
+        ("method", ["attn_n"], lambda m, name: attnmix.measure(m, "good").controls(name)),
+        ("rule", ["tangent"], lambda m, name: attnmix.measure(m, "good").parts(rule=name)),
+    ],
+)
+def test_a_name_of_another_kind_is_an_error_that_says_where_it_belongs(
+    model: attnmix.Model, argument: str, own: Sequence[str], call: Any
+) -> None:
+    for name, belongs in BELONGS.items():
+        if name not in own:
+            with pytest.raises(InputError, match=f"^{argument}: '{name}' is {belongs}; allowed: "):
+                call(model, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.matrix("alti", layer=99), r"^layer: 99; allowed: 1 to 3$"),
+        (lambda r: r.matrix("alti", layer=-1), r"^layer: -1; "),
+        (lambda r: r.matrix("alti", layer="last"), r"^layer: 'last'; "),
+        (lambda r: r.matrix("alti", layer=True), r"^layer: True; "),
+        (lambda r: r.matrix("alti", text=-1), r"^text: -1; "),
+        (lambda r: r.matrix(["alti"] * 40), r"^matrix: \['alti', .{,75}\.\.\.; allowed: "),
+        (lambda r: r.parts(text=2), r"^text: 2; allowed: 0 to 0"),
+        (lambda r: r.parts(rows=[7]), r"^rows: \[7\]; allowed: positions of tokens, 0 to 6"),
+        (lambda r: r.parts(rule="secant"), r"^rule: 'secant'; allowed: chord, tangent"),
+    ],
+)
+def test_what_to_read_is_checked_before_the_model_runs(
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
+) -> None:
+    result = attnmix.measure(model, TEXTS[0])
+    monkeypatch.setattr(model.network, "forward", Anything.__getattr__)
+    with pytest.raises(InputError, match=message):
+        call(result)
+
+
+def test_a_matrix_that_the_family_lacks_is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    model = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
+    result = attnmix.measure(model, TEXTS[0], methods="attn_w")
+    for name in ("globenc", "globenc_rollout"):
+        with pytest.raises(InputError, match=f"^matrix: the model family gpt2 has no {name}$"):
+            result.matrix(name)
+
+
+def test_a_ratio_that_is_declared_later_is_measured_compared_and_drawn(
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    squared = replace(RATIOS["attn_w"], formula=lambda splits: splits.mixed_weight**2)
+    monkeypatch.setitem(RATIOS, "squared", squared)
+    monkeypatch.setitem(RATIO_MARKS, "squared", RATIO_MARKS["attn_w"])
+    monkeypatch.setitem(RATIO_LABELS, "squared", "Squares")
+    result = attnmix.measure(model, TEXTS, controls="text_mean_value")
+    assert "squared" in result.methods
+    assert len(result.controls("squared")) == len(result.controls())
+    assert len(attnmix.compare(result, result).by_layer("squared")) == model.layers
+    assert result.save(tmp_path / "page.html").is_file()
+    alone = replace(result, methods=["squared"], ratios_by_text=[ratios[:1] for ratios in result.ratios_by_text])
+    assert attnmix.compare(alone, alone).ratio == "squared"
 
 
 def write_page(path: Path) -> None:
@@ -274,6 +369,20 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     command.main(["show", TEXTS[0], "--model", str(tiny_bert), "--to", "own.html"])
     assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
+    command.main(["show", *TEXTS, "--model", str(tiny_bert), "--to", "own.html"])
+    printed = capsys.readouterr().out
+    result = attnmix.measure(attnmix.load(str(tiny_bert)), TEXTS)
+    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean()
+    blocks = re.findall(r'^text (\d), \d+ tokens: "(.*)"\n((?:.+\n)+)', printed, flags=re.MULTILINE)
+    assert [text for _, text, _ in blocks] == TEXTS
+    for number, _, table in blocks:
+        cells = [list(map(float, line.split())) for line in table.splitlines()[2:]]
+        shown = pd.DataFrame(cells, columns=["layer", *result.methods]).set_index("layer")
+        assert shown.stack().to_numpy() == pytest.approx(
+            means[int(number)].unstack()[result.methods].stack().to_numpy(), abs=6e-4
+        )
+    for method in result.methods:
+        assert f"  {method.ljust(11)}  {RATIO_MARKS[method].label}\n" in printed
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
     for arguments, error in (
         ([" "], "texts: number 0: the text is empty"),
@@ -282,6 +391,20 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
     ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])
+
+
+@pytest.mark.parametrize("subcommand", [[], ["show"], ["serve"]])
+def test_help_has_a_description_the_defaults_and_an_example(
+    subcommand: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main([*subcommand, "--help"])
+    shown = capsys.readouterr().out
+    assert re.search(r"^example:\n  attnmix \w+", shown, flags=re.MULTILINE)
+    options = re.split(r"\n  (?=--)", shown.partition("options:")[2].partition("example:")[0])[1:]
+    with_value = [option for option in options if re.match(r"--\w+(-\w+)? [A-Z]+", option)]
+    assert len(with_value) == {"show": 3, "serve": 4}.get("".join(subcommand), 0)
+    assert [option for option in with_value if "(default: " not in option] == []
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])

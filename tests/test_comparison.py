@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import REPOSITORY, toy_reviews
+from conftest import REPOSITORY, toy_reviews, write_tiny_bert
 from family_reference import run_reference
 from scipy.stats import t as student
 from test_shared import by_loops
@@ -422,6 +422,107 @@ def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measu
         assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
 
 
+def test_models_and_texts_are_compared_like_their_results(
+    model: attnmix.Model, result: attnmix.Measures, changed: attnmix.Measures
+) -> None:
+    other = longer_attention(model, 1.5)
+    options = {"controls": CONTROL_NAMES, "labels": iter(LABELS)}
+    compared = attnmix.compare(model, other, (text for text in TEXTS), **options)
+    pd.testing.assert_frame_equal(compared.all_rows(), attnmix.compare(result, changed).all_rows())
+    sides: list[list[Any]] = [[model, other], [result, changed]]
+    for first, several in zip((model, result), sides, strict=True):
+        given = {"texts": TEXTS, "methods": RATIO} if first is model else {}
+        rows = attnmix.compare(first, several, **given).by_layer(RATIO)
+        mean = (result.by_layer()["mean"] + changed.by_layer()["mean"])[result.by_layer()["method"] == RATIO] / 2
+        np.testing.assert_allclose(rows["after"], mean, atol=1e-6)
+
+
+def test_a_model_that_is_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr(api, "measure", lambda *args, **options: measured.append(args) or real(*args, **options))
+    rows = attnmix.compare(model, [model, longer_attention(model, 1.5)], TEXTS[:3], methods=RATIO).rows
+    assert len(measured) == 2
+    assert (rows["difference"] != 0).all()
+
+
+real = api.measure
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, r, o: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\)"),
+        (lambda m, r, o: attnmix.compare([m, m], [m]), r"^texts: none; "),
+        (lambda m, r, o: attnmix.compare(m, r, TEXTS), r"^compare: models and results; allowed: two models with texts"),
+        (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models and results; "),
+        (
+            lambda m, r, o: attnmix.compare("bert", "gpt2", TEXTS),
+            r"^compare: str; load\(name\) returns a model; allowed",
+        ),
+        (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: BertModel; allowed: "),
+        (lambda m, r, o: attnmix.compare(r, r, TEXTS), r"^texts: no effect on results, .*; allowed: compare\("),
+        (lambda m, r, o: attnmix.compare(r, r, controls="swap"), r"^controls: no effect on results"),
+        (lambda m, r, o: attnmix.compare(r, r, labels=np.array([0, 1])), r"^labels: no effect on results"),
+        (lambda m, r, o: attnmix.compare(r, r, max_length=5), r"^max_length: no effect on results"),
+        (lambda m, r, o: attnmix.compare(m, m, []), r"^texts: none; allowed: \"one text\""),
+        (lambda m, r, o: attnmix.compare(m, m, TEXTS, methods="attn"), r"^methods\[0\]: 'attn' is not allowed"),
+        (lambda m, r, o: attnmix.compare(m, m, TEXTS, controls=3), r"^controls: 3; allowed: a list of random_weights"),
+        (lambda m, r, o: attnmix.compare(m, o, TEXTS), r"^compare: 3 layers in .*, 2 in .*; allowed: the same number"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
+    model: attnmix.Model,
+    result: attnmix.Measures,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Any, Any, Any], Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr(api, "BatchMeasurer", None)
+    monkeypatch.setattr(api, "own_share_totals", None)
+    other = attnmix.load(str(write_tiny_bert(tmp_path / "other", layers=2)))
+    with pytest.raises(InputError, match=message):
+        call(model, result, other)
+
+
+def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
+    result: attnmix.Measures, changed: attnmix.Measures
+) -> None:
+    compared = attnmix.compare(result, [changed, changed])
+    names = ["/".join(Path(each.model.name).parts[-2:]) for each in (result, changed)]
+    pattern = rf"^`before` is {names[0]}, `after` is 2 trainings, of {names[1]}\.$"
+    assert re.search(pattern, repr(compared), flags=re.MULTILINE)
+    assert "the study" not in compared.caution
+    assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
+    own_share = replace(result._computed, own_share=comparison.TextTotals(*result.own_share_totals()))
+    totals = own_share.own_share
+    assert totals is not None
+    counts = np.broadcast_to(totals.counts, totals.sums.shape)
+    noise = np.random.default_rng(0).normal(scale=0.01, size=(len(TEXTS), 1))
+    higher = comparison.TextTotals(totals.sums + (0.1 + noise) * counts, totals.counts)
+    mixed = replace(shifted(result, 0.1), _computed=replace(own_share, own_share=higher))
+    assert attnmix.compare(shifted(result, 0.0), mixed).rows["these_models"].tolist() == ["higher", "higher"]
+    caution = attnmix.compare(shifted(result, 0.0), mixed).caution
+    assert f"The rows disagree: `after` mixes more by {RATIO}, less by own_share;" in caution
+
+
+def test_the_latex_table_has_the_printed_cells_escaped(result: attnmix.Measures, changed: attnmix.Measures) -> None:
+    compared = attnmix.compare(result, changed)
+    lines = [line for line in compared.to_latex().splitlines() if not line.startswith("%")]
+    assert lines[0] == rf"\begin{{tabular}}{{{'l' * 9}}}"
+    assert (lines[2], lines[-1]) == (r"\hline", r"\end{tabular}")
+    rows = [lines[1], *lines[3:-1]]
+    assert len(rows) == len(compared.rows) + 1
+    assert not re.search(r"(?<!\\)[_%]", "".join(rows))
+    cells = [line.removesuffix(r" \\").replace("\\", "").split(" & ") for line in rows]
+    markdown = [
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
+        for line in compared.to_markdown().splitlines()
+        if line.startswith("|")
+    ]
+    assert cells == [markdown[0], *markdown[2:]]
+
+
 def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> None:
     texts = [*TEXTS[:10], *(" ".join([text, text, text, text])[:150] for text in TEXTS[:10])]
     results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
@@ -488,7 +589,7 @@ def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model:
         ),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
-        (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: nothing; allowed: two results"),
+        (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: an empty list; allowed: two models"),
         (
             lambda m: attnmix.compare(
                 attnmix.measure(m, TEXTS[:2], controls="shuffled_words"), attnmix.measure(m, TEXTS[:2])
@@ -512,16 +613,6 @@ def test_a_mistake_is_one_error_that_says_what_is_allowed(
 ) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
-
-
-def test_the_spread_of_trainings_in_the_caution_is_that_of_the_study() -> None:
-    layers = pd.read_csv(REPOSITORY / "docs/study/answer_layers.csv")
-    rows = layers.query("checkpoint == 'difference' and measure == 'ratio attnresln_n'")
-    for setting, spread in comparison.TRAINING_SPREADS.items():
-        seeds = rows[rows["setting"] == setting]
-        half = (seeds["ci_high"] - seeds["mean"]).to_numpy()
-        points = 100 * half * np.sqrt(seeds["seeds"]) / student.ppf(0.975, seeds["seeds"] - 1)
-        assert (int(seeds["layer"].iloc[points.argmax()]), round(float(points.max()), 1)) == spread
 
 
 def test_table_says_what_is_claimed_of_each_pair_of_trainings(

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 from families import FAMILIES
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp, ttest_ind
 
 from attnmix.measures.input_parts import RULES
@@ -627,3 +628,104 @@ def test_probes_and_edits_of_other_settings_are_those_of_their_tables() -> None:
         f"({percent(of_rare_word[2])} % keep it without the class, {percent(without_others)} % without as much in the",
     ):
         assert sentence in text, sentence
+
+
+def words(document: str) -> str:
+    """Return a document as one line."""
+    return " ".join(committed(document).split())
+
+
+def test_numbers_in_explanations_are_those_of_their_tables() -> None:
+    before = {"checkpoint": "pretrained", "point": "attention"}
+
+    def by_layer(measure: str) -> pd.Series:
+        return rows(f"{PLOTS}measure/geometry.csv", measure=measure, **before)["mean"]
+
+    def without_sink(method: str) -> pd.Series:
+        where = {"control": "without_special_sources", "checkpoint": "pretrained", "method": method}
+        return rows(f"{PLOTS}measure/mixing_controls.csv", **where)["below"]
+
+    first, value = by_layer("attention_to_first")[1:], by_layer("value_of_first")[1:]
+    last, largest = by_layer("attention_to_last"), by_layer("massive_activation")
+    weights, norms = without_sink("attn_w"), without_sink(RATIO)
+    kept = committed(f"{STUDY}few_tokens.csv").pivot(index="tokens", columns="layout", values="neighbours_kept")
+    longer = [
+        row(f"{STUDY}lengths.csv", measure="ratio", length=each, layer=6, checkpoint=CHANGE) for each in (64, 256)
+    ]
+    rise, remains = (
+        study("layers", measure=f"{name} {RATIO}, all layers", checkpoint=CHANGE)["mean"]
+        for name in ("ratio", "text_mean_value")
+    )
+    spreads = {setting: largest_spread_of_seeds(setting) for setting in ("true labels", "permuted labels")}
+
+    def listed(layout: str) -> str:
+        *some, end = percent(*kept[layout]).split()
+        return f"{', '.join(some)} and {end} %"
+
+    expected = {
+        "docs/measures/geometry.md": (
+            f"[CLS] gets {percent(first.min())} to {percent(first.max())} % of the attention in layers 2 to 6, with a "
+            f"value {value.min():.2f} to {value.max():.2f} times as long as those between; [SEP] gets at most "
+            f"{percent(last.max())} %.",
+            f"`attn_w` falls by {100 * weights.mean():.1f} points on average, `{RATIO}` by {100 * norms.mean():.1f} "
+            f"(at most {100 * norms.max():.1f} in a layer).",
+            f"The largest number is {largest.min():.0f} to {largest.max():.0f} times the median",
+        ),
+        "docs/measures/maps.md": (
+            f"cut to {', '.join(map(str, kept.index[:-1]))} and {kept.index[-1]} tokens",
+            f"UMAP keeps {listed('separate')} of the 15 nearest (at 20 tokens 9), two principal components "
+            f"{listed('pca')}".removesuffix(" %"),
+        ),
+        "docs/measures/which.md": (
+            f"change by {percent(longer[0]['mean'])} points if they are cut to 64 tokens and by "
+            f"{percent(longer[1]['mean'])} if to 256".replace("by ", "by +"),
+        ),
+        "docs/explanation.md": (f"{points(rise)} points, is {points(remains)} with the text's own mean value",),
+        "docs/guide.md": (
+            "five seeds of one setting of [the study](study/README.md) had a standard deviation of "
+            f"{spreads['true labels'][1]} points in layer {spreads['true labels'][0]} with true labels and of "
+            f"{spreads['permuted labels'][1]} in layer {spreads['permuted labels'][0]} with permuted ones",
+        ),
+    }
+    for document, sentences in expected.items():
+        assert [sentence for sentence in sentences if sentence not in words(document)] == [], document
+
+
+def largest_spread_of_seeds(setting: str) -> tuple[int, float]:
+    """Return the layer in which the seeds of a setting differ most, and the standard deviation there, in points."""
+    where = {"checkpoint": CHANGE, "measure": f"ratio {RATIO}", "setting": setting}
+    seeds = rows(f"{STUDY}answer_layers.csv", **where)
+    half = seeds["ci_high"] - seeds["mean"]
+    deviations = 100 * half * np.sqrt(seeds["seeds"]) / student.ppf(0.975, seeds["seeds"] - 1)
+    return int(deviations.idxmax()), round(float(deviations.max()), 1)
+
+
+def test_facts_that_several_documents_state_are_the_same_and_true() -> None:
+    documents = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "llms.txt", "docs/guide.md", "docs/reference.md")
+    texts = {name: words(name) for name in documents}
+    everything = " ".join(texts.values())
+    for pattern, expected in {
+        r"make repro[^.]*?(\w+ to \w+ minutes) on 2 cores": {"four to eight minutes"},
+        r"(\d+) families": {str(len(FAMILIES))},
+        r"Python (3\.\d+ to 3\.\d+)": {"3.11 to 3.13"},
+        r"(\d+) (?:short )?film reviews": {str(committed("reports/metrics/download.json")["train"])},
+        r"torch for GPUs \(([\d.]+) GB\)": {"2.7"},
+        r"CPU build has ([\d.]+) GB|builds for CPUs \(([\d.]+) GB\)": {"0.2"},
+        r"([\d.]+) \(AMD\) to [\d.]+ times|take ([\d.]+) times as long as with": {"1.15"},
+    }.items():
+        stated = {next(filter(None, match.groups())) for match in re.finditer(pattern, everything)}
+        assert stated == expected, pattern
+    downloads = re.search(r"torch for GPUs: ([\d.]+) GB, and ([\d.]+) GB of CUDA", texts["docs/guide.md"])
+    assert downloads
+    assert sum(map(float, downloads.groups())) == pytest.approx(2.7)
+    profiles = {name for text in texts.values() for name in re.findall(r"profiles/(\w+\.txt)", text)}
+    assert "paper.txt" in re.findall(r"profiles/(\w+\.txt)", texts["README.md"])
+    assert [name for name in profiles if not (REPOSITORY / "profiles" / name).is_file()] == []
+    assert len(committed("README.md").encode()) <= 8000
+
+
+def test_metrics_in_documents_are_the_committed_ones() -> None:
+    metrics = json.dumps([committed(f"reports/metrics/{name}.json") for name in ("finetune", "measure", "reduce")])
+    for document in ("README.md", "docs/guide.md", "docs/measures/maps.md"):
+        shown = re.findall(r"^reports/metrics/\S+\s+\S+\s+([\d.]+)", committed(document), flags=re.MULTILINE)
+        assert [number for number in shown if number not in metrics] == [], document

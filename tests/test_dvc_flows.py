@@ -21,6 +21,7 @@ STEP_SCRIPTS = {step["name"]: step["run"] for step in STEPS if ".py" in step.get
 GUARD, REPORT = (STEP_SCRIPTS[name] for name in ("Fail where dvc.lock is not of this commit", "Compare with main"))
 DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
 PAGE = ("reports/index.html", "reports/figures")
+CHECKPOINTS = ("models/pretrained", "models/finetuned")
 FEATURES = (
     "features/capture",
     "features/tokenize/captured",
@@ -71,7 +72,7 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert (tmp_path / "maps/digest.txt").read_bytes() == (author.folder / "features/reduce/digest.txt").read_bytes()
     reader = author.clone(tmp_path / "reader")
     reader.dvc("pull", *PAGE)
-    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models", "features") == list(PAGE)
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", *CHECKPOINTS, "features/measure") == list(PAGE)
     assert_same_files(author, reader, *PAGE)
     assert reader.git("status", "--short") == ""
 
@@ -79,7 +80,7 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
         set_parameter(each.folder)
     assert stages_run(author.dvc("repro")) == ["reduce", "render"]
     assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
-    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models") == [*PAGE, *FEATURES]
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", *CHECKPOINTS) == [*PAGE, *FEATURES]
     # No stage has taken a part of its input for the whole.
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
 

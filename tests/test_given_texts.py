@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from families import each_family, write_family
 from transformers import AutoModel, AutoTokenizer
 
@@ -175,6 +175,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "data set": (Dataset.from_dict({"text": TEXTS}), r"a Dataset with the columns text; .* dataset\[\"text\"\]$"),
     "mapping": ({"review": TEXTS}, r"a mapping with the keys review; give one of them, such as texts\[\"review\"\]$"),
     "empty mapping": ({}, r"an empty dict; allowed: "),
+    "table with an id": (
+        pd.DataFrame({"ticket": ["https://tickets.example/8c1f", "b"], "topic": [1, 2], "message": TEXTS}),
+        r"a DataFrame with the columns ticket, topic, message; give one of them, such as df\[\"message\"\]$",
+    ),
+    "table with numbers as names": (pd.DataFrame({0: [1, 2], 1: TEXTS}), r".* such as df\[1\]$"),
+    "splits": (DatasetDict(train=Dataset.from_dict({"id": ["a", "b"], "t": TEXTS})), r".*texts\[\"train\"\]\[\"t\"\]$"),
+    "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* no single one of which holds texts; allowed: "),
     "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; give one of them"),
     "labels": (pd.Series([0, 1]), r"a Series of numbers; allowed: "),
     "labels of a data set": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
@@ -260,7 +267,7 @@ def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: P
         (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
         (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
         (lambda m: attnmix.measure(m, "good film").save(None), r"^path: NoneType; allowed: .* as in save\(path\)$"),
-        (lambda m: attnmix.compare(m, m), r"^compare: Model; allowed: two results of measure\(model, texts\), "),
+        (lambda m: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\) "),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
             for n in (0, 1, 2, 3.0, 65)

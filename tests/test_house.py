@@ -21,14 +21,15 @@ import yaml
 from conftest import LITTLE, REPOSITORY, digest, toy_reviews, write_parameters, write_tiny_bert
 from dvc.utils.hydra import apply_overrides
 from pydantic import BaseModel
+from transformers import AutoConfig
 
 from attnmix.core import names
 from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures import labels
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.measures.ratios import PREFERRED_RATIOS, RATIOS
-from attnmix.models.families import PROJECTED, Stack
+from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.models.families import FAMILIES, HEADS, PROJECTED, Stack, family_of
 from stages import tokenize
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
@@ -39,7 +40,7 @@ CODE = ("attnmix", "stages")
 # What users call themselves, packages that hold a docstring, and the command, which hands its arguments to a function.
 RUN_BY_NO_STAGE = {
     *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "comparison", "model", "serve")),
-    *("attnmix/saved_results.py", "attnmix/text_controls.py"),
+    *("attnmix/measure_names.py", "attnmix/saved_results.py", "attnmix/text_controls.py"),
     *("attnmix/serve.html", "attnmix/serve.js"),
     *(f"attnmix/runs/{name}.py" for name in ("__init__", "text_results")),
     *("stages/__init__.py", "stages/__main__.py"),
@@ -195,11 +196,14 @@ def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str
 
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
-    most_first = list(RATIOS)[::-1]
-    attention_first = [name for name in most_first if RATIOS[name].covers == "attention"]
-    assert list(PREFERRED_RATIOS) == attention_first + [name for name in most_first if name not in attention_first]
+    settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
+    assert tuple(settings["methods"]) == names.RATIO_NAMES
+    assert set(settings["matrices"]) <= set(names.MATRIX_NAMES)
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
+    known = {*RATIOS, *LAYER_MATRICES, *names.POINTS, HEADS}
+    for family in FAMILIES:
+        assert set(family_of(AutoConfig.for_model(family)).absent()) <= known, family
     assert set(labels.STEP_MEASURES) == set(names.STEP_MEASURES)
     assert set(labels.CONTROL_LABELS) <= set(CONTROLS)
     assert labels.RANDOM_MODEL == RANDOM
@@ -214,6 +218,13 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     paths = {field.name: field.name for field in fields(Stack) if field.name not in others}
     everything = Stack(**paths, feed_forward=("feed_forward",))
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
+
+
+def test_the_preferred_ratio_covers_most_of_attention_s_block() -> None:
+    assert preferred_ratio(RATIOS) == "attnresln_n"
+    assert preferred_ratio(["layer_n", "attn_w", "attnres_n"]) == "attnres_n"
+    assert preferred_ratio(["layer_n", "enc_n"]) == "layer_n"
+    assert {preferred_ratio([name]) for name in RATIOS} == set(RATIOS)
 
 
 # Declared twice with two meanings still: sizes and tolerances of one module alone, and its figure's layout.

@@ -21,7 +21,13 @@ from stage_process import PATHS, run_to_its_end
 from attnmix.core import caches, disk
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
-from attnmix.core.settings import DatasetParameters
+from attnmix.core.settings import (
+    CaptureParameters,
+    DatasetParameters,
+    MeasureParameters,
+    UmapParameters,
+    checked_section,
+)
 from attnmix.core.store.runs import Run
 from attnmix.core.terminal import printable
 from attnmix.data.source import read_source
@@ -303,3 +309,19 @@ def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
     expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); the stage \w+ writes (it|them)$"
     with pytest.raises(InputError, match=expected):
         stage.main(read_parameters())
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name", "place"),
+    [
+        (MeasureParameters, "methods", "alti", "measure.matrices"),
+        (MeasureParameters, "matrices", "attn_n", "measure.methods"),
+        (CaptureParameters, "points", "joint", "umap.layouts"),
+        (UmapParameters, "layouts", "ffn_output", "capture.points"),
+    ],
+)
+def test_a_name_of_another_parameter_is_an_error_that_says_of_which(
+    section: Any, key: str, name: str, place: str
+) -> None:
+    with pytest.raises(InputError, match=rf"^{key}\[0\]: '{name}' is not allowed: .*; it belongs to {place}$"):
+        checked_section(section, **{key: [name]})

@@ -125,7 +125,13 @@ def test_a_copy_by_dvc_without_the_file_is_told_from_a_clone(
     shutil.copytree(copy, folder.parent / "clone")
     monkeypatch.chdir(folder.parent / "clone")
     assert hash_here() == before
-    assert f"dataset.name: {name} is missing here; it counts as unchanged since its last run" in caplog.text
+    assert f"dataset.name: {name} is missing here; it counts as unchanged since its last run: DVC takes" in caplog.text
+    expected = (
+        rf"^dataset\.name: {name} is missing here, and so are the outputs of a run with it .*; .*`dvc repro --pull`, "
+        r"docs/guide\.md, Sharing results$"
+    )
+    with pytest.raises(InputError, match=expected):
+        download.main(read_parameters())
 
 
 @pytest.mark.parametrize("name", ["data/sample/", "owner/reviews"])

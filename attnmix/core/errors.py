@@ -10,7 +10,7 @@ from attnmix.core.terminal import printable, shorten_words
 MAX_MESSAGE = 300  # characters of another library's message in one of ours
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """Bad input: the text, one line, names the key, file or value, and what is allowed."""
 
     def __init__(self, message: str) -> None:

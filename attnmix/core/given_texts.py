@@ -12,9 +12,11 @@ Everything else is one `InputError`, which names the text by its number and show
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral, Number
 from typing import Any
 
@@ -28,6 +30,7 @@ OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_i
 """Keys of a mapping by which a model would read something else than the token ids alone."""
 SHOWN_CHARACTERS = 40
 SHOWN_NAMES = 5
+SAMPLE_ROWS = 20  # of each column, to find the one with the texts
 
 
 @dataclass(frozen=True)
@@ -215,10 +218,59 @@ def _table_problem(given: Any, names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN_NAMES])
     if len(names) > SHOWN_NAMES:
         shown += ", ..."
-    column = "text" if "text" in names else names[0]
-    variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type(given).__name__} with the columns"
-    return f'{kind} {shown}; give one of them, such as {variable}["{column}"]'
+    column = _text_column(given)
+    if column is None:
+        return f"{kind} {shown}, no single one of which holds texts; {CALLS}"
+    variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
+    return f"{kind} {shown}; give one of them, such as {variable}{column}"
+
+
+def _text_column(given: Any) -> str | None:
+    """Return how to select the column with the longest texts, such as `["text"]`, also of a split of a data set."""
+    if isinstance(given, Mapping):
+        keys = list(given)
+    else:
+        keys = list(given.column_names if hasattr(given, "column_names") else given.columns)
+    if not hasattr(given, "__len__"):  # a stream, which is not read for a message
+        return f'["{"text" if "text" in keys else keys[0]}"]'
+    best, best_size = None, (0.0, 0.0)
+    for key in keys:
+        selection = f"[{json.dumps(key, ensure_ascii=False)}]" if isinstance(key, str) else f"[{key!r}]"
+        values = _column(given, key)
+        if _column_names(values):  # a split
+            inner = _text_column(values)
+            return None if inner is None else selection + inner
+        size = _text_size(values)
+        if size > best_size:
+            best, best_size = selection, size
+    return best
+
+
+def _column(given: Any, key: Any) -> Any:
+    """Return a column; None if two have its name, or the table has another way to select one."""
+    try:
+        column = given[key]
+    except Exception:  # each kind of table raises its own types
+        return None
+    return None if getattr(column, "ndim", 1) != 1 else column
+
+
+def _text_size(values: Any) -> tuple[float, float]:
+    """Return the mean numbers of words and characters of a column's first strings; 0 if it holds other values.
+
+    Identifiers and addresses may be longer than a text, but are one word.
+    """
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, Iterable):
+        return 0.0, 0.0
+    first = [_as_list(value) for value in islice(values, SAMPLE_ROWS)]
+    texts = [value for value in first if not _is_missing(value)]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return 0.0, 0.0
+    words = sum(len(text.split()) for text in texts)
+    return words / len(texts), sum(map(len, texts)) / len(texts)
 
 
 def _is_id(value: Any) -> bool:

@@ -89,10 +89,21 @@ def _targets(value: Any) -> str | list[str]:
     raise ValueError("give all-linear, or a list of names")
 
 
+NAMES_BY_PARAMETER = {
+    "measure.methods": RATIO_NAMES,
+    "measure.matrices": MATRIX_NAMES,
+    "capture.points": POINTS,
+    "umap.layouts": LAYOUTS,
+}
+"""The names that each list of names in params.yaml takes."""
+
+
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in allowed:
-            raise ValueError(f"no such name; allowed: {', '.join(allowed)}")
+            problem = f"no such name; allowed: {', '.join(allowed)}"
+            place = next((key for key, names in NAMES_BY_PARAMETER.items() if name in names), None)
+            raise ValueError(problem if place is None else f"{problem}; it belongs to {place}")
         return name
 
     return AfterValidator(check)

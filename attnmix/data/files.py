@@ -37,6 +37,8 @@ def read_file(
         problem = f"line {_undecodable_line(path)} is not UTF-8 ({error.object[error.start : error.start + 1]!r})"
         advice = "save the file as UTF-8, from latin-1, windows-1252 or whatever it is in"
         raise InputError(f"dataset.name: {shown}: {problem}; {advice}") from error
+    except InputError:
+        raise
     except READ_ERRORS as error:
         raise InputError(f"dataset.name: {shown}: {first_line(error)}") from error
     return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))

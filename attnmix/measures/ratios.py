@@ -85,11 +85,9 @@ RATIOS = {
         points=(PREACTIVATION, "cross_attention_output"),
     ),
 }
-"""Every mixing ratio by its name, ordered by how much of a layer it takes into account."""
-PREFERRED_RATIOS = ("attnresln_n", "attnres_n", "attn_n", "attnres_w", "attn_w", "layer_n", "enc_n")
-"""The first of these that a model has is the one that sentences and first views are about (`preferred_ratio`).
+"""Every mixing ratio by its name, ordered by how much of a layer it takes into account.
 
-Those of attention's block come first, the one that covers most of it at the head; then those of the whole layer.
+The order decides which ratio sentences and first views are about (`preferred_ratio`).
 """
 
 
@@ -244,9 +242,16 @@ def ratio_points(methods: Iterable[str]) -> list[str]:
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the one of `methods` that sentences and first views are about: the first of `PREFERRED_RATIOS`."""
+    """Return the one of `methods` that sentences and first views are about.
+
+    It is the last in `RATIOS` of those that cover attention's block; without any, the last of those of the whole layer.
+    """
     present = set(methods)
-    return next(name for name in PREFERRED_RATIOS if name in present)
+    declared = [name for name in RATIOS if name in present]
+    if not declared:
+        raise ValueError(f"none of {', '.join(sorted(present))} is declared in RATIOS")
+    of_attention = [name for name in declared if RATIOS[name].covers == "attention"]
+    return (of_attention or declared)[-1]
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""A fresh checkout: the same bytes under every setting of git, and every folder of the layout."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+LAYOUT = ("attnmix", "data", "docs", "features", "models", "notebooks", "reports", "stages", "tests")
+
+
+def git(*arguments: str, folder: Path = REPOSITORY, text: str = "") -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone whose git converts line endings, as is usual on Windows."""
+    if subprocess.run(["git", "rev-parse"], cwd=REPOSITORY, capture_output=True, check=False).returncode:
+        pytest.skip("this copy has no git repository")
+    folder = tmp_path_factory.mktemp("checkout") / "clone"
+    git("clone", "--quiet", "--depth", "1", "-c", "core.autocrlf=true", REPOSITORY.as_uri(), str(folder))
+    return folder
+
+
+def test_a_clone_that_converts_line_endings_has_the_committed_bytes(converted: Path) -> None:
+    listed = [line.split(maxsplit=3) for line in git("ls-files", "--stage", folder=converted).splitlines()]
+    names = [name for *_, name in listed]
+    hashes = git("hash-object", "--no-filters", "--stdin-paths", folder=converted, text="\n".join(names)).split()
+    committed = {name: digest for _, digest, _, name in listed}
+    assert [name for name, digest in zip(names, hashes, strict=True) if committed[name] != digest] == []
+    assert git("status", "--porcelain", folder=converted) == ""
+    with_carriage_returns = [line for line in git("ls-files", "--eol", folder=converted).splitlines() if "crlf" in line]
+    assert with_carriage_returns == []
+
+
+def test_a_clone_has_every_folder_of_the_layout_and_git_ignores_what_dvc_keeps(converted: Path) -> None:
+    assert [name for name in LAYOUT if not (converted / name).is_dir()] == []
+    kept = ["models/pretrained/config.json", "models/finetuned", "features/capture", "features/measure/tokens.parquet"]
+    assert git("check-ignore", *kept, folder=converted).split() == kept
