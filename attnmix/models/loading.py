@@ -268,7 +268,8 @@ def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tens
     """
     embeddings: Any = base.get_input_embeddings()
     special = {base.config.pad_token_id, tokenizer.pad_token_id}
-    spread = torch.linspace(0, embeddings.num_embeddings - 1, PROBE_TOKENS).long().tolist()
+    last = min(embeddings.num_embeddings, len(tokenizer)) - 1  # further rows may never have been trained
+    spread = torch.linspace(0, last, PROBE_TOKENS).long().tolist()
     words = [number for number in spread if number not in special]
     longest = longest_text(base.config) or PROBE_TOKENS
     ids = [*encode(tokenizer, ["a"], PROBE_TOKENS)[0], *words][:longest]
