@@ -39,8 +39,8 @@ from stages.common.parameters import Parameters
 MAX_PROCESSES = 4  # each takes a second to start
 
 TYPICAL = (
-    "The typical ones among the captured texts were chosen by rule: one short review of each class that is classified "
-    "right, and one that is classified wrong. Each has the median probability among such reviews of at most "
+    "The captured texts were chosen by rule: one short review of each class that is classified right, and one that is "
+    "classified wrong. Each has the median probability among such reviews of at most "
     f"{TYPICAL_TOKENS} tokens; if there are none, among the shortest."
 )
 

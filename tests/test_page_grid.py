@@ -34,7 +34,7 @@ def first_token(document: str) -> int:
 def test_shade_against_value_is_one_line_over_all_layers_models_texts_and_measures(opened: Opened) -> None:
     page = opened.page
     by_colour = defaultdict(list)
-    methods = (*MATRICES, "attn_w", "attnresln_n")
+    methods = (*MATRICES, "attnres_w", "attnresln_n")
     documents = tokens()["document"].unique().tolist()
     for (number, document), method in product(enumerate(documents), methods):
         choose(page, "document", str(number))

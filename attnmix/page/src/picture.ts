@@ -247,6 +247,7 @@ type Piece = {
   size: number; // of the font
   anchor: string | undefined;
   rightToLeft: boolean;
+  isSpaced: boolean; // letters have room for those of a wider font
   looks: Attributes;
 };
 
@@ -285,6 +286,7 @@ function endLine({ line, extent, clipped }: Drawing): void {
     "xml:space": pieces.length > 1 ? "preserve" : null, // some programs drop a space where a part begins
     ...first.looks,
     ...widthAttributes(right - left),
+    ...(first.isSpaced ? { lengthAdjust: "spacing" } : {}),
   };
   const spans = pieces.map(({ text, looks }, n) => {
     const hasSpace = n > 0 && gapBetween(pieces[n - 1], pieces[n]) > NARROWEST_GAP * pieces[n].size;
@@ -305,7 +307,7 @@ function drawText(node: Text, into: Element, drawing: Drawing): void {
   for (const { start, end, left, right, top, height } of linesOf(node)) {
     const piece = {
       ...{ left: left - origin.x, right: right - origin.x, baseline: top - origin.y + height * ascentOf(style) },
-      ...{ size: pixels(style.fontSize), anchor, rightToLeft },
+      ...{ size: pixels(style.fontSize), anchor, rightToLeft, isSpaced: pixels(style.letterSpacing) > 0 },
       text: node.data.slice(start, end).replaceAll(/\s+/g, " "),
       looks: { ...fontOf(style), ...painted("fill", style.color) },
     };
