@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.core.store.runs import Run, row_shares
 from attnmix.figures import style
 from attnmix.figures.labels import (
@@ -110,10 +111,23 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
         color, line = CURVE_LOOKS[name]
         looks: Any = {"color": color, "linestyle": line, "marker": MARKERS.get(name), "clip_on": False}
         axes.plot(curve["layer"], curve["mean"], label=fill(label, LABEL_CHARACTERS), **looks)
-        axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.2, linewidth=0)
+        _draw_interval(axes, curve, color, 0.2)
     _set_layer_ticks(axes, mixing)
     style.label_curves(axes)
     return figure
+
+
+def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
+    """Draw a curve's interval as a band, as the page does: not of a mean over few texts."""
+    low, high = (_of_enough_texts(curve, end) for end in ("ci_low", "ci_high"))
+    axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
+
+
+def _of_enough_texts(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Return a column, with NaN where a row is over too few texts for an interval."""
+    if "documents" not in rows:
+        return rows[column]
+    return rows[column].where(rows["documents"] >= MIN_INTERVAL_DOCUMENTS)
 
 
 def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
@@ -139,7 +153,7 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
             layers, means = curve["layer"], curve["mean"]
             if rule == "chord":
                 axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
-                axes.fill_between(layers, curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+                _draw_interval(axes, curve, color, 0.25)
             else:
                 axes.plot(layers, means, color=color, linestyle="--", label="_dashed")
     _set_layer_ticks(axes, shares)
@@ -197,7 +211,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
             color = style.darken_for_contrast(mark.color)
             label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
             axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
-            axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+            _draw_interval(axes, curve, color, 0.25)
     _set_layer_ticks(axes, rows)
 
 
@@ -235,7 +249,8 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
         checkpoint_means = means[means["checkpoint"] == name]
         x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
-        interval = [mean - checkpoint_means["ci_low"], checkpoint_means["ci_high"] - mean]
+        low, high = (_of_enough_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
+        interval = [mean - low, high - mean]
         for color, thickness in (("white", 1.6), ("black", 0.9)):  # black alone would be lost among dark dots
             axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
             lines: Any = {"ecolor": color, "elinewidth": thickness, "capthick": thickness, "zorder": 3}
