@@ -24,7 +24,7 @@ OTHERS_SHARE = (
     "the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part"
 )
 """The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
-TOKEN_MEANS = "Lines: means over tokens."
+TOKEN_MEANS = "Lines show means over tokens."
 MIN_RATIO_CHANGE = 0.01
 """The smallest change of the mixing ratio of which the page says whether it needs word order."""
 ORDER_FREE_SHARE = 0.9
@@ -252,7 +252,7 @@ def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
     return {
         "title": "Share of a token's vector from other tokens since the input, by layer",
         "series": series,
-        "unit": OTHERS_SHARE.capitalize(),
+        "unit": f"The share is {OTHERS_SHARE}",
         "means": TOKEN_MEANS,
     }
 
@@ -272,4 +272,9 @@ def _ratio_chart(run: Results) -> dict[str, Any]:
             rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
             name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
             series.append({"name": name + suffix, **curve(rows, layers)})
-    return {"title": "Mixing ratio by layer", "series": series, "unit": RATIO_MARKS[method].label, "means": TOKEN_MEANS}
+    return {
+        "title": "Mixing ratio by layer",
+        "series": series,
+        "unit": f"The ratio is “{RATIO_MARKS[method].label}”",
+        "means": TOKEN_MEANS,
+    }

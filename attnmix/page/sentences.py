@@ -341,7 +341,7 @@ def _controls(run: Results) -> list[str]:
         return sentences
     over_layers = (
         f"Over all layers fine-tuning changes the ratio by {points(changes['mean'].mean())} percentage points. With "
-        "every value replaced by that mean, it changes it by "
+        "every value replaced by that mean, fine-tuning changes it by "
         f"{points(control['text_mean_value', 'difference'])}."
     )
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]

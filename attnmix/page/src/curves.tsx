@@ -65,7 +65,7 @@ function AnswerChart() {
   return (
     <Chart id="answer-chart" title={title} lines={lines} height={290} bounds={[0, 1]}>
       <p class="small">
-        {unit}. {means} {lines.some(hasInterval) && `Bands: 95% intervals over ${data.wording.texts}. `}
+        {unit}. {means} {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}
         <span class="noprint">Click a layer to select it everywhere.</span>
       </p>
     </Chart>
@@ -197,7 +197,7 @@ export function Layers() {
       <p class="small">
         The page opens with “{measureName(data.method)}”, the ratio that covers most of what attention does to a vector.
         Other norm-based ratios stop earlier or go on to the layer's end. Attention weights ignore the vectors' lengths.
-        Derivatives show what the output depends on.
+        {Object.keys(data.labels.derivatives).length > 0 && "Derivatives show what the output depends on."}
       </p>
       <div class="thumbs" role="group" aria-label="Measures">
         {[...data.ratios.methods, ...Object.keys(data.labels.derivatives)].map((each) => (
