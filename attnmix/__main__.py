@@ -128,7 +128,7 @@ def _serve(options: argparse.Namespace) -> None:
 
         checkpoints = Run(Path()).checkpoints
         if options.model is None and all(each.is_dir() for each in checkpoints.values()):
-            serve(checkpoints, "the model of this folder's run", listener, options.allow_host)
+            serve(checkpoints, "the fine-tuned model of this folder", listener, options.allow_host)
             return
         name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
         with model_errors("--model", name, checkpoint):

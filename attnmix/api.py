@@ -562,7 +562,7 @@ class Measures:
         subject = Subject(model.name, origins=[f"The model is {model.name}."])
         if whole:
             return page_text(results, subject)
-        return page_text(results.without_heads(), subject._replace(left_out=LEFT_OUT))
+        return page_text(results.without_heads(), replace(subject, left_out=LEFT_OUT))
 
 
 def load_result(path: Path | str) -> Measures:

@@ -12,8 +12,11 @@ function say(message, wrong = false) {
 
 function open(name) {
   frame.hidden = false;
-  // The page says what was chosen on it: token by position, layer, head. The next text opens with the same.
-  const choices = new URLSearchParams(frame.contentDocument?.documentElement?.dataset.choices ?? "");
+  // The page says what was chosen on it: word, layer, head. The next text opens with the same. The word is no part of an
+  // address, as a text is not.
+  const shown = frame.contentDocument?.documentElement?.dataset;
+  const choices = new URLSearchParams(shown?.choices ?? "");
+  frame.dataset.word = shown?.word ?? "";
   const texts = textsOf.get(name) ?? [];
   if (texts.length > 1)
     for (const [choice, text] of [

@@ -39,9 +39,9 @@ from stages.common.parameters import Parameters
 MAX_PROCESSES = 4  # each takes a second to start
 
 TYPICAL = (
-    "They were chosen by rule: one short review of each class that is classified right and one that is classified "
-    f"wrong, each with the median probability among those of at most {TYPICAL_TOKENS} tokens (if there are none, the "
-    "shortest)."
+    "The captured texts were chosen by rule: one short review of each class that is classified right, and one that is "
+    "classified wrong. Each has the median probability among such reviews of at most "
+    f"{TYPICAL_TOKENS} tokens; if there are none, among the shortest."
 )
 
 Drawing = tuple[Any, ...]
@@ -68,8 +68,16 @@ def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
         ("reviews come", dataset, "dataset_commit"),
     ]
     origins = [_origin(noun_and_verb, source, commits[key]) for noun_and_verb, source, key in sources if source]
-    changed, selection = changed_parameters(parameters), TYPICAL if parameters.capture.typical else ""
-    return Subject(model.name, model.revision, model.base, dataset.name, finetuned, changed, origins, selection)
+    return Subject(
+        model.name,
+        revision=model.revision,
+        base=model.base,
+        dataset=dataset.name,
+        finetuned=finetuned,
+        changed=changed_parameters(parameters),
+        origins=origins,
+        selection=TYPICAL if parameters.capture.typical else "",
+    )
 
 
 def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:

@@ -90,8 +90,7 @@ class Opened:
     def values(self, pane: str) -> list[dict[str, str]]:
         """Return the rows of a pane's csv."""
         _, content = self.file(pane, "csv")
-        lines = content.decode("utf-8").splitlines(keepends=True)
-        return list(csv.DictReader(lines[lines[0].startswith("# ") :]))
+        return list(csv.DictReader(content.decode("utf-8").splitlines(keepends=True)))
 
     def file(self, pane: str, kind: str) -> tuple[str, bytes]:
         """Return name and content of a pane's csv, SVG or PNG."""

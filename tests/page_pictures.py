@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 
 class Label(NamedTuple):
-    """One text of a picture."""
+    """One text of a picture, or a part of a line; the place is that of the whole line."""
 
     text: str
     x: float
@@ -61,14 +61,19 @@ class Picture:
         if moved:
             x, y = x + float(moved[1]), y + float(moved[2] or 0)
         if element.tag == f"{SVG}text":
-            yield Label(
-                "".join(element.itertext()).replace("\u2212", "-"),
-                x + in_pixels(element.get("x", "0")),
-                y + in_pixels(element.get("y", "0")),
-                attributes.get("fill", ""),
-                attributes.get("text-anchor", "start"),
-                int(attributes.get("font-weight", 400)) >= 600,
-            )
+            x, y = x + in_pixels(element.get("x", "0")), y + in_pixels(element.get("y", "0"))
+            parts = [element] if element.text else list(element)
+            for part in parts:  # a line's parts, of which each begins where the one before it ends
+                looks = attributes | dict(part.attrib)
+                yield Label(
+                    "".join(part.itertext()).replace("\u2212", "-").strip(),
+                    x,
+                    y,
+                    looks.get("fill", ""),
+                    looks.get("text-anchor", "start"),
+                    int(looks.get("font-weight", 400)) >= 600,
+                )
+            return
         for child in element:
             yield from self._labels(child, x, y, attributes)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
+from attnmix.comparison import TOO_FEW_TEXTS, _direction
+from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
 from attnmix.page.answer import OTHERS_SHARE, answer
-from attnmix.page.sentences import class_evidence, class_lens
+from attnmix.page.sentences import _controls, class_evidence, class_lens
+from attnmix.page.verdicts import points
 
 GIVEN = "what tokens give each other in layer 2 is"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
@@ -20,16 +24,24 @@ MAX_WORDS = 15  # of a short sentence
 class PlantedRun:
     """A run of two layers, of which only the tables that the page's sentences read exist."""
 
-    def __init__(self, change: float = 0.1, share: float = 0.3, chance: float = 0.02, own: float = -0.3) -> None:
+    def __init__(
+        self,
+        change: float = 0.1,
+        share: float = 0.3,
+        chance: float = 0.02,
+        own: float = -0.3,
+        documents: int = 40,
+    ) -> None:
         layers = pd.DataFrame({"layer": [1, 2], "method": "attnresln_n", "tokens": 10})
-        after = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8, ci_low=0.1, ci_high=0.4)
+        after = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=documents, ci_low=0.1, ci_high=0.4)
         before = after.assign(checkpoint="pretrained", mean=[0.2 - change, 0.3 - change])
         self.curves = pd.concat([after, before])
-        self.differences = layers.assign(checkpoint="difference", mean=change)
+        self.differences = layers.assign(checkpoint="difference", mean=change, documents=documents)
+        self.differences = self.differences.assign(simultaneous_low=change - 0.02, simultaneous_high=change + 0.02)
         means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
         weighted = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
         weighted = weighted.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
-        weighted = weighted.assign(weight="token", tokens_of="all", layer="all")
+        weighted = weighted.assign(weight="token", tokens_of="all", layer="all", documents=documents)
         rows = [
             (checkpoint, layer, measure, mean, mean - 0.01, mean + 0.01)
             for layer, size in ((1, 0.1), (2, 1.0))
@@ -41,6 +53,7 @@ class PlantedRun:
             )
         ]
         geometry = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
+        geometry = geometry.assign(documents=documents)
         edits = ("text_mean", "corpus_mean", "other_class")
         rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
         rows.append(("lens_agreement", "others", 2, 0.94))
@@ -52,7 +65,16 @@ class PlantedRun:
         self.tables["measure/mixing_controls"] = pd.concat(parts)
         owns = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
         rows = [
-            (name, rule, "own_share", layer, mean * layer / 2, mean * layer / 2 - 0.1, mean * layer / 2 + 0.1, 8)
+            (
+                name,
+                rule,
+                "own_share",
+                layer,
+                mean * layer / 2,
+                mean * layer / 2 - 0.1,
+                mean * layer / 2 + 0.1,
+                documents,
+            )
             for rule, size in (("chord", 1), ("tangent", 0.9))
             for layer in (0, 1, 2)
             for name, mean in ((each, size * value) for each, value in owns.items())
@@ -74,11 +96,13 @@ class PlantedRun:
         return self.tables[name]
 
 
-def planted(**values: float) -> Any:
+def planted(**values: Any) -> Any:
     return PlantedRun(**values)
 
 
-@pytest.mark.parametrize(("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": no measurable change")])
+@pytest.mark.parametrize(
+    ("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": the change is inconclusive")]
+)
 def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
     shares = f"50% from others before fine-tuning, {50 - 100 * own:.0f}% after"
@@ -100,8 +124,8 @@ def test_few_reviews_have_no_interval() -> None:
 
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
-    assert ": +30.0 points (95% {interval} +20.0 to +40.0), 8 reviews" in change
-    assert ": 15% before, 25% after, averaged over layers, 8 reviews" in ratio
+    assert ": +30.0 points (95% {interval} +20.0 to +40.0), 40 reviews" in change
+    assert ": 15% before, 25% after, averaged over layers, 40 reviews" in ratio
     assert "change by fine-tuning is +10.0 points, +7.0 with {words shuffled}." in shuffled
     for sentence in (change, ratio, shuffled):
         assert len(sentence.split()) <= MAX_WORDS
@@ -120,7 +144,7 @@ def test_order_is_not_needed_only_where_the_change_stays_with_words_shuffled(cha
 
 
 def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> None:
-    run = planted()
+    run = planted(documents=8)
     run.tables["measure/parts"]["tokens"] = 8 * 48
     found = answer(run)
     assert found["notes"] == {
@@ -133,26 +157,76 @@ def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> 
     assert GLOSSARY.count("divided by that plus the length of the token's own part") == GLOSSARY.count(OTHERS_SHARE)
 
 
+INCONCLUSIVE = "Whether what tokens give each other tells the predicted class is inconclusive"
+
+
 @pytest.mark.parametrize(
-    ("change", "share", "verdict", "verb"),
+    ("change", "share", "said_first", "verb"),
     [
         (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class.", "rises"),
         (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class.", "rises"),
         (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class.", "rises"),
-        (-0.1, 0.0, "What tokens give each other hardly tells the predicted class.", "falls"),
-        (0.0, 0.0, "What tokens give each other hardly tells the predicted class.", "does not change"),
+        (-0.1, 0.0, INCONCLUSIVE, "falls"),
+        (0.0, 0.0, INCONCLUSIVE, "is inconclusive"),
     ],
 )
-def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, verdict: str, verb: str) -> None:
+def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, said_first: str, verb: str) -> None:
     said, ratio, part, *rest = class_evidence(planted(change=change, share=share))
-    assert said == verdict
+    assert said.startswith(said_first)
     assert verb in ratio
-    assert f"from 25.0% to {25 + 100 * change:.1f}%" in ratio
+    assert f"{25 + 100 * change:.1f}% after it" in ratio
+    low, high = (points(change + end) for end in (-0.01, 0.01))
+    assert f"95% interval {low} to {high}, 40 reviews" in ratio
     assert f"{100 * share:.0f}% of what other tokens give" in part
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
     assert "the same answer for every text would keep 75%" in rest[-2]
     assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in rest[-1]
+
+
+def sentences_of(run: Any) -> str:
+    found = answer(run)
+    return " ".join([found["headline"], *found["sentences"], *class_evidence(run)])
+
+
+@pytest.mark.parametrize("documents", [4, 19, 20])
+def test_few_texts_have_no_verdict_whatever_their_intervals(documents: int) -> None:
+    text = sentences_of(planted(change=0.077, documents=documents))
+    verdicts = re.findall(r"\b(rises|falls|mostly|partly|inconclusive|needs no word order)\b", text)
+    assert bool(verdicts) == (documents >= 20)
+    assert (f"{documents} reviews are too few for a verdict, which takes 20 or more" in text) == (documents < 20)
+    assert f"{documents} reviews" in text
+    assert ("95% interval" in text) == (documents >= 8)
+
+
+@pytest.mark.parametrize("documents", [4, 40])
+def test_an_interval_that_includes_0_never_shows_that_nothing_changes(documents: int) -> None:
+    text = sentences_of(planted(change=0.0, share=0.0, own=0.05, documents=documents))
+    assert not re.search(r"no (measurable )?change|does not change|hardly", text)
+    assert ("inconclusive" in text) == (documents == 40)
+
+
+def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
+    sentences = {}
+    for documents in (19, 20):
+        run = planted(documents=documents)
+        controls = run.tables["measure/mixing_controls"]
+        value = controls[controls["control"] == "shuffled_words"].assign(control="text_mean_value", below=0.03)
+        value = value.assign(below_low=0.01, below_high=0.05)
+        run.tables["measure/mixing_controls"] = pd.concat([controls, value[value["checkpoint"] == "difference"]])
+        sentences[documents] = " ".join(_controls(run))
+    assert "largest change" not in sentences[19]
+    assert "Which layer fine-tuning changes most is not known: 19 reviews are too few" in sentences[19]
+    interval = "(95% interval for all layers at once +8.0 to +12.0, 20 reviews)"
+    assert f"is +10.0 percentage points, in layer 1 {interval}." in sentences[20]
+
+
+def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:
+    ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1), (np.nan, np.nan), (0.0, 0.1)]
+    low, high = np.array(ends).T
+    compared = _direction(Interval((low + high) / 2, low, high)).tolist()
+    assert [verdict(*each, MIN_SIMULTANEOUS) for each in ends] == compared
+    assert {verdict(*each, MIN_SIMULTANEOUS - 1) for each in ends} == {TOO_FEW_TEXTS}
 
 
 def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:

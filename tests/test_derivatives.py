@@ -139,20 +139,26 @@ def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(base: A
     assert by_form["norm_of_block"] > 0.01
 
 
-def test_the_page_says_how_each_form_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("documents", [4, 40])
+def test_the_page_says_how_each_form_changes(tmp_path: Path, documents: int) -> None:
     run = Run(tmp_path)
     intervals = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
     rows = [(form, name, 0.5, -0.1, 0.1) for form in FORMS for name in ("pretrained", "finetuned")]
     rows += [(form, "difference", sum(ends) / 2, *ends) for form, ends in intervals.items()]
     table = pd.DataFrame(rows, columns=["method", "checkpoint", "mean", "ci_low", "ci_high"])
-    table = table.assign(quantity="level", reference="layer_input", layer=2, documents=4)
+    table = table.assign(quantity="level", reference="layer_input", layer=2, documents=documents)
     write_plot("measure/derivatives", table, run.tables)
-    mixing = pd.DataFrame({"checkpoint": ["difference"], "method": ["attn_n"], "layer": [2], "mean": [0.2]})
-    write_plot("measure/mixing", mixing, run.tables)
+    mixing = {"checkpoint": ["difference"], "method": ["attn_n"], "layer": [2], "mean": [0.2], "documents": [40]}
+    write_plot("measure/mixing", pd.DataFrame(mixing), run.tables)
     (sentence,) = derivatives(run)
-    assert "rises when all other tokens move together (+20.0 percentage points)" in sentence
+    if documents == 4:
+        assert "changes by +20.0 percentage points when all other tokens move together, by" in sentence
+        assert "4 reviews are too few for a verdict, which takes 20 or more." in sentence
+        return
+    interval = "(+20.0 percentage points, 95% interval +10.0 to +30.0, 40 reviews)"
+    assert f"rises when all other tokens move together {interval}" in sentence
     assert "falls when they move independently (" in sentence
-    assert "shows no change when the norms of single tokens are added (" in sentence
+    assert "is inconclusive when the norms of single tokens are added (" in sentence
 
 
 @pytest.mark.parametrize(

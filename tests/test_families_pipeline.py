@@ -111,7 +111,7 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
     assert not [mark for mark in ("Ġ", "▁", "##") if mark in "".join(drawn.values())]
     present = family.present([*POINTS, *LAYER_MATRICES])
-    for label, matrix in (("Attention", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
+    for label, matrix in (("Attention weights", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
         assert (f">{label}<" in drawn["mixing_contributions_text_0_finetuned"]) == (matrix in present)
     assert (">LayerNorm<" in drawn["mixing_steps"]) == ("attention_norm" in present)
     assert (">Skip<" in drawn["mixing_steps"]) == ("attention_residual" in present)

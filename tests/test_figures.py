@@ -24,7 +24,7 @@ from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
-from attnmix.figures.mixing import draw_main, draw_matrices, draw_reviews, draw_strips
+from attnmix.figures.mixing import draw_main, draw_matrices, draw_own_share, draw_reviews, draw_strips
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
 from attnmix.figures.tokens import (
     CapturedTexts,
@@ -299,6 +299,28 @@ def test_main_figure_has_both_checkpoints_and_controls_in_one_column() -> None:
     for text in (*axes.texts, axes.title, axes.yaxis.label):
         box = text.get_window_extent()
         assert edges.x0 <= box.x0 < box.x1 <= edges.x1
+
+
+@pytest.mark.parametrize("documents", [7, 8])
+def test_own_share_names_its_rules_and_texts_and_has_intervals_from_eight_texts_on(documents: int) -> None:
+    index = pd.MultiIndex.from_product([["pretrained", "finetuned"], ["chord", "tangent"], range(4)])
+    parts = index.to_frame(index=False, name=["checkpoint", "rule", "layer"]).assign(quantity="own_share", mean=0.5)
+    parts = parts.assign(ci_low=0.4, ci_high=0.6, documents=documents, tokens=48 * documents)
+    figure: Any = draw_own_share(parts, "Layer")
+    (axes,) = figure.axes
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert len(dashed) == 2
+    entries = zip(axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)
+    styles = {text.get_text(): line.get_linestyle() for text, line in entries}
+    assert styles == {"rule chord": "-", "rule tangent": "--"}
+    assert axes.get_title() == f"{documents} reviews, 48 tokens each on average"
+    assert "mean over tokens (95 % interval)" in axes.get_ylabel()
+    bands = [path for part in axes.collections for path in part.get_paths() if len(path.vertices)]
+    assert bool(bands) == (documents == 8)
+    figure.draw_without_rendering()
+    for text in (axes.title, axes.yaxis.label):
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize("names", [["finetuned"], ["pretrained", "finetuned"]])

@@ -477,4 +477,5 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     np.testing.assert_allclose(agreement, means.loc[agreement.index], atol=2e-6)
     by_head = Run(Path()).table("measure/mixing_by_group").query("grouping == 'head'")
     assert len(by_head) == 2 * 3 * 4
+    assert set(by_head["group"].astype(int)) == set(range(4))  # as `without_heads` numbers them
     assert (by_head["documents"] == 6).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import json
 import re
 import shutil
@@ -14,17 +15,22 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from browser import WHOLE, Opened, browser, violations
 from conftest import REPOSITORY
+from markupsafe import escape
 from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
 
 from attnmix.core.store.runs import Run
 from attnmix.page.answer import headline
 from attnmix.page.arrays import as_json, visible
+from attnmix.page.assembly import page_text
+from attnmix.page.sentences import Subject
 from attnmix.page.shape import HEADS_SHAPE, SHAPE, typescript
 from stages import render
 from stages.common.parameters import read_parameters
+from stages.render import TYPICAL, page_subject
 
 SOURCES = REPOSITORY / "attnmix/page/src"
 
@@ -149,6 +155,31 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     assert "The reviews come from data/sample." in origins
 
 
+def test_every_sentence_about_the_run_has_a_beginning_and_an_end(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#run > summary").click()
+    sentences = page.locator("#findings p, #findings > ul:not(.facts) li, main > .note").all_inner_texts()
+    assert len(sentences) > 8
+    for text in sentences:
+        assert text[0].isupper(), text
+        assert text.endswith("."), text
+        assert "They were chosen" not in text
+    (measured,) = page.locator("#findings > p").all_inner_texts()
+    assert measured.startswith("Ratios and controls are means over the 4 measured test reviews")
+
+
+def test_rule_of_the_captured_texts_stands_with_what_is_measured(copied: Path) -> None:
+    parameters = read_parameters()
+    no_choice = parameters.capture.model_copy(update={"documents": [], "texts": [], "drawn": 0})
+    typical = parameters.model_copy(update={"capture": no_choice})
+    subject = page_subject(typical, Run(Path()).metrics("download"))
+    page = page_text(Run(Path()), subject)
+    assert f"The maps show the captured texts, which are examples. {escape(TYPICAL)}</p>" in page
+    assert f'<p class="note">{escape(TYPICAL)}' not in page
+    with pytest.raises(TypeError, match="positional"):
+        Subject("a model", "a revision", "a base")  # type: ignore[misc]  # a sentence in another field
+
+
 def test_link_to_a_folded_part_unfolds_it(opened: Opened) -> None:
     page = opened.page
     for name, part in (("This run", "run"), ("More", "more")):
@@ -271,14 +302,14 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", int(lengths.iloc[:2].sum()))
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
     shown = open_changed(chromium)
-    assert "1 more captured texts are not on this page" in shown.page.locator("body").inner_text()
+    assert "1 more captured text is not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
     assert "features/inspect/contributions" in shown.page.locator("#card").inner_text()
     shown.close()
     shutil.rmtree(Run(Path()).inspected / "contributions")
     shown = open_changed(chromium)
-    assert "contribution matrices in measure.matrices" in shown.page.locator("#card").inner_text()
+    assert "Name contribution matrices in measure.matrices." in shown.page.locator("#card").inner_text()
     shown.close()
 
 
@@ -308,10 +339,17 @@ def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
         assert name.endswith(".csv")
         # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
         assert ("fine_tuned" in name) == (pane == "map-pane") or pane in of_no_model
-        lines = [line for line in content.decode().splitlines() if not line.startswith("# ")]
-        columns, *rows = csv.reader(lines)
+        text = content.decode()
+        columns, *rows = csv.reader(text.splitlines())
         assert {len(row) for row in rows} <= {len(columns)}, pane
-        numbers = re.findall(r"(?<![\w.])\d+\.\d+", "\n".join(lines))
+        assert len(set(columns)) == len(columns), pane
+        table = pd.read_csv(io.BytesIO(content))  # a note above the columns would be read as the columns
+        assert (table.columns.tolist(), len(table)) == (columns, len(rows)), pane
+        assert isinstance(table.index, pd.RangeIndex), pane
+        if pane in ("grid", "text", "heads", "weights", "steps-of-weight", "map-pane"):
+            assert "model" in columns, pane
+            assert {"layer", "place in the model"} & set(columns), pane
+        numbers = re.findall(r"(?<![\w.])\d+\.\d+", text)
         digits = 6 if pane in ("heads", "weights", "steps-of-weight") else 4
         assert all(len(number.replace(".", "").strip("0")) <= digits for number in numbers), pane
 
@@ -320,12 +358,14 @@ def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path
     page = opened.page
     choose(page, "document", "0")
     name, content = opened.file("text", "csv")
-    rows = list(csv.reader(content.decode("utf-8").splitlines()[1:]))
+    rows = list(csv.DictReader(content.decode("utf-8").splitlines()))
     names = tokens().query("document == 'test/0'")["token"]
-    assert [row[1] for row in rows[1:]] == [visible(each, kept="") for each in names]
+    assert [row["token"] for row in rows] == [visible(each, kept="") for each in names]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    for title, row in zip(titles, rows[1:], strict=True):
-        assert not row[2] or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(row[2]), abs=0.06)
+    column = next(name for name in rows[0] if name.startswith("share from other tokens"))
+    for title, row in zip(titles, rows, strict=True):
+        share = row[column]
+        assert not share or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(share), abs=0.06)
     name, content = opened.file("text", "SVG")
     # A long token is broken into lines.
     text = "".join("".join(ElementTree.fromstring(content).itertext()).split())

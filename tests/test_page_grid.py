@@ -20,6 +20,7 @@ from page_run import choose, open_changed, save_page, tokens
 import attnmix
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
+from attnmix.page.arrays import visible
 
 SINCE_INPUT = ("parts", "alti_rollout")
 KEPT = 12  # sources of each token
@@ -34,7 +35,7 @@ def first_token(document: str) -> int:
 def test_shade_against_value_is_one_line_over_all_layers_models_texts_and_measures(opened: Opened) -> None:
     page = opened.page
     by_colour = defaultdict(list)
-    methods = (*MATRICES, "attn_w", "attnresln_n")
+    methods = (*MATRICES, "attnres_w", "attnresln_n")
     documents = tokens()["document"].unique().tolist()
     for (number, document), method in product(enumerate(documents), methods):
         choose(page, "document", str(number))
@@ -171,6 +172,25 @@ def test_lines_row_and_words_show_the_sources_of_the_chosen_measure(
     assert ("in the input" if method in SINCE_INPUT else "in the layer below") in page.locator(
         "#chosen-text"
     ).inner_text()
+
+
+def test_names_of_the_strongest_sources_have_room_first(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, Run(run).page, viewport={"width": 390, "height": 844})
+    page = shown.page
+    choose(page, "document", "0")
+    page.locator("#token-14").click()
+    matrix = np.asarray(Run(Path()).matrix("finetuned", "test/0", "parts"), dtype=float)
+    layer = int(page.locator("#layer").input_value())
+    order = np.argsort(-matrix[layer - 1, 14], kind="stable")
+    strongest = next(int(source) for source in order if abs(source - 14) > 1)
+    canvas = "document.getElementById('grid-canvas')"
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    named = page.evaluate(f"[...{canvas}.shapes().querySelectorAll('text')].map(each => each.textContent)")
+    names = tokens().query("document == 'test/0'")["token"].map(lambda name: visible(name, kept=""))
+    for token in (14, strongest):
+        name = names[token]
+        assert (name if len(name) <= 13 else f"{name[:12]}…") in [each.removeprefix("◆ ") for each in named]
+    shown.close()
 
 
 def test_ratio_of_one_layer_names_no_sources(opened: Opened) -> None:

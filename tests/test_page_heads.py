@@ -122,8 +122,8 @@ def family(
 def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
     shown, layer = family[0], family[1].layers[1]
     page = shown.page
-    page.locator("#heads-all button[aria-label='Layer 2, head 3']").click()
-    assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 3 of 4")
+    page.locator("#heads-all button[aria-label='Layer 2, head 2']").click()
+    assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 2 of 4")
     page.locator("#token-2").click()
     W_O = layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2]
     f = np.linalg.norm(layer.value[2] @ W_O, axis=-1)
@@ -152,7 +152,7 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference,
     page = shown.page
     number, head, i, j = 1, 2, 3, 1
     layer = reference.layers[number]
-    page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head + 1}']").click()
+    page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head}']").click()
     page.locator(f"#token-{i}").click()
     page.locator("#weight > summary").click()
     page.locator("#weight-rows button").nth(j).click()

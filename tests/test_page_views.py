@@ -149,6 +149,34 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
 
 
+@pytest.mark.parametrize("method", ["parts", "alti", "attention", "norm"])
+def test_changes_of_sources_are_the_largest_of_the_whole_matrices(first: Opened, method: str) -> None:
+    page = first.page
+    choose(page, "share", method)
+    page.get_by_label("Change by fine-tuning").check()
+    change = 100 * (shares("finetuned", 2, method=method) - shares("pretrained", 2, method=method))
+    np.fill_diagonal(change, 0)
+    for token in (3, 7, 12):
+        page.locator(f"#token-{token}").click()
+        largest = np.argsort(-np.abs(change[token]), kind="stable")[:12]
+        listed = [number(text) for text in page.locator("#sources .number").all_inner_texts()]
+        assert listed == pytest.approx(change[token, largest[:8]].tolist(), abs=0.051)
+        rows = first.values("text")
+        saved = {int(row["position"]): row["contributed to the selected token"] for row in rows}
+        assert {place for place, share in saved.items() if share} == set(largest.tolist())
+        for place in largest:
+            assert 100 * float(saved[place]) == pytest.approx(change[token, place], abs=0.01)
+        underlined = page.locator("#words .took").evaluate_all("all => all.map(each => +each.dataset.token)")
+        assert set(underlined) == set(largest.tolist())
+    assert "12 largest changes" in page.locator("#card").inner_text()
+
+
+def test_no_share_is_listed_under_two_names_and_no_name_twice(opened: Opened) -> None:
+    options = opened.page.locator("#share option").all_inner_texts()
+    assert len(set(options)) == len(options)
+    assert not {"Attention", "Attention weights"} <= set(options)
+
+
 def opening_word(table: pd.DataFrame, document: str) -> int:
     """Return the word of a text that the page chooses by its rule: that with the largest single source."""
     curves = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")

@@ -140,7 +140,7 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: 
     assert {folder: digest(folder) for folder in before} == before
 
 
-def test_chosen_position_layer_and_head_are_kept_for_the_next_text(server: Server, chromium: Any) -> None:
+def test_chosen_word_layer_and_head_are_kept_for_the_next_text(server: Server, chromium: Any) -> None:
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)
     page.goto(server.address)
@@ -151,19 +151,22 @@ def test_chosen_position_layer_and_head_are_kept_for_the_next_text(server: Serve
         page.get_by_role("status").filter(has_text="Measured").wait_for()
         return shown(page)
 
-    frame = measure("the film was very good and the actors were good")
-    frame.locator("#token-6").click()
+    frame = measure("the film was good")
+    frame.locator("#token-4").click()
     frame.locator("#layer").fill("1")
-    frame.get_by_role("button", name="Layer 1, head 2", exact=True).click()
-    for text, position in (
-        ("the film was very bad and the actors were bad", 6),
-        ("a film", 3),
-        ("the film was bad", 3),
+    frame.get_by_role("button", name="Layer 1, head 1", exact=True).click()
+    for text, positions in (
+        ("the film was not good", [5]),
+        ("good actors and the film was very good", [8]),  # of two, the nearer one
+        ("a film", []),
+        ("the film was good", []),  # a word that is gone is not chosen again
     ):
         frame = measure(text)
-        assert frame.locator("#words .chosen").get_attribute("id") == f"token-{position}"
+        chosen = frame.locator("#words .chosen").evaluate_all("all => all.map(each => each.id)")
+        assert chosen == [f"token-{position}" for position in positions]
         assert frame.locator("#layer").input_value() == "1"
-        assert frame.get_by_role("button", name="Layer 1, head 2", exact=True).get_attribute("aria-pressed") == "true"
+        assert frame.get_by_role("button", name="Layer 1, head 1", exact=True).get_attribute("aria-pressed") == "true"
+        assert all("good" not in each.url for each in page.frames)
     page.close()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,17 @@ from torch import Tensor
 
 import attnmix
 from attnmix.core.errors import InputError
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.measures import identities
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
-from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve, curves_by
+from attnmix.page import arrays, payload
+from attnmix.page.arrays import curve, curves_by
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
 from attnmix.runs import text_results
 from attnmix.serve import tokenized
+from stages.common.parameters import Parameters
 
 TEXTS: dict[str, list[Any]] = {
     "one text": ["time flies"],
@@ -47,6 +53,35 @@ def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_ta
     drawn = page_text(measurer.results(texts), Subject("a model"))
     monkeypatch.setattr(text_results, "page_tables", mixing_tables)
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
+
+
+KEYS = [str(key) for key in pd.json_normalize(Parameters().model_dump()) if "." in str(key)]
+PIPELINE_NAMES = re.compile("|".join(map(re.escape, ["features/", "reports/", "params.yaml", "dvc ", *KEYS])))
+
+
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
+def test_a_page_of_texts_names_no_folder_or_parameter_of_the_pipeline(
+    texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # so that texts are left out
+    monkeypatch.setattr(arrays, "HEAD_BYTES", 0)
+    monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).save(tmp_path / "page.html").read_text("utf-8")
+    packed = re.search(r'id="data">([^<]*)<', page)
+    assert packed
+    data = zlib.decompress(base64.b64decode(packed[1])).decode()
+    words = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
+    assert PIPELINE_NAMES.search("measure.matrices")
+    assert [match[0] for text in (words, data) for match in PIPELINE_NAMES.finditer(text)] == []
+    assert ("not on this page, which would grow too large" in words) == (len(texts) > 1)
+    assert "Parameters" not in words
+
+
+def test_the_script_leaves_names_of_the_pipeline_to_the_pages_wording() -> None:
+    sources = Path(payload.__file__).with_name("src").glob("*.ts*")
+    code = "".join(re.sub(r"/\*[^/]*\*/|//[^\n]*", "", path.read_text("utf-8")) for path in sources)
+    assert "data.wording" in code
+    assert PIPELINE_NAMES.findall(code) == []
 
 
 def curve_of_rows(rows: list[dict[str, Any]], layers: range) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ Doubles = npt.NDArray[np.float64]
 LEVEL = 0.95
 BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
+MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to be printed or drawn
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
 MIN_UNEXPLAINED = 1e-9  # smallest share of a variance that a given variable leaves; less is rounding
 BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, as 8 bytes each before they are kept as one
@@ -139,6 +141,34 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     correlation = rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth)
     sample_correlations = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
     return Resampled(correlation, sample_correlations, by_layer.documents.min(0)).correlations()
+
+
+class Verdict(StrEnum):
+    """The verdicts on a difference of two means, with the words of `attnmix.compare`.
+
+    None of them says that there is no difference, which no interval shows.
+    """
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    OPEN = "open"
+    TOO_FEW_TEXTS = "too few texts"
+    NO_INTERVAL = "no interval"
+
+
+def verdict(low: float, high: float, documents: float) -> Verdict:
+    """Return the verdict on a difference with a 95 % interval over this number of documents.
+
+    Below `MIN_SIMULTANEOUS` documents there is no verdict, whatever the interval. `OPEN` is a difference whose interval
+    includes 0.
+    """
+    if documents < MIN_SIMULTANEOUS:
+        return Verdict.TOO_FEW_TEXTS
+    if np.isnan(low) or np.isnan(high):
+        return Verdict.NO_INTERVAL
+    if low > 0:
+        return Verdict.HIGHER
+    return Verdict.LOWER if high < 0 else Verdict.OPEN
 
 
 class Jackknifed(NamedTuple):

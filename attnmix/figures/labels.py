@@ -59,14 +59,16 @@ RATIO_MARKS = {
 RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()}
 """Labels of the ratios, the same on the page as in figures and tables."""
 _MATRICES = {
-    "attention": "Attention",
-    "norm": "Norm-based",
+    "attention": "Attention weights",
+    "norm": "Norms of single sources",
     "value_zeroing": "Value Zeroing",
     "value_zeroing_without_bias": "Value Zeroing without b_V",
     "alti": "ALTI",
     "globenc": "GlobEnc",
 }
-MATRIX_LABELS = _MATRICES | {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
+_ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
+MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout"}
+"""Labels of matrices; none is that of another quantity among `RATIO_LABELS`."""
 
 # Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
 POINT_MARKS = {

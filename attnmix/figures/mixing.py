@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.core.store.runs import Run, row_shares
 from attnmix.figures import style
 from attnmix.figures.labels import (
@@ -41,9 +42,10 @@ PERCENTILE = 99  # percentile of the cells at which a colour scale ends
 # Curves
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
 LABEL_CHARACTERS = 22  # in a line
-LEFT, LABELS, HEAD, FOOT, GAP = 0.45, 1.05, 0.25, 0.42, 0.32  # inches; labels are to the right of each panel
+LEFT, LABELS, HEAD, FOOT, GAP = 0.57, 1.05, 0.25, 0.42, 0.32  # inches; labels are to the right of each panel
 PANEL_DISTANCE = LABELS + 0.1  # inches
 MAX_TICKS = 16
+TOKEN_MEAN_LABEL = "Mixing ratio, mean over tokens\n(95 % interval)"
 
 MARKERS = {"pretrained": "o", "finetuned": "s"}
 SHOWN_CONTROLS = ("text_mean_value", "shuffled_words", "random_weights")
@@ -84,7 +86,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
         axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel=xlabel, ylim=(0, 1))
         _draw_curves(axes, rows, "method", RATIO_MARKS)
         style.label_curves(axes)
-    panels[0, 0].set_ylabel("Mixing ratio (95 % interval)")
+    panels[0, 0].set_ylabel(TOKEN_MEAN_LABEL)
     return figure
 
 
@@ -101,7 +103,7 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
     curves += [(name, CONTROL_LABELS[name], in_checkpoint[in_checkpoint["control"] == name]) for name in SHOWN_CONTROLS]
     figure, panels = _curve_panels(1, 1, 1.95)
     axes = panels[0, 0]
-    axes.set(xlabel=xlabel, ylabel="Mixing ratio (95 % interval)", ylim=(0, 1), title=RATIO_MARKS[method].label)
+    axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=RATIO_MARKS[method].label)
     for name, label, rows in curves:
         curve = rows[rows["method"] == method].dropna(subset="mean").sort_values("layer")
         if curve.empty:
@@ -109,10 +111,23 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
         color, line = CURVE_LOOKS[name]
         looks: Any = {"color": color, "linestyle": line, "marker": MARKERS.get(name), "clip_on": False}
         axes.plot(curve["layer"], curve["mean"], label=fill(label, LABEL_CHARACTERS), **looks)
-        axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.2, linewidth=0)
+        _draw_interval(axes, curve, color, 0.2)
     _set_layer_ticks(axes, mixing)
     style.label_curves(axes)
     return figure
+
+
+def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
+    """Draw a curve's interval as a band, as the page does: not of a mean over few texts."""
+    low, high = (_of_enough_texts(curve, end) for end in ("ci_low", "ci_high"))
+    axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
+
+
+def _of_enough_texts(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Return a column, with NaN where a row is over too few texts for an interval."""
+    if "documents" not in rows:
+        return rows[column]
+    return rows[column].where(rows["documents"] >= MIN_INTERVAL_DOCUMENTS)
 
 
 def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
@@ -121,7 +136,7 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
-    """Return one column with each checkpoint's own share by layer of `parts.csv`; dashed is the rule `tangent`.
+    """Return one column with each checkpoint's own share by layer of `parts.csv`, by the rules `chord` and `tangent`.
 
     None where no vector was taken apart.
     """
@@ -130,7 +145,7 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
         return None
     figure, panels = _curve_panels(1, 1, 1.95)
     axes = panels[0, 0]
-    axes.set(xlabel=xlabel, ylabel="Own share of a token's vector", ylim=(0, 1))
+    axes.set(xlabel=xlabel, ylabel="Own share of a token's vector,\nmean over tokens (95 % interval)", ylim=(0, 1))
     for checkpoint, marker in MARKERS.items():
         color, _ = CURVE_LOOKS[checkpoint]
         by_rule = shares[shares["checkpoint"] == checkpoint].groupby("rule", sort=False)
@@ -138,12 +153,25 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
             layers, means = curve["layer"], curve["mean"]
             if rule == "chord":
                 axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
-                axes.fill_between(layers, curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+                _draw_interval(axes, curve, color, 0.25)
             else:
                 axes.plot(layers, means, color=color, linestyle="--", label="_dashed")
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
+    rules = [
+        Line2D([], [], color="black", linestyle="-", label="rule chord"),
+        Line2D([], [], color="black", linestyle="--", label="rule tangent"),
+    ]
+    axes.legend(handles=rules, loc="lower left")
+    axes.set_title(_number_of_texts(shares))
     return figure
+
+
+def _number_of_texts(shares: pd.DataFrame) -> str:
+    """Return the number and mean length of the reviews that means are over."""
+    documents = shares["documents"].max()
+    tokens = shares["tokens"].max() / documents
+    return f"{documents:.0f} reviews, {tokens:.0f} tokens each on average"
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
@@ -183,7 +211,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
             color = style.darken_for_contrast(mark.color)
             label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
             axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
-            axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+            _draw_interval(axes, curve, color, 0.25)
     _set_layer_ticks(axes, rows)
 
 
@@ -201,7 +229,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
     margin = 0.04 * max(np.ptp(ratios), 0.01)
     axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # within what a ratio can be
-    axes.set_ylabel(f"Mixing ratio of each review\n({RATIO_MARKS[method].label})")
+    axes.set_ylabel(f"Mixing ratio, mean over a review's tokens\n({RATIO_MARKS[method].label})")
     axes.tick_params("x", length=0)
     for edge in layers[1:]:
         axes.axvline(edge - 0.5, color="0.9", linewidth=0.6, zorder=0)
@@ -221,12 +249,13 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
         checkpoint_means = means[means["checkpoint"] == name]
         x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
-        interval = [mean - checkpoint_means["ci_low"], checkpoint_means["ci_high"] - mean]
+        low, high = (_of_enough_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
+        interval = [mean - low, high - mean]
         for color, thickness in (("white", 1.6), ("black", 0.9)):  # black alone would be lost among dark dots
             axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
             lines: Any = {"ecolor": color, "elinewidth": thickness, "capthick": thickness, "zorder": 3}
             axes.errorbar(x, mean, interval, fmt="none", capsize=1.5, **lines)
-    mean_label = "mean of the reviews, 95 % interval"
+    mean_label = "mean over reviews, 95 % interval"
     handles.append(Line2D([], [], color="black", marker="|", markersize=6, linewidth=0.9, label=mean_label))
     title = f"The darker a dot, the longer the review, from {tokens.min()} to {tokens.max()} tokens"
     figure.legend(handles=handles, title=title, title_fontsize=7, loc="outside lower center", ncols=3)

@@ -286,7 +286,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
         _add_group(tables, measured, grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    heads = range(1, measured.first["by_head"].shape[1] + 1)
+    heads = range(measured.first["by_head"].shape[1])  # from 0, as in `without_heads`
     # A ratio is NaN where a stack has fewer heads.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
     _add_group(tables, measured, "head", heads, by_head, stored("by_head"))

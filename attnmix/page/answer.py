@@ -11,16 +11,20 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.names import INPUT_PARTS
-from attnmix.core.store.results import Results, TextResults
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
+from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
-from attnmix.page.arrays import MIN_INTERVAL_DOCUMENTS, curve
-from attnmix.page.sentences import most_and_least, percent, points, preferred
+from attnmix.page.arrays import curve
+from attnmix.page.sentences import most_and_least, percent, preferred
+from attnmix.page.verdicts import counted, points
+from attnmix.page.wording import wording_of
 
 SHARE, RATIO = "Share from others since the input", "Mixing ratio of one layer"
 OTHERS_SHARE = (
     "the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part"
 )
 """The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
+TOKEN_MEANS = "Lines show means over tokens."
 MIN_RATIO_CHANGE = 0.01
 """The smallest change of the mixing ratio of which the page says whether it needs word order."""
 ORDER_FREE_SHARE = 0.9
@@ -120,11 +124,9 @@ def _change_headline(last: pd.DataFrame) -> str:
     text = f"A word's last vector: {before} from others before fine-tuning, {after} after, in this one training"
     if "difference" not in last.index:
         return text
-    difference = last.loc["difference"]
-    if difference["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return text
-    is_change = difference["ci_low"] > 0 or difference["ci_high"] < 0
-    return text if is_change else f"{text}: no measurable change"
+    difference: Any = last.loc["difference"]
+    found = verdict(difference["ci_low"], difference["ci_high"], difference["documents"])
+    return f"{text}: the change is inconclusive" if found is Verdict.OPEN else text
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
@@ -132,9 +134,13 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     if differences.empty:
         sentences = [_counted_tokens(run, shares), _one_model(run)]
     elif _texts(run) == 1:
-        sentences = [_ratio_change(run), "One text has no {interval}: another can change the other way."]
+        sentences = [
+            _ratio_change(run),
+            "One text gives no {interval}; another text may change in the other direction.",
+        ]
     elif _texts(run) < MIN_INTERVAL_DOCUMENTS:
-        sentences = [_ratio_change(run), "So few texts have no {interval}: others can change the other way."]
+        few = f"{_counted(run, _texts(run))} give no {{interval}}; others may change in the other direction."
+        sentences = [_ratio_change(run), few]
     else:
         sentences = [_share_change(run, shares), _ratio_change(run), _shuffled_change(run)]
     return [sentence for sentence in sentences if sentence]
@@ -142,10 +148,7 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
 
 def _counted(run: Results, number: float) -> str:
     """Return a number of texts in words: those of a run of the pipeline are reviews."""
-    if number == 1:
-        return "1 text"
-    noun = "texts" if isinstance(run, TextResults) else "reviews"
-    return f"{number:.0f} {noun}"
+    return counted(number, wording_of(run).texts)
 
 
 def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
@@ -169,7 +172,9 @@ def _counted_tokens(run: Results, shares: pd.DataFrame) -> str:
 
 def _one_model(run: Results) -> str:
     most, _ = most_and_least(run.mixing[0])
-    return f"{{{RATIO}}}: layer {most['layer']} adds most from others, {percent(most['mean'])}."
+    texts = _texts(run)
+    here = "this text" if texts == 1 else f"these {_counted(run, texts)}"
+    return f"{{{RATIO}}}: in {here}, layer {most['layer']} adds most from others, {percent(most['mean'])}."
 
 
 def _share_change(run: Results, shares: pd.DataFrame) -> str:
@@ -182,7 +187,9 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}}."
     low, high = points(last["ci_low"]), points(last["ci_high"])
-    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}."
+    is_open = verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.OPEN
+    inconclusive = ": inconclusive" if is_open else ""
+    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{inconclusive}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -208,7 +215,8 @@ def _shuffled_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     change = means["finetuned"] - means["pretrained"]
     shuffled_change = float(changes_by_layer.mean())
-    is_large = abs(change) >= MIN_RATIO_CHANGE
+    # Below this number of texts no verdict is given.
+    is_large = abs(change) >= MIN_RATIO_CHANGE and _texts(run) >= MIN_SIMULTANEOUS
     verdict = "needs no word order:" if is_large and shuffled_change / change >= ORDER_FREE_SHARE else "is"
     numbers = f"{points(change)} points, {points(shuffled_change)} with {{words shuffled}}"
     return f"The ratio's change by fine-tuning {verdict} {numbers}."
@@ -244,7 +252,8 @@ def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
     return {
         "title": "Share of a token's vector from other tokens since the input, by layer",
         "series": series,
-        "unit": OTHERS_SHARE.capitalize(),
+        "unit": f"The share is {OTHERS_SHARE}",
+        "means": TOKEN_MEANS,
     }
 
 
@@ -263,4 +272,9 @@ def _ratio_chart(run: Results) -> dict[str, Any]:
             rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
             name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
             series.append({"name": name + suffix, **curve(rows, layers)})
-    return {"title": "Mixing ratio by layer", "series": series, "unit": RATIO_MARKS[method].label}
+    return {
+        "title": "Mixing ratio by layer",
+        "series": series,
+        "unit": f"The ratio is “{RATIO_MARKS[method].label}”",
+        "means": TOKEN_MEANS,
+    }

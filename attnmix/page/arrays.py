@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS, Parts, weights
 from attnmix.core.store.runs import row_shares
 
 Array = npt.NDArray[Any]
 Curve = dict[str, list[float | None]]
 
-MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to draw
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 MAX_INT16 = 32_767
@@ -66,28 +66,50 @@ def quantise(values: Array, low: float, high: float) -> str:
     return encode(codes.astype(np.uint16))
 
 
-def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
-    """Return the `keep` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
+def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
+    """Return the main sources of each row, with their shares of the row's sum in every checkpoint.
 
-    `sources` and `shares` (of the square root, so that small ones keep their digits) are `[..., T, keep]`, `own` each
-    token's share of itself `[..., T]`; all have 16 bits. A row with NaN or without any
-    contribution has no source.
+    A source is kept in a row if it is among the `keep` largest of a checkpoint, or, of two checkpoints, among the
+    `keep` other tokens whose share changes most: so the largest changes are those of the whole matrices.
+
+    Args:
+        matrices: By checkpoint, contributions `[..., T, T]` of one method.
+        keep: The number of largest shares, and of largest changes.
+
+    Returns:
+        `counts` `[..., T]`, the number of sources of each row; `sources`, those of all rows in turn; and by checkpoint
+        `shares` (of the square root, so that small ones keep their digits) in the order of `sources`, and `own`, each
+        token's share of itself `[..., T]`. All have 16 bits. A row with NaN or without any contribution has no share.
     """
-    shares = row_shares(matrices)
-    own_shares = np.diagonal(shares, axis1=-2, axis2=-1)
-    keep = min(keep, shares.shape[-1])
-    has_shares = np.isfinite(shares).all(axis=-1, keepdims=True)
-    known_shares = np.where(has_shares, shares, 0)
-    order = np.argsort(-known_shares, axis=-1, kind="stable")[..., :keep]
-    largest = np.take_along_axis(known_shares, order, axis=-1)
-    roots = np.sqrt(np.clip(largest, 0, 1))
-    sources = np.where(has_shares, order, MISSING_CODE)
+    shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
+    known = {checkpoint: np.isfinite(each).all(axis=-1, keepdims=True) for checkpoint, each in shares.items()}
+    is_kept = np.zeros(next(iter(shares.values())).shape, dtype=bool)
+    for checkpoint, each in shares.items():
+        is_kept |= _is_among_largest(np.where(known[checkpoint], each, 0), keep)
+    if len(shares) == 2:
+        before, after = shares.values()
+        known_before, known_after = known.values()
+        change = np.where(known_before & known_after, np.abs(after - before), 0)
+        others = ~np.eye(change.shape[-1], dtype=bool)
+        is_kept |= _is_among_largest(change * others, keep)
+    kept_shares = {}
+    for checkpoint, each in shares.items():
+        roots = np.where(known[checkpoint], np.sqrt(np.clip(each, 0, 1)), np.nan)
+        own = np.diagonal(each, axis1=-2, axis2=-1)
+        kept_shares[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
     return {
-        "keep": keep,
-        "sources": encode(sources.astype(np.uint16)),
-        "shares": quantise(roots, 0, 1),
-        "own": quantise(own_shares, 0, 1),
+        "counts": encode(is_kept.sum(axis=-1).astype(np.uint16)),
+        "sources": encode(np.nonzero(is_kept)[-1].astype(np.uint16)),
+        "checkpoints": kept_shares,
     }
+
+
+def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
+    """Return True for the `keep` largest values of each row, if they are above 0; of equal ones, for the first."""
+    order = np.argsort(-values, axis=-1, kind="stable")[..., :keep]
+    is_largest = np.zeros(values.shape, dtype=bool)
+    np.put_along_axis(is_largest, order, True, axis=-1)
+    return is_largest & (values > 0)
 
 
 def curve(rows: pd.DataFrame, layers: range) -> Curve:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Mapping, Set
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import as_json, pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe
+from attnmix.page.wording import RUN_WORDING, Wording, wording_of
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
@@ -41,6 +43,7 @@ def page_text(run: Results, subject: Subject) -> str:
     """Return the page of what is in `run`, as one file of HTML."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
+    wording = wording_of(run)
     data = page_data(run, tokens, words["checkpoints"])
     head_parts = data["attention"].pop("documents")
     script = BUNDLE.read_text(encoding="utf-8")
@@ -55,14 +58,13 @@ def page_text(run: Results, subject: Subject) -> str:
         script=Markup(script),
         data=pack(data),
         head_parts=Markup(as_json(head_parts)),
-        **subject._asdict() | words,
+        **asdict(subject) | words,
         versions=package_versions(),
-        documents_left_out=documents_left_out,
+        documents_left_out=_documents_left_out(documents_left_out, wording),
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
-        # A page of a few texts is of no params.yaml.
-        absence_notes=absence_notes(absent),
+        absence_notes=absence_notes(absent, wording),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
@@ -79,12 +81,21 @@ def _template() -> Template:
     return environment.get_template("template.html.j2")
 
 
-def absence_notes(absent: Mapping[str, Set[str]]) -> list[str]:
+def _documents_left_out(number: int, wording: Wording) -> str:
+    """Return a note on the captured texts that are not on the page; an empty text without any."""
+    if number == 0:
+        return ""
+    more = "1 more captured text is" if number == 1 else f"{number} more captured texts are"
+    return f"{more} not on this page, which would grow too large. {wording.documents_elsewhere}"
+
+
+def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING) -> list[str]:
     """Return which points layouts leave out, and why; `absent` are the points by layout.
 
     The joint map leaves out vectors of another width, the separate one those too few of which differ, the aligned both.
     """
-    differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than umap.n_neighbors: too few for UMAP"
+    few_differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than {wording.neighbours}"
+    differ = f"{few_differ}: too few for UMAP"
     wide = "Those vectors have another number of dimensions than the residual stream's, with which they share no plane"
     if not {"joint", "separate"} & absent.keys():
         return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them differ")

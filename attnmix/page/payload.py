@@ -20,13 +20,14 @@ from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer
-from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_shares, quantise, visible
+from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
+from attnmix.page.wording import wording_of
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
-SOURCES = 12  # kept for each token
+SOURCES = 12  # kept for each token in each checkpoint, and as many whose shares change most
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
@@ -74,13 +75,14 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     layers = range(1, int(ratios["layer"].max()) + 1)
     most, _ = most_and_least(run.mixing[0])
     contributions = _contributions(documents, run)
-    matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
+    matrices = {name for by_method in contributions.values() for name in by_method}
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
     components = run.components if "pca" in maps else {}
     has_classifier = names.CAPTURED_CHECKPOINT in checkpoints
     opening = _opening(tokens, ratios, most, texts, run)
     return {
+        "wording": wording_of(run)._asdict(),
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
             "methods": labels.RATIO_LABELS,
@@ -99,7 +101,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
         "opens": opening,
-        "curves": _series(pd.concat([curves, derivatives]), layers, "method", "checkpoint"),
+        "curves": _counted_series(pd.concat([curves, derivatives]), layers),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
@@ -170,6 +172,16 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
         for key in path[:-1]:
             place = place.setdefault(key, {})
         place[path[-1]] = values
+    return series
+
+
+def _counted_series(table: pd.DataFrame, layers: range) -> Data:
+    """Return `_series` by method and checkpoint, each with the number of texts that it is a mean over."""
+    series = _series(table, layers, "method", "checkpoint")
+    texts = table.groupby(["method", "checkpoint"])["documents"].max()
+    for method, by_checkpoint in series.items():
+        for checkpoint, curve in by_checkpoint.items():
+            curve["texts"] = int(texts[method, checkpoint])
     return series
 
 
@@ -246,7 +258,7 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
     rows: list[Data] = []
     for row in table.to_dict("records"):
         rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
-    notes = {row["document"]: document_note(row) for row in rows}
+    notes = {row["document"]: document_note(row, wording_of(run).truncation) for row in rows}
     predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
     positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}
     return [
@@ -331,21 +343,29 @@ def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) 
 
 
 def _contributions(documents: Sequence[str], run: Results) -> Data:
-    """Return the largest sources of every token, by document, checkpoint and method, of the first texts that fit."""
+    """Return the main sources of every token, by document and method, of the first texts that fit."""
     contributions: Data = {}
     size = 0
     for document in documents:
-        entries = {}
-        for checkpoint in names.CHECKPOINT_NAMES:
-            if stored := run.matrices(checkpoint, document):
-                methods = [method for method in dict.fromkeys(MATRIX_ORDER) if method in stored]
-                shares = [largest_shares(run.matrix(checkpoint, document, method), SOURCES) for method in methods]
-                entries[checkpoint] = dict(zip(methods, shares, strict=True))
-                size += sum(len(each["sources"]) + len(each["shares"]) for each in shares)
+        entries = _contributions_of(document, run)
+        for entry in entries.values():
+            size += len(entry["sources"]) + sum(len(each["shares"]) for each in entry["checkpoints"].values())
         if contributions and size > CONTRIBUTION_BYTES:
             break
         contributions[document] = entries
     return contributions
+
+
+def _contributions_of(document: str, run: Results) -> Data:
+    """Return the main sources of every token of a text, by method."""
+    stored = {checkpoint: run.matrices(checkpoint, document) for checkpoint in names.CHECKPOINT_NAMES}
+    entries = {}
+    for method in dict.fromkeys(MATRIX_ORDER):
+        checkpoints = [checkpoint for checkpoint, methods in stored.items() if method in methods]
+        if checkpoints:
+            matrices = {checkpoint: run.matrix(checkpoint, document, method) for checkpoint in checkpoints}
+            entries[method] = largest_sources(matrices, SOURCES)
+    return entries
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

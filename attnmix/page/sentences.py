@@ -6,15 +6,21 @@ A sentence states one thing that no chart next to it shows. Every number is in a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
+from attnmix.measures.matrices import ROLLOUTS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
+from attnmix.page.verdicts import VERBS, counted, interval_text, points, signed, why_no_verdict
+from attnmix.page.wording import wording_of
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
@@ -26,10 +32,15 @@ SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
 """How the headline calls a class share of the squared length, from each bound on."""
 
 
-class Subject(NamedTuple):
-    """The model and data of a page; without a `dataset`, the page shows a few texts in an unchanged model."""
+@dataclass(frozen=True)
+class Subject:
+    """The model and data of a page; without a `dataset`, the page shows a few texts in an unchanged model.
+
+    All fields but the first are keywords, as several are sentences that could be mistaken for each other.
+    """
 
     model: str
+    _: KW_ONLY
     revision: str | None = None
     base: str | None = None
     """The pretrained model, where it is another than `model`."""
@@ -42,7 +53,7 @@ class Subject(NamedTuple):
     left_out: str = ""
     """A sentence on what a small page leaves out."""
     selection: str = ""
-    """A sentence on how the captured texts were chosen."""
+    """A complete sentence on how the captured texts were chosen."""
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
@@ -55,7 +66,6 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
-            "intervals": plural and ", with 95% intervals over texts",
             "findings": _controls(run),
             "cautions": _cautions(subject, "Other texts have other numbers.", run),
             "computed_on": {"measures": measure["computed_on"]},
@@ -74,29 +84,28 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
-        "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
-        f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
-        "intervals": ", with 95% intervals over reviews",
+        "measured": f"{_measured(run, measure['documents'])} {subject.selection}".strip(),
         "findings": [accuracy, *evidence],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
 
 
+def _measured(run: Results, documents: int) -> str:
+    """Return of which texts of a whole run each kind of numbers is."""
+    noun = wording_of(run).texts
+    parts = [f"Ratios and controls are means over the {documents} measured test {noun}"]
+    for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
+        rows = run.table(table)
+        if len(rows):
+            parts.append(f"{name} over {rows['documents'].max():.0f} of them")
+    means = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
+    return f"{means}. The maps show the captured texts, which are examples."
+
+
 def percent(share: float, digits: int = 0) -> str:
     """Return `0.2426` as `24%`."""
     return f"{100 * share:.{digits}f}%"
-
-
-def _signed(number: float, form: str = ".2f") -> str:
-    """Return a number with a typographic minus, and none before a zero."""
-    text = f"{number:{form}}"
-    return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
-
-
-def points(difference: float) -> str:
-    """Return a difference of shares in percentage points, with its sign."""
-    return _signed(100 * difference, "+.1f")
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -140,45 +149,84 @@ def class_shares(run: Results) -> pd.DataFrame:
 def class_evidence(run: Results) -> list[str]:
     """Return whether the ratio changed, whether the class is in what tokens give each other, and whether it needs it.
 
-    Each is said with its number, or that this run does not show it; nothing without fine-tuning or classes.
+    Each is said with its number and interval, or that this run leaves it open; nothing without fine-tuning or classes.
     """
     shares = class_shares(run)
     if run.mixing[1].empty or shares.empty:
         return []
-    change = _overall_change(run)
-    verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
-    ratio = (
-        f"The mixing ratio {verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all "
-        f"layers (95% interval of the change {points(change['ci_low'])} to {points(change['ci_high'])} percentage "
-        "points). It is others / (others + own), the lengths of what other tokens give a token and of its own part."
-    )
     rows = shares.set_index(["quantity", "layer"])
-    top: Any = rows.loc["after"]["mean"].idxmax()
-    before, after, difference, chance = (
-        rows.loc[(quantity, top)] for quantity in ("before", "after", "difference", "permuted")
+    after_by_layer: Any = rows.loc["after"]
+    is_enough = after_by_layer["documents"].max() >= MIN_SIMULTANEOUS
+    # Of few texts no layer is said to have the largest share.
+    layer = int(after_by_layer["mean"].idxmax() if is_enough else after_by_layer.index.max())
+    by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in ("before", "after", "difference", "permuted")}
+    return [
+        _class_verdict(by_quantity, layer, run),
+        _ratio_change(run),
+        _class_share(by_quantity, layer, run),
+        *_needed_values(run),
+        _shared_value(run, layer),
+    ]
+
+
+def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
+    """Return whether what tokens give each other in a layer is the predicted class."""
+    after, difference = by_quantity["after"], by_quantity["difference"]
+    noun = wording_of(run).texts
+    documents = after["documents"]
+    change = verdict(difference["ci_low"], difference["ci_high"], documents)
+    if change is Verdict.TOO_FEW_TEXTS:
+        reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
+        return f"Whether what tokens give each other is the predicted class is not known: {reason}."
+    if change is Verdict.HIGHER and after["ci_low"] > by_quantity["permuted"]["mean"]:
+        much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
+        return f"After fine-tuning, what tokens give each other in layer {layer} is {much} the predicted class."
+    return (
+        "Whether what tokens give each other tells the predicted class is inconclusive: the interval of its share, or "
+        "of the share's change, does not exclude chance."
     )
-    shared = after["ci_low"] > chance["mean"] and difference["ci_low"] > 0
-    much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
-    verdict = (
-        f"After fine-tuning, what tokens give each other in layer {top} is {much} the predicted class."
-        if shared
-        else "What tokens give each other hardly tells the predicted class."
+
+
+def _ratio_change(run: Results) -> str:
+    """Return how the preferred ratio changes over all layers, with its interval."""
+    change = _overall_change(run)
+    noun = wording_of(run).texts
+    found = verdict(change["ci_low"], change["ci_high"], change["documents"])
+    between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
+    interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
+    means = f"over all layers it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
+    definition = (
+        "The ratio is others / (others + own), the lengths of what other tokens give a token and of its own part."
     )
-    part = (
-        f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common to "
-        f"the texts of a predicted class; it was {percent(max(before['mean'], 0))} before fine-tuning, and where "
-        f"classes are shuffled over the texts it stays below {percent(max(chance['mean'], 0))} in 95 of 100 draws."
+    if found in (Verdict.HIGHER, Verdict.LOWER):
+        return f"The mixing ratio {VERBS[found]} by fine-tuning: {means}. {definition}"
+    reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
+    return f"The change of the mixing ratio by fine-tuning {VERBS[found]}: {means}, and {reason}. {definition}"
+
+
+def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
+    """Return the predicted class's share of what other tokens give in a layer, before, after and by chance."""
+    before, after, chance = (by_quantity[name] for name in ("before", "after", "permuted"))
+    number = counted(after["documents"], wording_of(run).texts)
+    interval = f"95% interval {percent(max(after['ci_low'], 0))} to {percent(max(after['ci_high'], 0))}, {number}"
+    extent = number if after["documents"] < MIN_INTERVAL_DOCUMENTS else interval
+    return (
+        f"In layer {layer}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common "
+        f"to the texts of a predicted class ({extent}). It was {percent(max(before['mean'], 0))} before fine-tuning. "
+        f"If classes are shuffled over the texts, it is less than {percent(max(chance['mean'], 0))} in 95 of 100 draws."
     )
-    return [verdict, ratio, part, *_needed_values(run), _shared_value(run, int(top))]
 
 
 def _overall_change(run: Results) -> pd.Series:
-    """Return `mean`, `ci_low`, `ci_high` of the change of the preferred ratio over all layers, `before` and `after`."""
+    """Return the change of the preferred ratio over all layers.
+
+    It has `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
+    """
     table = run.table("measure/mixing_weighted")
     rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
     rows = rows[rows["method"] == preferred(rows)].set_index("checkpoint")
     means = {"before": rows["mean"]["pretrained"], "after": rows["mean"]["finetuned"]}
-    change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high")}
+    change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high", "documents")}
     return pd.Series(change | means)
 
 
@@ -205,9 +253,9 @@ def class_lens(run: Results) -> list[str]:
     if lens.empty:
         return []
     return [
-        "Put on the last vectors of tokens that it does not read, the classifier's head names the text's class on "
-        f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. That says how alike tokens are, "
-        "not what they have learned: models trained on permuted labels, in the project's study, do so too."
+        "Applied to the last vectors of tokens that it does not read, the classifier's head names the text's class on "
+        f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens are, "
+        "not what they have learned: in the project's study, it is also true of models trained on permuted labels."
     ]
 
 
@@ -223,11 +271,13 @@ def _shared_value(run: Results, layer: int) -> str:
     )
 
 
-def document_note(row: Mapping[str, Any]) -> str:
+def document_note(row: Mapping[str, Any], truncation: str) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
-    `row` has `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
-    `predicted` and `probability`.
+    Args:
+        row: `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
+            `predicted` and `probability`.
+        truncation: The limit to which texts are truncated.
     """
     notes = []
     if "predicted" in row:
@@ -235,7 +285,7 @@ def document_note(row: Mapping[str, Any]) -> str:
         label = f"Labelled {_isolate(name)}, classified" if name is not None else "Classified"
         notes.append(f"{label} as {_isolate(row['predicted'])} with a probability of {percent(row['probability'])}.")
     if row["tokens"] < row["whole_tokens"]:
-        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
+        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read ({truncation}).")
     if row["unknown_tokens"]:
         notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
     return " ".join(notes)
@@ -248,25 +298,33 @@ def _isolate(name: str) -> str:
 
 
 def _classes(run: Results) -> list[str]:
-    """Return the best and the worst told of more than two classes, by F1."""
+    """Return the best and the worst recognised of more than two classes, by F1; nothing of few test texts."""
     table = run.table("finetune/finetune_by_class")
-    if len(table) == 2:
+    if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
+    noun = wording_of(run).texts
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
     worst, best = (f"{_isolate(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
-    return [f"The classifier tells {best} best and {worst} worst."]
+    return [f"Of the classes, the classifier recognises {best} best and {worst} worst in the test {noun}."]
+
+
+def _changes(run: Results) -> pd.DataFrame:
+    """Return the rows of the change of the preferred ratio by layer; none where one checkpoint exists."""
+    differences = run.mixing[1]
+    return differences[differences["method"] == preferred(differences)] if len(differences) else differences
 
 
 def _largest_change(run: Results) -> pd.Series | None:
-    """Return the row of the layer whose preferred ratio fine-tuning changes most; None where one checkpoint exists."""
-    differences = run.mixing[1]
-    rows = differences[differences["method"] == preferred(differences)] if len(differences) else differences
-    return rows.iloc[int(rows["mean"].abs().argmax())] if len(rows) else None
+    """Return the row of the layer whose preferred ratio fine-tuning changes most; None of few texts or without any."""
+    rows = _changes(run)
+    if rows.empty or rows["documents"].max() < MIN_SIMULTANEOUS:
+        return None
+    return rows.iloc[int(rows["mean"].abs().argmax())]
 
 
 def _controls(run: Results) -> list[str]:
     """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
-    table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
+    table, curves = run.table("measure/mixing_controls"), run.mixing[0]
     ratios = shown_rows(curves)
     checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
     rows = table[table["method"] == method]
@@ -278,44 +336,82 @@ def _controls(run: Results) -> list[str]:
         f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratios['mean'].mean())}. That mean "
         "removes which token gave a value and keeps what the text says as a whole.",
     ]
+    changes = _changes(run)
+    if changes.empty:
+        return sentences
+    over_layers = (
+        f"Over all layers fine-tuning changes the ratio by {points(changes['mean'].mean())} percentage points. With "
+        "every value replaced by that mean, fine-tuning changes it by "
+        f"{points(control['text_mean_value', 'difference'])}."
+    )
+    return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
+
+
+def _layer_change(run: Results) -> str:
+    """Return the largest change of the preferred ratio in a layer, or why none is named."""
+    noun = wording_of(run).texts
     largest = _largest_change(run)
     if largest is None:
-        return sentences
-    interval = f"{points(largest['simultaneous_low'])} to {points(largest['simultaneous_high'])}"
-    bounds = "" if pd.isna(largest["simultaneous_low"]) else f" (95% interval for all layers at once: {interval})"
-    change = differences.loc[differences["method"] == method, "mean"].mean()
-    sentences += [
-        f"The largest change of the ratio by fine-tuning is {points(largest['mean'])} percentage points, in layer "
-        f"{largest['layer']}{bounds}.",
-        f"Over all layers fine-tuning changes the ratio by {points(change)} percentage points, and with that mean in "
-        f"place of the values by {points(control['text_mean_value', 'difference'])}.",
-    ]
-    in_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
-    contrast = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
-    if pd.notna(contrast["below_low"]):
-        sentences.append(
-            f"In layer {contrast['layer']} the first change less the second has a 95% interval of "
-            f"{points(contrast['below_low'])} to {points(contrast['below_high'])} percentage points."
+        number = counted(_changes(run)["documents"].max(), noun)
+        return (
+            f"Which layer fine-tuning changes most is not known: {number} are too few to tell, which takes "
+            f"{MIN_SIMULTANEOUS} or more."
         )
-    return sentences
+    ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
+    interval = interval_text(*ends, kind="95% interval for all layers at once")
+    sentence = (
+        f"The largest change of the ratio by fine-tuning is {points(largest['mean'])} percentage points, in layer "
+        f"{largest['layer']} ({interval})"
+    )
+    reason = why_no_verdict(*ends)
+    return f"{sentence}; it is inconclusive, as {reason}." if reason else f"{sentence}."
+
+
+def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
+    """Return the change of the ratio minus that of its control, in the layer of the largest change."""
+    largest = _largest_change(run)
+    if largest is None:
+        return []
+    is_contrast = (controls["control"] == "text_mean_value") & (controls["checkpoint"] == "difference")
+    contrast = controls[is_contrast & (controls["layer"] == largest["layer"])].iloc[0]
+    if pd.isna(contrast["below_low"]):
+        return []
+    ends = (contrast["below_low"], contrast["below_high"], contrast["documents"], wording_of(run).texts)
+    reason = why_no_verdict(*ends)
+    return [
+        f"In layer {contrast['layer']}, the change of the ratio minus its change with that mean is "
+        f"{points(contrast['below'])} percentage points ({interval_text(*ends)})"
+        f"{f'; it is inconclusive, as {reason}' if reason else ''}."
+    ]
 
 
 def derivatives(run: Results) -> list[str]:
     """Return whether derivatives change as the ratio does; nothing without gradient documents."""
-    table, largest = run.table("measure/derivatives"), _largest_change(run)
+    table, changes = run.table("measure/derivatives"), _changes(run)
     rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
-    if largest is None or rows.empty:
+    if changes.empty or rows.empty:
         return []
-    rows = rows[(rows["reference"] == "layer_input") & (rows["layer"] == largest["layer"])].set_index("method")
-    changes = []
-    for form, condition in DERIVATIVE_FORMS.items():
-        row = rows.loc[form]
-        verb = "rises" if row["ci_low"] > 0 else "falls" if row["ci_high"] < 0 else "shows no change"
-        changes.append(f"{verb} {condition} ({points(row['mean'])} percentage points)")
-    return [
-        f"How strongly a token's output depends on the other tokens' inputs within layer {largest['layer']} (Jacobian "
-        f"norms, {row['documents']:.0f} reviews) {', '.join(changes[:-1])}, and {changes[-1]}."
-    ]
+    largest = _largest_change(run)
+    layer = changes["layer"].max() if largest is None else largest["layer"]
+    rows = rows[(rows["reference"] == "layer_input") & (rows["layer"] == layer)].set_index("method")
+    levels = [(condition, rows.loc[form]) for form, condition in DERIVATIVE_FORMS.items()]
+    noun = wording_of(run).texts
+    dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
+    documents = rows["documents"].max()
+    if documents < MIN_SIMULTANEOUS:
+        clauses = [f"by {points(row['mean'])} percentage points {condition}" for condition, row in levels]
+        sentence = f"By fine-tuning, {dependence} changes {', '.join(clauses[:-1])}, and {clauses[-1]}."
+        return [f"{sentence} {_sentence(why_no_verdict(np.nan, np.nan, documents, noun))}"]
+    clauses = []
+    for condition, row in levels:
+        ends = (row["ci_low"], row["ci_high"], row["documents"])
+        numbers = f"{points(row['mean'])} percentage points, {interval_text(*ends, noun)}"
+        clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
+    return [f"By fine-tuning, {dependence} {', '.join(clauses[:-1])}, and {clauses[-1]}."]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def map_note(run: Results) -> str:
@@ -344,13 +440,23 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
         "little, and another seed gives another map."
     )
     components = "The map shows two principal components: vectors that are near on it can be far apart in the others."
+    one_layer = "A mixing ratio describes one layer, and not what has gathered since the input."
+    rollouts = " A rollout, which can be chosen under Share, describes all layers up to one."
     return [
         *([] if subject.finetuned else [no_training]),
-        "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
+        one_layer + (rollouts if _has_rollouts(run) else ""),
         "A ratio of norms is no causal effect." + _agreement(run),
         intervals,
         components if run.layouts == ["pca"] else neighbourhoods,
     ]
+
+
+def _has_rollouts(run: Results) -> bool:
+    for document in run.tokens["document"].unique():
+        for checkpoint in run.mixing[0]["checkpoint"].unique():
+            if any(name in ROLLOUTS for name in run.matrices(checkpoint, document)):
+                return True
+    return False
 
 
 def _agreement(run: Results) -> str:
@@ -360,5 +466,7 @@ def _agreement(run: Results) -> str:
     if rows.empty:
         return ""
     ends = most_and_least(rows)[::-1]
-    means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
-    return f" The rank correlation of “{RATIO_LABELS[ends[0]['method']]}” with derivatives is {means}."
+    means = " to ".join(dict.fromkeys(f"{signed(row['mean'])} (layer {row['layer']})" for row in ends))
+    number = counted(rows["documents"].max(), wording_of(run).texts)
+    ratio = RATIO_LABELS[ends[0]["method"]]
+    return f" In {number}, the rank correlation of “{ratio}” with derivatives is {means}."

@@ -12,13 +12,15 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-_SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}  # means and intervals by layer
+# Means and intervals by layer, and the number of texts of those that a sentence is about.
+_SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER], "texts?": int}
 _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
     **{"scores": [[float]], "reach": str, "source_norms": str, "key_heads": int, "bits": int},
     **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
 }
 SHAPE: Data = {
+    "wording": _NAMES,  # words that depend on where the numbers come from
     "pointsPerSecond": int,
     "labels": {
         **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
@@ -35,7 +37,7 @@ SHAPE: Data = {
         "headline": str,
         "sentences": [str],
         "notes": _NAMES,  # by term of the glossary, what is added there for this run
-        "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str},
+        "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
     "sinceInput": [str],  # those of the matrices that have sources in the input, and not in the layer below
     "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
@@ -58,9 +60,11 @@ SHAPE: Data = {
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
-    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
-    "sourcesKept": int,
+    # By document and method the main sources of each token, and by checkpoint their shares and its share of itself.
+    "contributions": {
+        ...: {...: {"counts": str, "sources": str, "checkpoints": {...: {"shares": str, "own": str}}}},
+    },
+    "sourcesKept": int,  # the number of a token's largest shares, and of its largest changes
     "partsLimit": int,  # tokens of a text whose vectors are taken apart
     "matrices": [str],
     # Of heads, as contributions; `skip` where a skip connection follows attention.

@@ -8,14 +8,13 @@ import * as run from "./data";
 import { captured, data, documentOf, nearestTo, once, placesOf, positionOf, range, tokensOf } from "./data";
 import { percent } from "./format";
 import { dark, hovered, printing, ratio, set, state } from "./state";
-import { type DrawnCanvas, shape } from "./picture";
+import { type DrawnCanvas, PICTURE_FONT, shape, textWidth, widthAttributes } from "./picture";
 import { ARROWS, PRINTED_WIDTH } from "./ui";
 
 const MOVE = 450; // milliseconds, of dots from one place in the model to the next
 const MARGIN = 26; // pixels
 const FONT_SIZE = 13; // pixels
-const FONT_FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
-const FONT = `${FONT_SIZE}px ${FONT_FAMILY}`;
+const FONT = `${FONT_SIZE}px ${PICTURE_FONT}`;
 const HALO = 3; // pixels, of the paper around a name
 const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
 const PRINTED_HEIGHT = 700; // pixels, at most
@@ -105,9 +104,7 @@ const theme = computed(() => {
   const style = getComputedStyle(document.getElementById("map-canvas")!);
   return ["--ink", "--paper", "--mark", "--took"].map((name) => style.getPropertyValue(name).trim());
 });
-const ruler = document.createElement("canvas").getContext("2d")!;
-ruler.font = FONT;
-const widthOf = once((name: string) => ruler.measureText(name).width + 8);
+const widthOf = once((name: string) => textWidth(name, FONT_SIZE) + 8);
 
 /** The names that have room: first of the selected token, its nearest, and the chosen text. */
 function labels(place: (token: number) => [number, number]) {
@@ -127,7 +124,7 @@ function labels(place: (token: number) => [number, number]) {
 }
 
 type Dots = { colour: string; opacity: number; places: [number, number][] };
-type Name = { text: string; x: number; y: number; colour: string; bold: boolean };
+type Name = { text: string; x: number; y: number; colour: string; bold: boolean; anchor: "start" | "end" };
 type Ring = { x: number; y: number; radius: number; colour: string; width: number };
 
 /** The shares of the variance along both axes, where these are principal components. */
@@ -137,8 +134,8 @@ function axisNames(width: number, height: number): Name[] {
   const right = `component 1: ${percent(across)} of the variance →`;
   const looks = { colour: SOFT, bold: false };
   return [
-    { text: right, x: width - widthOf(right), y: height - 8, ...looks },
-    { text: `↑ component 2: ${percent(up)}`, x: 8, y: 18, ...looks },
+    { text: right, x: width - 8, y: height - 8, anchor: "end", ...looks },
+    { text: `↑ component 2: ${percent(up)}`, x: 8, y: 18, anchor: "start", ...looks },
   ];
 }
 
@@ -155,7 +152,9 @@ function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; 
   const names = labels(place).map((each) => {
     const [[x, y], text] = [place(each), nameHere(each)];
     const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
-    return { text, x: Math.min(x + 6, width - widthOf(text)), y: y - 5, colour, bold: each === token };
+    const isInside = x + 6 + widthOf(text) <= width;
+    const at = isInside ? ({ x: x + 6, anchor: "start" } as const) : ({ x: width - 8, anchor: "end" } as const);
+    return { text, ...at, y: y - 5, colour, bold: each === token };
   });
   names.push(...axisNames(width, frame.peek().height));
   const rings: Ring[] = [];
@@ -189,9 +188,9 @@ function paint(canvas: HTMLCanvasElement) {
     context.fill();
   }
   Object.assign(context, { globalAlpha: 1, lineJoin: "round" });
-  for (const { text, x, y, colour, bold } of names) {
+  for (const { text, x, y, colour, bold, anchor } of names) {
     const font = bold ? `bold ${FONT}` : FONT;
-    Object.assign(context, { font, fillStyle: colour, strokeStyle: paper, lineWidth: HALO });
+    Object.assign(context, { font, fillStyle: colour, strokeStyle: paper, lineWidth: HALO, textAlign: anchor });
     context.strokeText(text, x, y);
     context.fillText(text, x, y);
   }
@@ -217,13 +216,14 @@ function shapes(): SVGElement {
     ),
   );
   const halo = { stroke: paper, "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" };
-  const texts = names.map(({ text, x, y, colour, bold }) =>
-    shape("text", { x, y, fill: colour, "font-weight": bold ? 700 : null }, text),
-  );
+  const texts = names.map(({ text, x, y, colour, bold, anchor }) => {
+    const looks = { fill: colour, "font-weight": bold ? 700 : null, "text-anchor": anchor };
+    return shape("text", { x, y, ...looks, ...widthAttributes(textWidth(text, FONT_SIZE, bold)) }, text);
+  });
   const ringed = rings.map(({ x, y, radius: r, colour, width: thickness }) =>
     shape("circle", { cx: x, cy: y, r, fill: "none", stroke: colour, "stroke-width": thickness }),
   );
-  const labelled = shape("g", { "font-family": FONT_FAMILY, "font-size": FONT_SIZE, ...halo }, ...texts);
+  const labelled = shape("g", { "font-family": PICTURE_FONT, "font-size": FONT_SIZE, ...halo }, ...texts);
   return shape("g", {}, ...circles, labelled, ...ringed);
 }
 

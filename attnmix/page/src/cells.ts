@@ -127,16 +127,32 @@ function flowMarks({ cellWidth, rowHeight, x, y }: Layout, colours: Colours): Ma
   });
 }
 
+/** The columns whose names are written: the chosen one, those of the strongest sources, and of the rest what has room. */
+function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, number> | undefined): Set<number> {
+  const share = (column: number) => input?.get(block.tokens[column]!) ?? 0;
+  const isForced = (column: number) => column === chosenColumn.value || unlikeTokens.value.has(block.tokens[column]!);
+  const rank = (column: number) => (isForced(column) ? 2 : isRead(block.tokens[column]!) ? 1.5 : share(column));
+  const least = Math.max(state.threshold.value / 100, LEAST_SHADED);
+  const columns = [...block.tokens.keys()].filter((column) => block.tokens[column] !== null);
+  const isFirst = (column: number) => rank(column) >= least;
+  const first = columns.filter(isFirst).toSorted((a, b) => rank(b) - rank(a));
+  const named = new Set<number>();
+  const apart = Math.ceil(NAME_SIZE / cellWidth); // columns
+  const hasRoom = (column: number) => ![...named].some((other) => Math.abs(other - column) < apart);
+  for (const column of [...first, ...columns.filter((each) => !isFirst(each))])
+    if (isForced(column) || hasRoom(column)) named.add(column);
+  return named;
+}
+
 /** The names of tokens, below their columns. Those that the other text does not have in their column are framed. */
 function nameMarks(layout: Layout, colours: Colours): Mark[] {
   const { cellWidth, upright, x, namesTop, namesHeight } = layout;
-  const every = Math.max(1, Math.ceil(NAME_SIZE / cellWidth));
   const marksOf = (block: Block): Mark[] => {
     const input = origins.value.get(comparison.value === null ? chosenBlock.value : block)?.input;
+    const named = namedColumns(block, layout, input);
     return block.tokens.flatMap((token, column): Mark[] => {
-      if (token === null) return [];
+      if (token === null || !named.has(column)) return [];
       const [isChosen, isUnlike] = [column === chosenColumn.value, unlikeTokens.value.has(token)];
-      if (column % every > 0 && !isChosen && !isUnlike && !isRead(token)) return [];
       const letters = [...nameOf(token)];
       const name = letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : letters.join("");
       const text = isRead(token) ? `${READ_SIGN} ${name}` : name;

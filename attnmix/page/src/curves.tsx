@@ -13,6 +13,8 @@ import { nameOf } from "./words";
 
 const GREY = "var(--before)";
 const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
+/** The colours of both models, by the names of their lines: in all views the same. */
+const MODEL_COLOURS: Record<string, string> = { "Before fine-tuning": GREY, "After fine-tuning": COLOURS[0] };
 const MAX_DOTS = 150; // reviews in the chart
 
 const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
@@ -24,7 +26,8 @@ const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
     const n = names.indexOf(measured(name));
     const other = name.includes(":") || n >= COLOURS.length ? "dotted" : undefined;
     const dash = /^(Random|The head)/.test(name) ? "dashed" : other;
-    return { ...each, name, colour: COLOURS[n % COLOURS.length], dash };
+    const colour = MODEL_COLOURS[name] ?? COLOURS[n % COLOURS.length];
+    return { ...each, name, colour, dash };
   });
 };
 
@@ -53,7 +56,7 @@ export const Answer = () => (
 
 /** What the run found, by layer: before, after and by chance; or the models, and the same with a control. */
 function AnswerChart() {
-  const { title, series, unit } = data.answer.chart;
+  const { title, series, unit, means } = data.answer.chart;
   const lines = series.map((each, n): Line => ({
     ...each,
     colour: series.length === 1 ? COLOURS[0] : [GREY, COLOURS[0]][n % 2],
@@ -62,7 +65,7 @@ function AnswerChart() {
   return (
     <Chart id="answer-chart" title={title} lines={lines} height={290} bounds={[0, 1]}>
       <p class="small">
-        {unit}. {lines.some(hasInterval) && "Bands: 95% intervals over reviews. "}
+        {unit}. {means} {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}
         <span class="noprint">Click a layer to select it everywhere.</span>
       </p>
     </Chart>
@@ -101,11 +104,15 @@ function ratioLines(measure: string): Line[] {
 /** What fine-tuning changed in the chosen layer, in one sentence. */
 function changeText(measure: string): string {
   const layer = state.layer.value;
-  const { values, low, high } = data.curves[measure].difference ?? { values: [] };
+  const { values, low, high, texts } = data.curves[measure].difference ?? { values: [] };
   const [change, from] = [values[layer - 1], low?.[layer - 1]];
   if (typeof change !== "number") return "";
-  const interval = typeof from === "number" ? ` (95% interval ${inPoints(from)} to ${inPoints(high[layer - 1]!)})` : "";
-  return `In layer ${layer}, fine-tuning changes it by ${inPoints(change)} percentage points${interval}.`;
+  const counted = `${texts} ${texts === 1 ? data.wording.texts.replace(/s$/, "") : data.wording.texts}`;
+  const interval =
+    typeof from === "number"
+      ? `95% interval ${inPoints(from)} to ${inPoints(high[layer - 1]!)}, ${counted}`
+      : `${counted}, too few for an interval`;
+  return `In layer ${layer}, fine-tuning changes it by ${inPoints(change)} percentage points (${interval}).`;
 }
 
 /** A measure's means by layer as a small picture, by which it is chosen. */
@@ -181,15 +188,16 @@ export function Layers() {
       >
         {lines.some(({ dots }) => dots) && (
           <p class="small">
-            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model}). Lines are means over
-            all tokens{lines.some(hasInterval) && "; bands are 95% intervals over reviews"}.
+            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured {data.wording.texts} ({model}), the
+            mean over its tokens. Lines are means over the tokens of all {data.wording.texts}, of which long ones count
+            more{lines.some(hasInterval) && `; bands are 95% intervals over ${data.wording.texts}`}.
           </p>
         )}
       </Chart>
       <p class="small">
-        The page opens with “{measureName(data.method)}”, which takes in the most of what attention does to a vector.
-        Other norm-based ratios stop earlier or go on to the layer's end; attention weights ignore the vectors' lengths;
-        derivatives tell what the output depends on.
+        The page opens with “{measureName(data.method)}”, the ratio that covers most of what attention does to a vector.
+        Other norm-based ratios stop earlier or go on to the layer's end. Attention weights ignore the vectors' lengths.
+        {Object.keys(data.labels.derivatives).length > 0 && "Derivatives show what the output depends on."}
       </p>
       <div class="thumbs" role="group" aria-label="Measures">
         {[...data.ratios.methods, ...Object.keys(data.labels.derivatives)].map((each) => (
@@ -208,10 +216,11 @@ function Probes() {
   return (
     <Chart id="probes" title={title} lines={linesOf(data.probes[model])} bounds={[0, 1]}>
       <p>
-        How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
-        review's class, which token it is, and where in the text it stands. Dotted: the same with labels at random,
-        which is what a probe makes of nothing. Dashed: how often the fine-tuned model's own head, put on the token,
-        names the review's predicted class. A probe shows what could be read off a vector, not what the model uses.
+        Solid lines show how often a linear probe, fitted to tokens of training reviews, is right on tokens of test
+        reviews: about the review's class, which token it is, and where in the text it stands. Dotted lines show the
+        same with labels at random, which a probe reaches by chance. The dashed line shows how often the fine-tuned
+        model's own head, applied to the token, names the review's predicted class. A probe shows what could be read off
+        a vector, not what the model uses.
       </p>
     </Chart>
   );
@@ -225,8 +234,8 @@ const ClassShares = () => (
     bounds={[0, 1]}
   >
     <p>
-      The share of the squared length of what other tokens give a token that is common to the texts of a predicted
-      class. Bands: 95% intervals over reviews, for this one training.
+      Lines show the share of the squared length of what other tokens give a token that is common to the texts of a
+      predicted class. Bands show 95% intervals over reviews, for this one training.
     </p>
   </Chart>
 );

@@ -96,19 +96,57 @@ export function nearestTo(token: number, point: number): number[] {
 }
 
 export type Share = { token: number; share: number };
-/** A token's own share (null where it cannot be trusted) and its largest sources; null where they are not on the page. */
-export function sharesOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
+/** Where the sources of each row begin among those of all rows, with the end of the last; by the rows' counts. */
+const startsOf = once((counts: string) => {
+  const starts = [0];
+  for (const count of codes(counts)) starts.push(starts.at(-1)! + count);
+  return starts;
+});
+
+/** The sources of a token that are on the page; null where none are, as parts end with the encoder. */
+function sourcesIn(token: number, layer: number, matrix: string | undefined) {
   const { name, length, start } = data.documents[documentOf[token]];
-  const part = matrix && data.contributions[name]?.[checkpoint]?.[matrix];
+  const part = matrix && data.contributions[name]?.[matrix];
   if (!part) return null;
   const row = (layer - 1) * length + positionOf(token);
-  const [sources, roots] = [codes(part.sources), codes(part.shares)];
-  if (row >= codes(part.own).length) return null; // parts end with the encoder
+  const starts = startsOf(part.counts);
+  if (row >= starts.length - 1) return null;
+  return { part, row, start, places: range(starts[row + 1], starts[row]), sources: codes(part.sources) };
+}
+
+/** A token's own share (null where it cannot be trusted) and its largest sources; null where they are not on the page. */
+export function sharesOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
+  const stored = sourcesIn(token, layer, matrix);
+  const shares = stored?.part.checkpoints[checkpoint];
+  if (!stored || !shares) return null;
+  const roots = codes(shares.shares);
   const largest = (): Share[] =>
-    range((row + 1) * part.keep, row * part.keep)
-      .filter((at) => sources[at] !== MISSING && roots[at] > 0)
-      .map((at) => ({ token: start + sources[at], share: (roots[at] / MAX_CODE) ** 2 }));
-  return { own: value(codes(part.own)[row], 0, 1), largest };
+    stored.places
+      .filter((at) => roots[at] !== MISSING && roots[at] > 0)
+      .toSorted((a, b) => roots[b] - roots[a])
+      .slice(0, data.sourcesKept)
+      .map((at) => ({ token: stored.start + stored.sources[at], share: (roots[at] / MAX_CODE) ** 2 }));
+  return { own: value(codes(shares.own)[stored.row], 0, 1), largest };
+}
+
+/** The changes of other tokens' shares of a token from one checkpoint to another, of all sources on the page. */
+export function changesOf(
+  token: number,
+  layer: number,
+  [before, after]: readonly string[],
+  matrix: string | undefined,
+): Share[] {
+  const stored = sourcesIn(token, layer, matrix);
+  const [earlier, later] = [before, after].map((each) => stored?.part.checkpoints[each]);
+  if (!stored || !earlier || !later) return [];
+  const [from, to] = [codes(earlier.shares), codes(later.shares)];
+  return stored.places
+    .filter((at) => from[at] !== MISSING && to[at] !== MISSING)
+    .map((at) => ({
+      token: stored.start + stored.sources[at],
+      share: (to[at] / MAX_CODE) ** 2 - (from[at] / MAX_CODE) ** 2,
+    }))
+    .filter((each) => each.token !== token);
 }
 
 /** A token's score for the predicted class's logit; null where it has none. */

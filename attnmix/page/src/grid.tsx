@@ -18,13 +18,13 @@ import { marksOf, origins, READ_SIGN, valueIn } from "./cells";
 import { Changes, ChosenText, layerName, valueText } from "./chosen";
 import { Differences } from "./compared";
 import { type Comparison, comparison, differenceOf, differenceRange } from "./comparison";
-import { checkpoints, data, isRead, layerCount, layers, type Maybe, positionOf, tokensOf } from "./data";
+import { data, isRead, layerCount, layers, type Maybe, positionOf, tokensOf } from "./data";
 import { percent, signed } from "./format";
 import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
 import type { DrawnCanvas } from "./picture";
-import { canChange, hovered, printing, set, state } from "./state";
+import { canChange, hovered, printing, set, shareRatios, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameOf } from "./words";
 
@@ -115,7 +115,7 @@ function Canvas() {
   const { width, height, cellAt: cellOf } = layout.value;
   useLayoutEffect(() => {
     const shapes = () => shapesOf(marksOf(layout.peek()));
-    const drawn: DrawnCanvas = Object.assign(canvas.current!, { shapes, drawn: drawnCells });
+    const drawn: DrawnCanvas = Object.assign(canvas.current!, { shapes, drawn: drawnCells, isWhole: true });
     const stops = [effect(() => paint(drawn)), effect(() => scrollToChosen(drawn.closest(".scroll")!))];
     return () => stops.forEach((stop) => stop());
   }, []);
@@ -236,20 +236,25 @@ function DifferenceLegend({ first, second }: Comparison) {
 /** Which sources the orange marks show, all by the chosen measure. */
 function orangeText(): string {
   const least = `${state.threshold.value}%`;
+  const strength = "The larger a share, the stronger its mark (by the square root).";
+  const measure = measures.measureName().replace(/^Exact/, "exact");
   if (measures.sourcesIn.value === "input")
-    return `where the chosen vector comes from, by ${measures.measureName().replace(/^Exact/, "exact")}: the bottom row has its sources in the input, and straight lines lead to those from ${least} on.`;
+    return `marks show where the chosen vector comes from, by ${measure}. The bottom row shows its sources in the input, and straight lines lead to those of ${least} or more. ${strength}`;
   if (measures.sourcesIn.value === "layer")
-    return `where the chosen vector comes from, by ${measures.measureName()}: lines lead to its sources in the layer below, to theirs, and so on, as far as a line has ${least} of the vector; the bottom row has what they bring from the input.`;
-  return "no marks, as a ratio of one layer names no sources; matrices do.";
+    return `marks show where the chosen vector comes from, by ${measure}. Lines lead to its sources in the layer below, to their sources, and so on, as long as a line has ${least} or more of the vector. The bottom row shows what they bring from the input. ${strength}`;
+  return "marks are not shown for a ratio of one layer, which names no sources; matrices name them.";
 }
 
 /** How to read the orange marks. */
 const SourcesText = () => (
   <p class="small" id="sources-text">
-    A column is a token, a row a layer, the input at the bottom. <span class="took-key">Orange</span>: {orangeText()}{" "}
-    {measures.sourcesIn.value !== null && "The larger a share, the stronger its mark (by the square root)."}
-    {comparison.value && " Framed names: tokens that the other text does not have in their column."}
-    {tokensOf(state.document.value).some(isRead) && ` ${READ_SIGN}: the token whose last vector the classifier reads.`}
+    A column is a token and a row a layer, with the input at the bottom.{" "}
+    <span class="key-line">
+      <span class="took-key">Orange</span> {orangeText()}
+    </span>{" "}
+    {comparison.value && "A framed name is a token that the other text does not have in this column. "}
+    {tokensOf(state.document.value).some(isRead) &&
+      `${READ_SIGN} marks the token whose last vector the classifier reads.`}
   </p>
 );
 
@@ -289,8 +294,7 @@ function comparedRows({ first, second, columns }: Comparison) {
 /** Why the picture does not show exact parts, if so. */
 function PartsNote() {
   const texts = [state.document.value, state.compare.value].filter((text) => text !== null);
-  const hasParts = (text: number) =>
-    checkpoints.some((checkpoint) => data.contributions[data.documents[text].name]?.[checkpoint]?.parts);
+  const hasParts = (text: number) => "parts" in (data.contributions[data.documents[text].name] ?? {});
   const text = texts.find((each) => !hasParts(each));
   if (text === undefined) return null;
   const { name, length } = data.documents[text];
@@ -310,10 +314,20 @@ function PartsNote() {
 const RECOMMENDED = [data.matrices[0], data.method].filter((name) => name !== undefined);
 const SHARE_GROUPS = {
   Recommended: RECOMMENDED,
-  "Other measures": [...data.matrices, ...data.ratios.methods].filter((name) => !RECOMMENDED.includes(name)),
+  "Other measures": [...data.matrices, ...shareRatios].filter((name) => !RECOMMENDED.includes(name)),
 };
 
 const texts = [...data.documents.keys()];
+
+/** What the picture shows, as its title. */
+function pictureText(): string {
+  const model = comparison.value && !state.change.value && canChange ? `, ${modelTitle(wordsModel.value)}` : "";
+  const change = state.change.value ? ", change by fine-tuning" : "";
+  if (measures.sourcesIn.value === null) return `mixing ratio of each token in each layer${change}${model}`;
+  if (measures.sourcesIn.value === "layer")
+    return `share that each token takes from others in each layer${change}${model}`;
+  return `share of each token's vector from others, after each layer${change}${model}`;
+}
 
 export function Grid() {
   const { box, width } = useWidth(screenWidth.peek());
@@ -331,7 +345,7 @@ export function Grid() {
     <Pane
       id="grid"
       first
-      title={<bdi>{`${name}: what each token takes from others, layer by layer`}</bdi>}
+      title={<bdi>{`${name}: ${pictureText()}`}</bdi>}
       file={`${name}, ${measures.shareName()}`}
       rows={() => (comparison.value ? comparedRows(comparison.value) : textRows())}
     >
@@ -356,7 +370,7 @@ export function Grid() {
       <div class="controls">
         <Select choice="share" label="Share" names={shares} groups={SHARE_GROUPS} />
         <Slider choice="threshold" class="" label={`${state.threshold.value}%`} between={[1, 30]}>
-          Sources from <b>{state.threshold.value}%</b>
+          Sources of at least <b>{state.threshold.value}%</b>
         </Slider>
         <label class="check">
           <input

@@ -7,8 +7,8 @@ import { strength } from "./colours";
 import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
 import { headsLayer, position, set, shownHead, state } from "./state";
-import { ARROWS, Cells, Pane, Scroll, Select, useWidth } from "./ui";
-import { Weight } from "./weight";
+import { ARROWS, Cells, Pane, rowsOf, Scroll, Select, useWidth } from "./ui";
+import { headColumns, Weight } from "./weight";
 import { nameOf } from "./words";
 
 const LINES = { weight: "attention weight", norm: "weight × length of the vector (norm-based)" };
@@ -169,7 +169,7 @@ function All() {
   const move = (e: KeyboardEvent & { currentTarget: HTMLElement }) => {
     const [right, down] = ARROWS[e.key] ?? [0, 0];
     const [layer, head] = [nowLayer + down, nowHead + right];
-    const button = e.currentTarget.querySelector<HTMLElement>(`[aria-label="Layer ${layer}, head ${head + 1}"]`);
+    const button = e.currentTarget.querySelector<HTMLElement>(`[aria-label="Layer ${layer}, head ${head}"]`);
     if (!(e.key in ARROWS) || !button) return;
     e.preventDefault();
     set({ layer, head });
@@ -192,8 +192,8 @@ function All() {
               <button
                 tabIndex={layer === nowLayer && head === nowHead ? 0 : -1}
                 aria-pressed={layer === nowLayer && head === nowHead}
-                aria-label={`Layer ${layer}, head ${head + 1}`}
-                title={`Layer ${layer}, head ${head + 1}`}
+                aria-label={`Layer ${layer}, head ${head}`}
+                title={`Layer ${layer}, head ${head}`}
                 onClick={() => set({ layer, head })}
               >
                 <Cells rows={() => smallShades(text, model, layer, head)} by={[text, model]} later />
@@ -211,11 +211,15 @@ function MissingHeads() {
   const texts = [...data.documents.keys()].filter(hasHeads);
   return (
     <p class="note" id="heads-note">
-      This text's queries and keys are not on the page, which would grow too large; they are in features/inspect/heads.{" "}
+      This text's queries and keys are not on the page, which would grow too large. {data.wording.heads_elsewhere}{" "}
       {texts.length > 0 && "The page has the heads of "}
-      {texts.map((each) => (
-        <button onClick={() => set({ document: each })}>{data.documents[each].name}</button>
+      {texts.map((each, n) => (
+        <>
+          {n > 0 && ", "}
+          <button onClick={() => set({ document: each })}>{data.documents[each].name}</button>
+        </>
       ))}
+      {texts.length > 0 && "."}
     </p>
   );
 }
@@ -226,21 +230,21 @@ export function Heads() {
   const heads = headsOf(number, model);
   const matrix = useMemo(() => heads && headRows(heads, layer, head, kind), [heads, layer, head, kind]);
   if (!matrix || !heads) return <MissingHeads />;
-  const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelText(model)}`;
+  const where = `${data.labels.layers[layer]}, head ${head} of ${headCount}, ${modelText(model)}`;
   const measure = kind === "weight" ? "attention weight" : "weight times length";
-  const rows = () => ({
-    columns: ["position", "token", "attends to position", "attends to token", measure],
-    rows: linksOf(matrix, position.value, 0).map(({ i, j, value }) => [i, name(i), j, name(j), value]),
-    note: where,
-    digits: 6,
-  });
+  const rows = () =>
+    rowsOf(headColumns(layer, head), {
+      columns: ["position", "token", "attends to position", "attends to token", measure],
+      rows: linksOf(matrix, position.value, 0).map(({ i, j, value }) => [i, name(i), j, name(j), value]),
+      digits: 6,
+    });
   return (
     <>
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
         <p class="small noprint">
           Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line, in
-          all heads alike. Until you pick a head, we show one that attends to other tokens. Click a line to see the
-          numbers behind it.{" "}
+          all heads alike. Until a head is chosen, the view shows one whose tokens attend to other tokens. Click a line
+          to see the numbers behind it.{" "}
           {matrix.length > SHORT &&
             `Of ${matrix.length} tokens, those of the ${MAX_LINES[1]} strongest lines are shown${position.value === null ? "" : " of the selected token"}.`}
         </p>
@@ -256,6 +260,7 @@ export function Heads() {
           <Matrix rows={matrix} />
           <div>
             <h4>All heads: rows are layers, columns heads</h4>
+            <p class="small">Layers are numbered from 1 and heads from 0, as in without_heads.</p>
             <All />
           </div>
         </div>

@@ -6,7 +6,7 @@ import * as run from "./data";
 import { captured, checkpoints, data, documentOf, layouts, nearestTo, placesOf, positionOf } from "./data";
 import { percent } from "./format";
 import { ratio, set, state } from "./state";
-import { Pane, Ramp, Select, Slider, Term } from "./ui";
+import { Pane, Ramp, rowsOf, Select, Slider, Term } from "./ui";
 import { TokenLink } from "./words";
 
 let timer = 0;
@@ -86,14 +86,16 @@ function rows() {
   const [point, layout] = [state.point.value, state.layout.value];
   const [x, y] = placesOf(layout, point);
   const near = (token: number) => nearestTo(token, point).map((each) => `${nameHere(each)} (${positionOf(each)})`);
-  return {
-    columns: ["text", "position", "token", "x", "y", "nearest in the full space (position)"],
-    rows: shown.value.map((token) => [
-      ...[textName(token), positionOf(token), nameHere(token)],
-      ...[x[token], y[token], near(token).join(" ")],
-    ]),
-    note: `${model}, ${layout} map, ${data.sites[point].label}; coordinates within a square of side 1, without a unit`,
-  };
+  return rowsOf(
+    { model, layout, "place in the model": data.sites[point].label },
+    {
+      columns: ["text", "position", "token", "x", "y", "nearest in the full space (position)"],
+      rows: shown.value.map((token) => [
+        ...[textName(token), positionOf(token), nameHere(token)],
+        ...[x[token], y[token], near(token).join(" ")],
+      ]),
+    },
+  );
 }
 
 const Controls = () => (
@@ -174,7 +176,7 @@ export function MapPane() {
               {data.maps[layout.value].absent.includes(point.value)
                 ? `The ${layout.value} layout leaves this place in the model out.`
                 : shown.value.length < run.tokenCount &&
-                  `${shown.value.length} of ${run.tokenCount} tokens are on this map (umap.max_points).`}
+                  `${shown.value.length} of ${run.tokenCount} tokens are on this map${data.wording.map_limit && ` (${data.wording.map_limit})`}.`}
             </p>
           </div>
           <aside aria-label="Nearest tokens">

@@ -1,6 +1,6 @@
 // Marks of a picture that is painted on a canvas, and drawn again as shapes of SVG where it is saved.
 
-import { shape } from "./picture";
+import { PICTURE_FONT, shape, textWidth, widthAttributes } from "./picture";
 
 type Box = [x: number, y: number, width: number, height: number];
 export type Mark =
@@ -19,7 +19,6 @@ export type Mark =
       upright?: boolean; // read from below to above
     };
 
-export const FONT_FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const ALIGNS = { start: "left", middle: "center", end: "right" } as const;
 const BASELINE = 0.35; // of a letter's size, from the middle of its height down to its baseline
 
@@ -35,7 +34,7 @@ function paint(context: CanvasRenderingContext2D, mark: Mark): void {
     context.stroke(new Path2D(mark.d));
     context.globalAlpha = 1;
   } else {
-    const font = `${mark.bold ? "bold " : ""}${mark.size}px ${FONT_FAMILY}`;
+    const font = `${mark.bold ? "bold " : ""}${mark.size}px ${PICTURE_FONT}`;
     Object.assign(context, { font, fillStyle: mark.fill, textAlign: ALIGNS[mark.anchor] });
     context.save();
     context.translate(mark.x, mark.y);
@@ -71,8 +70,9 @@ function shapeOf(mark: Mark): SVGElement {
   const turn = mark.upright ? `translate(${x.toFixed(2)} ${y.toFixed(2)}) rotate(-90)` : null;
   const place = { x: turn ? 0 : x, y: (turn ? 0 : y) + BASELINE * size, transform: turn };
   const looks = { fill: mark.fill, "font-size": size, "font-weight": mark.bold ? 700 : null };
-  return shape("text", { ...place, ...looks, "text-anchor": mark.anchor }, mark.text);
+  const width = widthAttributes(textWidth(mark.text, size, mark.bold));
+  return shape("text", { ...place, ...looks, ...width, "text-anchor": mark.anchor }, mark.text);
 }
 
 /** The same marks as shapes. */
-export const shapesOf = (marks: Mark[]) => shape("g", { "font-family": FONT_FAMILY }, ...marks.map(shapeOf));
+export const shapesOf = (marks: Mark[]) => shape("g", { "font-family": PICTURE_FONT }, ...marks.map(shapeOf));

@@ -72,12 +72,20 @@ export const shareRange = computed((): [low: number, high: number] => {
   const limit = Math.max(-low, high);
   return state.change.value ? [-limit, limit] : [low, high];
 });
-/** The ends of the words' scale; effects on the class have the largest of all texts. */
+/** The largest effect on the class in the chosen text. */
+const largestEffect = () => {
+  const effects = tokensOf(state.document.value).map((token) => run.importanceOf(token, state.effect.value) ?? 0);
+  return Math.max(...effects.map(Math.abs));
+};
+/** The ends of the words' scale; effects on the class have the largest of all texts or, stretched, of the chosen one. */
 export const wordRange = computed((): [low: number, high: number] => {
   if (!ofClass()) return shareRange.value;
-  const { limit } = data.importance[state.effect.value];
+  const limit = (state.stretch.value && largestEffect()) || data.importance[state.effect.value].limit;
   return [-limit, limit];
 });
+/** How small the effects of a text are, whose words are hardly shaded; an empty text for shares. */
+export const effectText = () =>
+  ofClass() ? ` The largest effect of a token in this text is ${largestEffect().toPrecision(2)}.` : "";
 
 /** Where a value lies on a scale: from 0 to 1, or from -1 to 1 on one that has a sign. */
 export const placeOn = ([low, high]: [number, number], value: number) =>
@@ -100,7 +108,7 @@ export const shareName = () => `${state.change.value ? "change of the " : ""}${s
 /** What the words' shades stand for. */
 export const wordName = () =>
   ofClass()
-    ? `effect on the predicted class (${data.labels.importance[state.effect.value].toLowerCase()})`
+    ? `effect on the predicted class, in logits (${data.labels.importance[state.effect.value].toLowerCase()})`
     : shareName();
 /** The model that shares are of, or the models that are compared. */
 export const matrixModel = () =>
@@ -120,21 +128,28 @@ function gave(token: number, checkpoint: string): Share[] {
   return given.filter(({ share }) => share > 0).toSorted((a, b) => b.share - a.share);
 }
 
-/** What changed between the models' lists, of tokens that both have, the largest change first. */
-function changes(find: typeof took, token: number): Share[] {
-  const [before, after] = checkpoints.map((each) => find(token, each) ?? []);
-  const earlier = new Map(before.map((each) => [each.token, each.share]));
-  return after
-    .filter((each) => each.token !== token && earlier.has(each.token))
-    .map((each) => ({ token: each.token, share: each.share - earlier.get(each.token)! }))
-    .toSorted((a, b) => Math.abs(b.share) - Math.abs(a.share));
+const changesOf = (token: number) => run.changesOf(token, state.layer.value, checkpoints, matrix.value);
+const largestFirst = (changes: Share[]) => changes.toSorted((a, b) => Math.abs(b.share) - Math.abs(a.share));
+
+/** The largest changes of what a token took: as many as it has largest sources, of all tokens of the text. */
+const takenChanges = (token: number): Share[] => largestFirst(changesOf(token)).slice(0, data.sourcesKept);
+
+/** The changes of what a token gave to others, of those that have it among their main sources, the largest first. */
+function givenChanges(token: number): Share[] {
+  const others = tokensOf(run.documentOf[token]).filter((each) => each !== token);
+  const given = others.flatMap((each) =>
+    changesOf(each)
+      .filter((source) => source.token === token)
+      .map(({ share }) => ({ token: each, share })),
+  );
+  return largestFirst(given);
 }
 
 /** What a token took from others and gave to them, in a model or as a change; null where it is not on the page. */
 export function exchanged(token: number) {
   const sources = took(token, state.checkpoint.value);
   if (sources === null) return null;
-  if (state.change.value) return { took: changes(took, token), gave: changes(gave, token) };
+  if (state.change.value) return { took: takenChanges(token), gave: givenChanges(token) };
   return { took: sources.filter((each) => each.token !== token), gave: gave(token, state.checkpoint.value) };
 }
 

@@ -1,5 +1,5 @@
 // Written by attnmix/page/shape.py.
-export type Series = { values: (number | null)[]; low: (number | null)[]; high: (number | null)[] };
+export type Series = { values: (number | null)[]; low: (number | null)[]; high: (number | null)[]; texts?: number };
 export type Heads = {
   scores: number[][];
   reach: string;
@@ -14,6 +14,7 @@ export type Heads = {
   key_scales?: string;
 };
 export type Payload = {
+  wording: Record<string, string>;
   pointsPerSecond: number;
   labels: {
     methods: Record<string, string>;
@@ -36,8 +37,15 @@ export type Payload = {
     notes: Record<string, string>;
     chart: {
       title: string;
-      series: { name: string; values: (number | null)[]; low: (number | null)[]; high: (number | null)[] }[];
+      series: {
+        name: string;
+        values: (number | null)[];
+        low: (number | null)[];
+        high: (number | null)[];
+        texts?: number;
+      }[];
       unit: string;
+      means: string;
     };
   };
   sinceInput: string[];
@@ -64,7 +72,7 @@ export type Payload = {
   ratios: { methods: string[]; layers: number; values: Record<string, Record<string, string>> };
   contributions: Record<
     string,
-    Record<string, Record<string, { keep: number; sources: string; shares: string; own: string }>>
+    Record<string, { counts: string; sources: string; checkpoints: Record<string, { shares: string; own: string }> }>
   >;
   sourcesKept: number;
   partsLimit: number;

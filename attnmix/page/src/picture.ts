@@ -8,7 +8,10 @@ import { rgb } from "d3";
 import { saving, showAtOnce } from "./state";
 
 /** A canvas whose drawing can be had as shapes too, in CSS pixels; any other is saved as an image. */
-export type DrawnCanvas = HTMLCanvasElement & { shapes?: () => SVGElement };
+export type DrawnCanvas = HTMLCanvasElement & {
+  shapes?: () => SVGElement;
+  isWhole?: boolean; // nothing of the drawing lies outside of the canvas, but letters of a wider font
+};
 type Box = { x: number; y: number; width: number; height: number };
 type Attributes = Record<string, string | number | null>;
 
@@ -64,7 +67,13 @@ class Extent {
 }
 
 /** One picture being drawn: where its element begins, how far the shapes reach, and its clipping paths. */
-type Drawing = { origin: DOMRect; extent: Extent; clips: SVGElement[]; clipped: boolean };
+type Drawing = {
+  origin: DOMRect;
+  extent: Extent;
+  clips: SVGElement[];
+  clipped: boolean;
+  line: { pieces: Piece[]; into: Element | null }; // of text, not yet drawn
+};
 
 function boxOf({ x, y, width, height }: DOMRect, { origin }: Drawing): Box {
   return { x: x - origin.x, y: y - origin.y, width, height };
@@ -78,7 +87,7 @@ type Side = (typeof SIDES)[number];
 const dashes = (style: string, width: number) =>
   style === "dashed" ? `${2 * width} ${1.5 * width}` : style === "dotted" ? `${width} ${width}` : null;
 
-function line(side: Side, { x, y, width, height }: Box, thickness: number): Attributes {
+function borderLine(side: Side, { x, y, width, height }: Box, thickness: number): Attributes {
   const half = thickness / 2;
   if (side === "Top") return { x1: x, x2: x + width, y1: y + half, y2: y + half };
   if (side === "Bottom") return { x1: x, x2: x + width, y1: y + height - half, y2: y + height - half };
@@ -120,7 +129,7 @@ function drawBorders(style: CSSStyleDeclaration, box: Box, radius: number, into:
   if (shown.length === 4 && alike) into.append(frame(box, first.width / 2, radius, looks(first)));
   else
     for (const border of shown)
-      into.append(shape("line", { ...line(border.side, box, border.width), ...looks(border) }));
+      into.append(shape("line", { ...borderLine(border.side, box, border.width), ...looks(border) }));
 }
 
 function drawOutline(style: CSSStyleDeclaration, box: Box, radius: number, into: Element, drawing: Drawing): void {
@@ -159,7 +168,18 @@ function clippedGroup(box: Box, radius: number, drawing: Drawing): SVGElement {
 
 // Texts.
 
+/**
+ * The font of a picture, on the screen, on paper and in a saved file: one of equally wide letters that nearly every
+ * system has, as another program resolves `system-ui` to a font of its own.
+ */
+export const PICTURE_FONT = 'Arial, "Liberation Sans", Arimo, Helvetica, "DejaVu Sans", sans-serif';
 const ruler = document.createElement("canvas").getContext("2d")!;
+
+/** The width of a text in a picture's font. */
+export function textWidth(text: string, size: number, bold = false): number {
+  ruler.font = `${bold ? "bold " : ""}${size}px ${PICTURE_FONT}`;
+  return ruler.measureText(text).width;
+}
 
 /** The part of a text's height that lies above its baseline. */
 function ascentOf({ fontStyle, fontWeight, fontSize, fontFamily }: CSSStyleDeclaration): number {
@@ -213,30 +233,88 @@ function fontOf(style: CSSStyleDeclaration): Attributes {
   return {
     "font-family": style.fontFamily,
     "font-size": pixels(style.fontSize),
-    "font-weight": weight === 400 ? null : weight,
+    "font-weight": weight,
     "font-style": style.fontStyle === "normal" ? null : style.fontStyle,
-    "letter-spacing": pixels(style.letterSpacing) || null,
   };
+}
+
+/** A part of a line in one font and colour, in the picture's pixels. */
+type Piece = {
+  text: string;
+  left: number;
+  right: number;
+  baseline: number;
+  size: number; // of the font
+  anchor: string | undefined;
+  rightToLeft: boolean;
+  isSpaced: boolean; // letters have room for those of a wider font
+  looks: Attributes;
+};
+
+const NARROWEST_GAP = 0.1; // of the font's size, between two pieces with a space between them
+const WIDEST_GAP = 1; // of the font's size, between two pieces of a sentence
+
+const gapBetween = (one: Piece, other: Piece) => other.left - one.right;
+
+/** Whether a piece goes on with a sentence where another ends, so that both move together in another font. */
+function continues(last: Piece, next: Piece): boolean {
+  const gap = gapBetween(last, next);
+  const isBeside = gap > -NARROWEST_GAP * last.size && gap < WIDEST_GAP * last.size;
+  const isLevel = Math.abs(last.baseline - next.baseline) < last.size / 4;
+  return isBeside && isLevel && !last.rightToLeft && !next.rightToLeft;
+}
+
+/** Attributes that keep a text as wide as the browser laid it out, in programs that know them, whatever their font. */
+export const widthAttributes = (width: number): Attributes =>
+  width > 0 ? { textLength: width, lengthAdjust: "spacingAndGlyphs" } : {};
+
+/**
+ * Draw the pieces of a line as one text.
+ *
+ * A program that has another font, and does not know `textLength`, makes the line longer or shorter as a whole, so
+ * that its pieces never overlap.
+ */
+function endLine({ line, extent, clipped }: Drawing): void {
+  const { pieces, into } = line;
+  if (pieces.length === 0 || into === null) return;
+  const [first, last] = [pieces[0], pieces.at(-1)!];
+  const { left, anchor, rightToLeft } = first;
+  const { right } = last;
+  const x = rightToLeft || anchor === "end" ? right : anchor === "middle" ? (left + right) / 2 : left;
+  const attributes = {
+    ...{ x, y: first.baseline, "text-anchor": anchor ?? null, direction: rightToLeft ? "rtl" : null },
+    "xml:space": pieces.length > 1 ? "preserve" : null, // some programs drop a space where a part begins
+    ...first.looks,
+    ...widthAttributes(right - left),
+    ...(first.isSpaced ? { lengthAdjust: "spacing" } : {}),
+  };
+  const spans = pieces.map(({ text, looks }, n) => {
+    const hasSpace = n > 0 && gapBetween(pieces[n - 1], pieces[n]) > NARROWEST_GAP * pieces[n].size;
+    return shape("tspan", looks, hasSpace ? ` ${text}` : text);
+  });
+  into.append(shape("text", attributes, ...(spans.length > 1 ? spans : [first.text])));
+  for (const { left: start, right: end, baseline, size } of clipped ? [] : pieces)
+    extent.include({ x: start, y: baseline - size, width: end - start, height: 1.3 * size });
+  line.pieces = [];
 }
 
 function drawText(node: Text, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(node.parentElement!);
-  const { origin, extent, clipped } = drawing;
+  const { origin, line } = drawing;
   const rightToLeft = style.direction === "rtl";
   // In another font a line has another width; it keeps its place in its column.
   const anchor = rightToLeft ? undefined : ANCHORS[style.textAlign];
   for (const { start, end, left, right, top, height } of linesOf(node)) {
-    const x = rightToLeft || anchor === "end" ? right : anchor === "middle" ? (left + right) / 2 : left;
-    const attributes = {
-      x: x - origin.x,
-      y: top - origin.y + height * ascentOf(style),
-      "text-anchor": anchor ?? null,
-      direction: rightToLeft ? "rtl" : null,
-      ...fontOf(style),
-      ...painted("fill", style.color),
+    const piece = {
+      ...{ left: left - origin.x, right: right - origin.x, baseline: top - origin.y + height * ascentOf(style) },
+      ...{ size: pixels(style.fontSize), anchor, rightToLeft, isSpaced: pixels(style.letterSpacing) > 0 },
+      text: node.data.slice(start, end).replaceAll(/\s+/g, " "),
+      looks: { ...fontOf(style), ...painted("fill", style.color) },
     };
-    into.append(shape("text", attributes, node.data.slice(start, end).replaceAll(/\s+/g, " ")));
-    if (!clipped) extent.include({ x: left - origin.x, y: top - origin.y, width: right - left, height });
+    const last = line.pieces.at(-1);
+    if (last && (line.into !== into || !continues(last, piece))) endLine(drawing);
+    line.into = into;
+    line.pieces.push(piece);
   }
 }
 
@@ -274,6 +352,9 @@ function resolveStyles(original: Element, copy: Element, outer: CSSStyleDeclarat
     const computed = style.getPropertyValue(name);
     if (computed !== initial) setStyle(copy, name, computed);
   }
+  if (original instanceof SVGTextElement && !copy.querySelector("[x], [dx], [dy]"))
+    for (const [name, each] of Object.entries(widthAttributes(original.getComputedTextLength())))
+      copy.setAttribute(name, String(typeof each === "number" ? Number(each.toFixed(2)) : each));
   const copies = [...copy.children];
   for (const [n, child] of [...original.children].entries()) {
     const shown = getComputedStyle(child).display !== "none" || child instanceof SVGDefsElement;
@@ -321,14 +402,37 @@ function drawCanvas(canvas: DrawnCanvas, box: Box, into: Element, drawing: Drawi
   if (!canvas.shapes) return into.append(imageOf(canvas, content));
   const drawn = canvas.shapes();
   drawn.setAttribute("transform", `translate(${inner.x} ${inner.y})`);
+  if (canvas.isWhole) return into.append(drawn);
   const group = clippedGroup(content, 0, drawing);
   group.append(drawn);
   into.append(group);
 }
 
+const FLOWING = new Set(["inline", "inline-block", "contents"]);
+
+/** Whether an element shows where it begins and ends. */
+const isBoxed = (style: CSSStyleDeclaration): boolean =>
+  isVisible(style.backgroundColor) ||
+  (style.outlineStyle !== "none" && pixels(style.outlineWidth) > 0) ||
+  (pixels(style.borderLeftWidth) > 0 && isVisible(style.borderLeftColor));
+
+const isHidden = ({ display, visibility, clipPath }: CSSStyleDeclaration): boolean =>
+  display === "none" || visibility === "hidden" || clipPath !== "none";
+
+/** Whether what an element holds is cut off at its box. */
+function isClipping(element: Element, { overflowX, display }: CSSStyleDeclaration, radius: number): boolean {
+  if (overflowX === "visible" || display === "inline" || element instanceof HTMLCanvasElement) return false;
+  const { scrollWidth, clientWidth, scrollHeight, clientHeight } = element;
+  return scrollWidth > clientWidth || scrollHeight > clientHeight || radius > 0;
+}
+
 function drawElement(element: Element, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(element);
-  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return;
+  if (isHidden(style)) return;
+  const isPicture = element instanceof SVGSVGElement || element instanceof HTMLCanvasElement;
+  // What has a box of its own keeps its place; the other texts of a line are drawn as one.
+  const isApart = isPicture || isBoxed(style) || !FLOWING.has(style.display);
+  if (isApart) endLine(drawing);
   if (element instanceof SVGSVGElement) return drawSvg(element, into, drawing);
   const box = boxOf(element.getBoundingClientRect(), drawing);
   const radius = radiusOf(style, box);
@@ -339,26 +443,32 @@ function drawElement(element: Element, into: Element, drawing: Drawing): void {
     drawBorders(style, part, radius, into);
     if (!drawing.clipped) drawing.extent.include(part);
   }
-  const cuts = style.overflowX !== "visible" && style.display !== "inline";
-  const overflows =
-    element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight || radius > 0;
-  const clips = cuts && overflows && !(element instanceof HTMLCanvasElement);
+  const clips = isClipping(element, style, radius);
+  if (clips) endLine(drawing);
   const content = clips ? clippedGroup(box, radius, drawing) : into;
   const inner = clips ? { ...drawing, clipped: true } : drawing;
   if (element instanceof HTMLCanvasElement) drawCanvas(element, box, content, inner);
-  for (const child of element.childNodes) {
-    if (child instanceof Text) drawText(child, content, inner);
-    else if (child instanceof Element) drawElement(child, content, inner);
-  }
+  drawContent(element, content, inner);
+  if (isApart || clips) endLine(inner);
   if (clips) into.append(content);
   for (const fragment of fragments) drawOutline(style, boxOf(fragment, drawing), radius, into, drawing);
 }
 
+function drawContent(element: Element, into: Element, drawing: Drawing): void {
+  for (const child of element.childNodes) {
+    if (child instanceof Text) drawText(child, into, drawing);
+    else if (child instanceof Element) drawElement(child, into, drawing);
+  }
+}
+
 /** Draw an element as it stands on the page. */
 function drawPicture(element: Element, title: string): SVGElement {
-  const drawing: Drawing = { origin: element.getBoundingClientRect(), extent: new Extent(), clips: [], clipped: false };
+  const line = { pieces: [], into: null };
+  const origin = element.getBoundingClientRect();
+  const drawing: Drawing = { origin, extent: new Extent(), clips: [], clipped: false, line };
   const marks = shape("g");
   drawElement(element, marks, drawing);
+  endLine(drawing);
   const { left, top, right, bottom } = drawing.extent;
   // Whole pixels, as half ones at an edge would be half transparent.
   const [x, y] = [Math.floor(left) - MARGIN, Math.floor(top) - MARGIN];

@@ -12,6 +12,10 @@ const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
+/** The ratios among the shares: that of attention weights is the share from others of the matrix, which has sources. */
+export const shareRatios = methods.filter(
+  (name) => name !== "attn_w" || name === data.method || !data.matrices.includes("attention"),
+);
 /** The token that is chosen in a text as the page opens. */
 const openingToken = (document: number) => data.documents[document].start + data.opens.positions[document];
 /** The text beside the chosen one as the page opens: of two texts that are alike, the other. */
@@ -25,7 +29,7 @@ const choices = {
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
   measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
-  share: choice([...data.matrices, data.method][0], () => [...data.matrices, ...methods]), // what cells and words show
+  share: choice([...data.matrices, data.method][0], () => [...data.matrices, ...shareRatios]), // what cells and words show
   threshold: choice(2, () => range(31, 1)), // per cent of the chosen vector, below which a line is left out
   stretch: choice(false, () => [false, true]), // colours span what the picture shows, and not 0 to 100 %
   head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: one that attends to other tokens
@@ -73,20 +77,20 @@ function pointIn(layer: number, now: number): number {
   return [same, last, now].find((point) => point >= 0)!;
 }
 
-/** The same word in another text, nearest to its position; null without one. */
-function sameWord(token: number, text: number): Maybe {
-  const { names } = data.readings[0];
-  const distance = (other: number) => Math.abs(positionOf(other) - positionOf(token));
-  const same = tokensOf(text).filter((other) => names[other] === names[token]);
+/** The token of a text with a name, nearest to a position; null without one. */
+function sameWord(word: string, position: number, text: number): Maybe {
+  const distance = (other: number) => Math.abs(positionOf(other) - position);
+  const same = tokensOf(text).filter((other) => data.readings[0].names[other] === word);
   return same.toSorted((a, b) => distance(a) - distance(b))[0] ?? null;
 }
 
 /** The chosen token and source in another text: the same words, or the token that is chosen as the page opens. */
 function chosenIn(text: number): Pick<Choice, "token" | "source"> {
   const [token, source] = [state.token.peek(), state.source.peek()];
+  const same = (each: number) => sameWord(data.readings[0].names[each], positionOf(each), text);
   return {
-    token: token === null ? null : (sameWord(token, text) ?? openingToken(text)),
-    source: source === null ? null : sameWord(source, text),
+    token: token === null ? null : (same(token) ?? openingToken(text)),
+    source: source === null ? null : same(source),
   };
 }
 
@@ -120,9 +124,13 @@ function choicesForOthers(): string {
   // Every value is read, so that an effect follows those that are chosen later.
   const all = keys.map((key): [keyof Choice, string] => [key, String(state[key].value)]);
   const values: string[][] = all.filter(([key]) => named.has(key) && !SINGLE_TEXT_CHOICES.has(key));
-  if (named.has("token") && position.value !== null) values.push(["position", String(position.value)]);
+  if (named.has("token"))
+    values.push(position.value === null ? ["token", "null"] : ["position", String(position.value)]);
   return new URLSearchParams(values).toString();
 }
+
+/** The selected token's name, which no address has. */
+const chosenWord = () => (state.token.value === null ? "" : data.readings[0].names[state.token.value]);
 
 export function set(changes: Partial<Choice>): void {
   const chosen = { ...consequences(changes), ...changes };
@@ -147,6 +155,18 @@ export function address(): string {
   return new URLSearchParams(changed.map((key) => [key, String(state[key].value)])).toString();
 }
 
+/**
+ * The token of this page that was selected on the page before, which `attnmix serve` showed in the same frame.
+ *
+ * It is the same word, nearest to its position; null without one. Where no word is known, the position counts.
+ */
+function tokenOfOtherPage(document: number, place: number): Maybe {
+  const { start, length } = data.documents[document];
+  const near = Math.min(Math.max(0, Math.trunc(place) || 0), length - 1);
+  const word = window.frameElement?.getAttribute("data-word");
+  return word ? sameWord(word, near, document) : start + near;
+}
+
 /** Choose what the address says; what it does not name, or this page does not have, is as the page opens. */
 function readAddress(): void {
   const read = new URLSearchParams(location.hash.slice(1));
@@ -164,8 +184,7 @@ function readAddress(): void {
     named.add(key);
   }
   if (read.has("position")) {
-    const { start, length } = data.documents[document];
-    chosen.token = start + Math.min(Math.max(0, Math.trunc(Number(read.get("position"))) || 0), length - 1);
+    chosen.token = tokenOfOtherPage(document, Number(read.get("position")));
     named.add("token");
   }
   if (read.has("layer") && !read.has("point")) chosen.point = pointIn(chosen.layer as number, initial.point);
@@ -185,7 +204,9 @@ export function followAddress(): void {
     if (!location.hash || location.hash.includes("=")) readAddress(); // and no place on the page
   });
   effect(() => {
-    document.documentElement.dataset.choices = choicesForOthers(); // for `attnmix serve`, which opens the next text
+    // For `attnmix serve`, which opens the next text.
+    document.documentElement.dataset.choices = choicesForOthers();
+    document.documentElement.dataset.word = chosenWord();
   });
   effect(() => {
     const [text, now] = [address(), stepNow()];

@@ -4,12 +4,12 @@ import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { hovered, matrix, state } from "./state";
-import { Pane, ScaleRamp, Select } from "./ui";
+import { Pane, rowsOf, ScaleRamp, Select } from "./ui";
 import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
-const LEAST_NAMED = 0.11; // of the bar, for a part with its name in it
+const LETTER = 0.021; // of the bar, which a letter of a name in it takes
 const BY_LENGTHS = "What is from others is divided among them by the lengths of their parts.";
 
 /** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
@@ -40,7 +40,7 @@ function KeptBar({ token }: { token: number }) {
           <div class="bar" role="img" aria-label={labelled}>
             {parts.map(([name, share, kind]) => (
               <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-                {share > LEAST_NAMED && <bdi>{`${name} ${percent(share)}`}</bdi>}
+                {share > LETTER * `${name} ${percent(share)}`.length && <bdi>{`${name} ${percent(share)}`}</bdi>}
               </span>
             ))}
           </div>
@@ -55,9 +55,9 @@ function KeptBar({ token }: { token: number }) {
 
 function whyMissing(token: number): string {
   if (data.matrices.length === 0)
-    return "Which tokens a token took from was not measured: name contribution matrices in measure.matrices.";
+    return `The tokens from which a token took are not known, as no contribution matrix was measured. ${data.wording.no_matrices}`;
   return measures.exchanged(token) === null
-    ? "What this text's tokens took from each other is not on the page, which would grow too large; it is in features/inspect/contributions."
+    ? `What this text's tokens took from each other is not on the page, which would grow too large. ${data.wording.matrices_elsewhere}`
     : "This token's row is too small to be told from rounding, so it is not shown.";
 }
 
@@ -100,7 +100,9 @@ function Card({ token }: { token: number }) {
         {state.change.value
           ? "Change of the share, in percentage points."
           : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
-        Only a token's {data.sourcesKept} largest sources are on the page.
+        {state.change.value
+          ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
+          : `The page has each token's ${data.sourcesKept} largest sources.`}
       </p>
     </>
   );
@@ -110,7 +112,12 @@ function rows() {
   const token = state.token.value;
   const { took, gave } = (token !== null && measures.exchanged(token)) || { took: [], gave: [] };
   const share = (shares: Share[], each: number) => shares.find((one) => one.token === each)?.share ?? null;
-  return {
+  const of = {
+    model: measures.shownModel(),
+    layer: state.layer.value,
+    "selected position": token === null ? null : positionOf(token),
+  };
+  return rowsOf(of, {
     columns: [
       ...["position", "token", measures.wordName()],
       ...["contributed to the selected token", "received from it"],
@@ -119,8 +126,7 @@ function rows() {
       ...[positionOf(each), nameOf(each), measures.wordValue(each)],
       ...[share(took, each), share(gave, each)],
     ]),
-    note: `${measures.shownModel()}, layer ${state.layer.value}; of a token's sources the ${data.sourcesKept} largest`,
-  };
+  });
 }
 
 const EFFECTS = {
@@ -151,14 +157,19 @@ export function Text() {
       </p>
       <Controls />
       <p class="legend" id="text-legend">
-        <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.wordName()}
+        <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.wordName()}.
+        {measures.effectText()}
         {token.value !== null && (
           <>
-            . <span class="took-key">Underlined</span> tokens contributed to the selected one;{" "}
-            <span class="gave-key">overlined</span> tokens received from it
+            {" "}
+            <span class="key-line">
+              <span class="took-key">Underlined</span> tokens contributed to the selected one.{" "}
+            </span>
+            <span class="key-line">
+              <span class="gave-key">Overlined</span> tokens received from it.
+            </span>
           </>
         )}
-        .
       </p>
       <div class="reader">
         <Tokens id="words" tokens={tokensOf(document.value)} prefix="token-" label="Tokens of the text" marks />

@@ -118,7 +118,13 @@ export function Scroll(props: { class?: string; label?: string; children: Compon
 
 type Cell = string | number | null;
 /** Numbers have four digits, as most have 16 bits on the page. */
-export type Rows = { columns: string[]; rows: Cell[][]; note?: string; digits?: number };
+export type Rows = { columns: string[]; rows: Cell[][]; digits?: number };
+/** Rows that begin with the same cells: what they are of, such as the model and the layer. */
+export const rowsOf = (of: Record<string, Cell>, { columns, rows, digits }: Rows): Rows => ({
+  columns: [...Object.keys(of), ...columns],
+  rows: rows.map((row) => [...Object.values(of), ...row]),
+  digits,
+});
 const asText = (cell: Cell, digits = 4) =>
   cell === null ? "" : String(typeof cell === "number" ? Number(cell.toPrecision(digits)) : cell);
 const inCsv = (text: string) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
@@ -129,9 +135,10 @@ function save(name: string, content: string | Blob): void {
   setTimeout(() => URL.revokeObjectURL(href), 10_000);
 }
 
-function saveCsv(name: string, { columns, rows, note, digits }: Rows): void {
+/** Save rows below one line with the columns' names, as every reader of csv expects them. */
+function saveCsv(name: string, { columns, rows, digits }: Rows): void {
   const lines = [columns, ...rows].map((row) => row.map((cell) => inCsv(asText(cell, digits))).join(","));
-  save(`${name}.csv`, `${note ? `# ${note}\n` : ""}${lines.join("\n")}\n`);
+  save(`${name}.csv`, `${lines.join("\n")}\n`);
 }
 
 async function savePicture(view: HTMLElement, name: string, kind: "SVG" | "PNG"): Promise<void> {
@@ -254,7 +261,7 @@ export const GLOSSARY = {
     "Where every token's vector is stored, such as a layer's output; a capture point in the documentation.",
   "neighbours kept":
     "The share of a token's 15 nearest in the full space that are also its 15 nearest on the map. Chance: the same map with positions shuffled.",
-  interval: "95% bootstrap interval over reviews; not drawn for fewer than eight.",
+  interval: `95% bootstrap interval over ${data.wording.texts}; not drawn for fewer than eight.`,
   query: "What a token looks for: a vector that meets every key in a dot product.",
   key: "What a token offers to be found by.",
   softmax: "Turns scores into weights that add up to 1.",

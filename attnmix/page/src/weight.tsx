@@ -5,7 +5,7 @@ import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type
 import { data, modelText } from "./data";
 import { figures, percent } from "./format";
 import { headsLayer, position, set, shownHead, state } from "./state";
-import { Cells, Pane, Term } from "./ui";
+import { Cells, Pane, rowsOf, Term } from "./ui";
 import { nameOf } from "./words";
 
 const LISTED = 9; // sources of a longer text: the strongest, the token itself and the chosen one
@@ -31,6 +31,13 @@ const STEPS: Record<string, string> = {
   norm: "LayerNorm: what leaves attention's part of the layer",
   stored: "The model's own vector, as it was stored",
 };
+
+/** What the numbers of a head are of, as columns of a csv; heads are numbered from 0. */
+export const headColumns = (layer: number, head: number) => ({
+  model: modelText(state.checkpoint.value),
+  layer,
+  head,
+});
 
 export function Weight({ heads }: { heads: Heads }) {
   const open = useSignal(false);
@@ -58,26 +65,25 @@ function Numbers({ heads }: { heads: Heads }) {
   const mostKeys = largestOf([query, ...listed.map(({ key }) => key)]);
   const mostProducts = largestOf(listed.map(({ product }) => product));
   const mostValues = after ? largestOf(listed.map(({ j }) => after.values[j])) : 0;
-  const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelText(state.checkpoint.value)}`;
-  const weights = () => ({
-    columns: ["position", "token", "q.k", "score", "weight"],
-    rows: sources.map(({ j, seen, dot, score, weight }) => [
-      j,
-      name(j),
-      seen ? dot : null,
-      seen ? score : null,
-      weight,
-    ]),
-    note: `query of ${name(i)}, ${where}`,
-    digits: 6,
-  });
+  const where = `${data.labels.layers[layer]}, head ${head}, ${modelText(state.checkpoint.value)}`;
+  const of = { ...headColumns(layer, head), "query position": i, "query token": name(i) };
+  const weights = () =>
+    rowsOf(of, {
+      columns: ["position", "token", "q.k", "score", "weight"],
+      rows: sources.map(({ j, seen, dot, score, weight }) => [
+        ...[j, name(j)],
+        ...[seen ? dot : null, seen ? score : null, weight],
+      ]),
+      digits: 6,
+    });
   const parts = Object.entries({ query, key: chosen.key, product: chosen.product });
   const vectors = after ? [...parts, ["value", after.values[chosen.j]] as const, ...after.steps] : [];
-  const numbers = () => ({
-    columns: ["step", "dimension", "value"],
-    rows: vectors.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
-    digits: 6,
-  });
+  const numbers = () =>
+    rowsOf(of, {
+      columns: ["step", "dimension", "value"],
+      rows: vectors.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
+      digits: 6,
+    });
   const columns = [
     "token",
     `key, ${query.length} numbers`,

@@ -1,0 +1,58 @@
+"""Differences in words: one rule for what a page says of a difference and its interval.
+
+The rule is that of `attnmix.compare`: no verdict below `MIN_SIMULTANEOUS` texts, "inconclusive" where the interval
+includes 0, and never "no change".
+"""
+
+from __future__ import annotations
+
+import math
+
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
+
+VERBS = {
+    Verdict.HIGHER: "rises",
+    Verdict.LOWER: "falls",
+    Verdict.OPEN: "is inconclusive",
+    Verdict.TOO_FEW_TEXTS: "has no verdict",
+    Verdict.NO_INTERVAL: "has no verdict",
+}
+
+
+def signed(number: float, form: str = ".2f") -> str:
+    """Return a number with a typographic minus, and none before a zero."""
+    text = f"{number:{form}}"
+    return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
+
+
+def points(difference: float) -> str:
+    """Return a difference of shares in percentage points, with its sign."""
+    return signed(100 * difference, "+.1f")
+
+
+def counted(number: float, noun: str) -> str:
+    """Return `40 reviews`, or `1 review`; `noun` is the plural."""
+    return f"{number:.0f} {noun.removesuffix('s') if number == 1 else noun}"
+
+
+def interval_text(low: float, high: float, documents: float, noun: str, kind: str = "95% interval") -> str:
+    """Return the interval of a difference and the number of texts; the number alone where these are too few.
+
+    Example:
+        >>> interval_text(0.01, 0.02, 40, "reviews")
+        '95% interval +1.0 to +2.0, 40 reviews'
+    """
+    number = counted(documents, noun)
+    if documents < MIN_INTERVAL_DOCUMENTS or math.isnan(low) or math.isnan(high):
+        return number
+    return f"{kind} {points(low)} to {points(high)}, {number}"
+
+
+def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
+    """Return the reason why a difference has no direction; an empty text where it has one."""
+    found = verdict(low, high, documents)
+    if found is Verdict.TOO_FEW_TEXTS:
+        return f"{counted(documents, noun)} are too few for a verdict, which takes {MIN_SIMULTANEOUS} or more"
+    if found is Verdict.NO_INTERVAL:
+        return f"the difference is the same in all {noun}, so it has no interval"
+    return "the interval includes 0" if found is Verdict.OPEN else ""

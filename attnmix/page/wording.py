@@ -1,0 +1,59 @@
+"""The words of a page that depend on where its numbers come from: a run of the pipeline, or measured texts.
+
+A page of a run may name its parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.save` has
+neither, so it names what can be done from Python instead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attnmix.core.store.results import Results, TextResults
+
+
+class Wording(NamedTuple):
+    """Words and ends of sentences, for one origin of a page's numbers."""
+
+    texts: str
+    """What the measured texts are called."""
+    truncation: str
+    """The limit to which texts are truncated."""
+    documents_elsewhere: str
+    """Where the numbers of texts are that are not on the page."""
+    matrices_elsewhere: str
+    """Where contribution matrices are that are not on the page."""
+    no_matrices: str
+    """Why no text has contribution matrices."""
+    heads_elsewhere: str
+    """Where queries and keys are that are not on the page."""
+    map_limit: str
+    """The limit of the tokens on a map, or an empty text."""
+    neighbours: str
+    """The number of neighbours that UMAP takes."""
+
+
+RUN_WORDING = Wording(
+    texts="reviews",
+    truncation="capture.max_length",
+    documents_elsewhere="Their features, maps and ratios are in features/.",
+    matrices_elsewhere="It is in features/inspect/contributions.",
+    no_matrices="Name contribution matrices in measure.matrices.",
+    heads_elsewhere="They are in features/inspect/heads.",
+    map_limit="umap.max_points",
+    neighbours="umap.n_neighbors",
+)
+TEXT_WORDING = Wording(
+    texts="texts",
+    truncation="max_length of attnmix.measure, or the model's longest text",
+    documents_elsewhere="In Python, the result of attnmix.measure has their ratios and matrices.",
+    matrices_elsewhere="In Python, the result's method matrix returns it.",
+    no_matrices="This page was made without contribution matrices.",
+    heads_elsewhere="The page of a shorter text has them.",
+    map_limit="",
+    neighbours="the number of neighbours that it compares",
+)
+
+
+def wording_of(run: Results) -> Wording:
+    """Return the wording of a page's numbers."""
+    return TEXT_WORDING if isinstance(run, TextResults) else RUN_WORDING
