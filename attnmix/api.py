@@ -69,12 +69,11 @@ from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.input_parts import RULES, PartsReader
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.model import Model, quiet
+from attnmix.model import Model, OutputSignature, check_unedited, quiet
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import VECTOR_TOLERANCES
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
@@ -205,7 +204,7 @@ class Measures:
     """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
     weights: bytes = b""
     """A digest of the weights that were measured."""
-    output: torch.Tensor | None = None
+    output: OutputSignature | None = None
     """`Model.output_signature` of the model that was measured; None in a loaded result."""
     _computed: Computed = field(default_factory=Computed)
 
@@ -321,6 +320,7 @@ class Measures:
 
     def own_share_totals(self) -> TextTotals:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
+        self._check_unedited()
         if self._computed.own_share is None:
             model = self._measured_weights()
             with model.observed(self.tokenized.pairs) as base:
@@ -378,15 +378,18 @@ class Measures:
             )
         return self.model
 
+    def _check_unedited(self) -> None:
+        """Raise `InputError` inside of an intervention, also for numbers that were computed outside."""
+        if isinstance(self.model, Model):
+            check_unedited(self.model.network, self.model.name)
+
     def _change_of_model(self, model: Model) -> str | None:
         """Return what of the model has changed since it was measured, as the subject of a sentence, if anything has."""
         if self.weights != _digest(model):
             return f"the weights of {model.name} have"
-        if self.output is not None:
-            difference = float((model.output_signature() - self.output).norm() / self.output.norm())
-            if not difference <= VECTOR_TOLERANCES[model.network.dtype]:
-                causes = "by an adapter, a hook, its configuration or its attention function"
-                return f"the output of {model.name} has, {causes},"
+        if self.output is not None and model.output_signature().differs(self.output):
+            causes = "by an adapter, a hook, its configuration or its attention function"
+            return f"the output of {model.name} has, {causes},"
         return None
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
@@ -407,16 +410,18 @@ class Measures:
         check_name("matrix", name, MATRICES)
         self._check_text(text)
         self._check_layer(layer)
+        self._check_unedited()
         known = self._computed.matrices.setdefault(text, {})
         if name not in known:
             layer_matrix = name.removesuffix("_rollout")
-            family = family_of(self._measured_weights().network.base_model.config)
+            model = self._measured_weights()
+            family = family_of(model.network.base_model.config)
             if not family.present([layer_matrix]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
             wanted = [layer_matrix]
             if layer_matrix not in COSTLY_MATRIX_NAMES:  # all others at once
                 wanted = [matrix for matrix in LAYER_MATRICES if matrix not in COSTLY_MATRIX_NAMES]
-            with self._measured_weights().observed(self.tokenized.pairs) as base:
+            with model.observed(self.tokenized.pairs) as base:
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})

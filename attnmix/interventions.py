@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -205,6 +205,10 @@ def without_edges(
     columns = Positions.named("without_edges: sources", sources)
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        if torch._C._functorch.is_batchedtensor(call.weights):
+            raise InputError(
+                "without_edges: inside of torch.func.vmap no token can be checked; allowed: a padded batch"
+            )
         queries, keys = call.weights.shape[-2:]
         first, last = call.first_row, call.first_row + queries
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
@@ -442,8 +446,12 @@ def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def edited_attention(network: PreTrainedModel, edit: Edit) -> Iterator[None]:
+def edited_attention(
+    network: PreTrainedModel, edit: Edit, preparation: AbstractContextManager[Any] | None = None
+) -> Iterator[None]:
     """Apply `edit` to the self-attention of a network, after the edits of contexts around, until the context ends.
+
+    The context `preparation` is entered now, and left when the last edit of the network ends.
 
     A layer has the number of its place in the network, a decoder's follow its encoder's, however the network or a part
     of it is called. Raise `InputError` for a layer that the network does not have, for an edit of another thread, and
@@ -458,7 +466,7 @@ def edited_attention(network: PreTrainedModel, edit: Edit) -> Iterator[None]:
     def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
         return _apply(edit, EditedCall(layer, weights, value, first_query))
 
-    with attached_edit(network, apply):
+    with attached_edit(network, apply, preparation or nullcontext()):
         yield
 
 

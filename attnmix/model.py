@@ -2,13 +2,14 @@
 
 import copy
 import logging
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,17 +23,27 @@ from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
 from attnmix.core.torch_state import torch_state
 from attnmix.interventions import Edit, edited_attention
-from attnmix.models.attention import implementation_of
+from attnmix.models.attention import EAGER, implementation_of
 from attnmix.models.attention_edits import implementations, is_edited
 from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, set_values
 from attnmix.models.families import check_config, family_of, layer_counts
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import check_network, last_vectors, load_base, probe_ids, with_decoder_inputs
+from attnmix.models.loading import (
+    VECTOR_TOLERANCES,
+    check_attention_function,
+    check_network,
+    last_vectors,
+    load_base,
+    probe_ids,
+    with_decoder_inputs,
+)
 from attnmix.models.segments import read_segments
 
 _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """By base model the lock of the thread that measures it."""
 _locks_change = threading.Lock()
+SAME_OUTPUT = 1e-5
+"""Largest relative difference between two outputs of one model that are computed in the same way."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Model:
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), ExitStack() as stack:
-            _check_unedited(network, self.name)
+            check_unedited(network, self.name)
             device = measuring_device(network.device)
             base = network if _is_measurable(network, device) else copy.deepcopy(network).to(device).float()
             hook = read_segments(base, self.tokenizer, pairs)
@@ -85,22 +96,47 @@ class Model:
         ...     network(**inputs).last_hidden_state.shape
         torch.Size([1, 7, 384])
         """
-        with _evaluated(self.network), edited_attention(self.network, edit):
+        lock = _lock_of(self.network.base_model)
+        edited = ExitStack()
+        with lock:  # not while another thread measures the network
+            edited.enter_context(edited_attention(self.network, edit, _prepared(self.network)))
+        try:
             yield self.network
+        finally:
+            with lock:
+                edited.close()
 
-    def output_signature(self) -> Tensor:
-        """Return numbers `[tokens, 2]` that describe the model's own output for a fixed input.
+    def output_signature(self) -> "OutputSignature":
+        """Return numbers that describe the model's own output for a fixed input.
 
         Adapters, hooks, the attention function and anything else that acts in a forward pass change them.
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), torch.no_grad():
-            _check_unedited(network, self.name)
+            check_unedited(network, self.name)
+            check_attention_function(self.name, network)
             base = _runnable(network)
             with _readable(base):
                 vectors_TD = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-            return torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+            values = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+        computed_by = (str(network.device), torch.get_num_threads(), network.config._attn_implementation)
+        return OutputSignature(values, network.dtype, computed_by)
+
+
+class OutputSignature(NamedTuple):
+    """Numbers that describe a model's output for a fixed input, and what computed them."""
+
+    values: Tensor  # [tokens, 2]
+    dtype: torch.dtype
+    computed_by: tuple[str, int, str | None]
+    """Device, threads and attention implementation, which change the last digits."""
+
+    def differs(self, other: "OutputSignature") -> bool:
+        """Return True if the model has another output than the one with the signature `other`."""
+        tolerance = SAME_OUTPUT if self.computed_by == other.computed_by else VECTOR_TOLERANCES[self.dtype]
+        difference = (self.values - other.values).norm() / other.values.norm()
+        return not bool(difference <= tolerance)
 
 
 def _lock_of(base: Module) -> threading.RLock:
@@ -109,7 +145,8 @@ def _lock_of(base: Module) -> threading.RLock:
         return _locks.setdefault(base, threading.RLock())
 
 
-def _check_unedited(network: PreTrainedModel, name: str) -> None:
+def check_unedited(network: PreTrainedModel, name: str) -> None:
+    """Raise `InputError` for a network with an active intervention, which the measures do not see."""
     if is_edited(network):
         allowed = "measures and captures outside of intervene(...), of a model whose weights have been changed instead"
         raise InputError(f"model: {name} has an active intervention, which the measures do not see; allowed: {allowed}")
@@ -149,6 +186,27 @@ def _readable(network: PreTrainedModel) -> Iterator[None]:
         # A configuration that two modules share was changed at its first turn alone.
         for holder, values in zip(holders, changes, strict=True):
             set_values(holder, values)
+
+
+@contextmanager
+def _prepared(network: PreTrainedModel) -> Iterator[None]:
+    """Let every call and derivative of a network see its hooks and editors; then restore it.
+
+    Compiled functions keep the graph of earlier calls, and gradient checkpointing computes layers again in a backward
+    pass that may come after the context.
+    """
+    checkpointing = {"gradient_checkpointing": False}
+    changes = {module: set_values(module, checkpointing) for module in network.modules()}
+    with ExitStack() as stack:
+        stack.enter_context(_evaluated(network))
+        has_own_attention = implementation_of(network.base_model.config) == EAGER
+        if has_own_attention or "torch._dynamo" in sys.modules:  # seconds to load
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            for module, values in changes.items():
+                set_values(module, values)
 
 
 @contextmanager
@@ -240,7 +298,7 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
     base: Any = model.base_model
     with _lock_of(base), torch_state(), model_errors("model", name, Path(name)), quiet():
         check_config(base.config, name)
-        _check_unedited(model, name)
+        check_unedited(model, name)
         runnable = _runnable(base)
         with _readable(runnable):
             check_network(name, runnable, tokenizer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -360,6 +362,114 @@ def test_two_threads_cannot_edit_one_network_at_once(tiny_bert: Path) -> None:
     assert torch.equal(alone, edit(model))
 
 
+def test_a_copy_from_inside_an_intervention_is_no_network_to_edit(tiny_bert: Path) -> None:
+    model = attnmix.load(str(tiny_bert))
+    inputs = batch(model)
+    with torch.no_grad(), model.intervene(without_heads({1: [0]})) as network:
+        copied = attnmix.Model(copy.deepcopy(network), model.tokenizer, "a copy")
+        expected = vectors(network, inputs)
+        with pytest.raises(InputError, match=r"^model: the network was copied inside an intervention"):
+            copied.intervene(without_heads({2: [1]})).__enter__()
+        assert torch.equal(vectors(network, inputs), expected)
+    with torch.no_grad(), zeroed(model, {2: [1]}) as changed, copied.intervene(without_heads({2: [1]})) as network:
+        torch.testing.assert_close(vectors(network, inputs), vectors(changed, inputs), atol=1e-5, rtol=1e-5)
+
+
+def test_an_interrupted_pass_leaves_no_mode_of_torch_behind(tmp_path: Path) -> None:
+    model = in_memory("gpt_neo", tmp_path / "gpt_neo")
+
+    def interrupt(_layer: int, _weights: Tensor, _value: Tensor) -> tuple[Tensor, Tensor]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), model.intervene(interrupt) as network:
+        network(**batch(model))
+    assert torch._C._len_torch_function_stack() == 0
+    scores, values = torch.randn(1, 2, 3, 3), torch.randn(1, 2, 3, 4)
+    with model.intervene(recorded({})):
+        assert torch.equal(torch.matmul(scores.softmax(-1), values), scores.softmax(-1) @ values)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # the name in transformers 5.17 and after
+@pytest.mark.parametrize("family", ["bert", "gpt_neo"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_derivatives_after_the_context_are_those_of_the_edited_pass(
+    family: str, use_reentrant: bool, tmp_path: Path
+) -> None:
+    model = in_memory(family, tmp_path / family)
+    network: Any = model.network
+    inputs = batch(model, TEXTS[:1])
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+    def slopes() -> list[Tensor]:
+        with model.intervene(without_heads({1: HEADS})):
+            network.train()
+            output = vectors(network, inputs).square().sum()
+        return [each for each in torch.autograd.grad(output, parameters, allow_unused=True) if each is not None]
+
+    expected = slopes()
+    network.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    for found, true in zip(slopes(), expected, strict=True):
+        assert_close(found, true)
+    assert network.is_gradient_checkpointing
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
+@pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
+def test_a_compiled_wrapper_is_edited(family: str, tmp_path: Path) -> None:
+    model = in_memory(family, tmp_path / family)
+    inputs, heads = batch(model), heads_of_all_layers(model)
+    compiled: Any = torch.compile(model.network, backend="eager")
+    with torch.no_grad(), zeroed(model, heads) as changed:
+        untouched = vectors(compiled, inputs)
+        for _ in range(2):
+            with model.intervene(without_heads(heads)):
+                assert_close(vectors(compiled, inputs), vectors(changed, inputs))
+        assert_close(vectors(compiled, inputs), untouched)
+
+
+def test_an_intervention_waits_for_a_measure_in_another_thread(tiny_bert: Path) -> None:
+    model = attnmix.load(str(tiny_bert))
+    started, expected = threading.Event(), attnmix.capture(model, TEXTS)["layer_output"]
+
+    def capture() -> Any:
+        handle = model.network.register_forward_pre_hook(lambda *_: started.set())
+        try:
+            return attnmix.capture(model, TEXTS * 20)["layer_output"]
+        finally:
+            handle.remove()
+
+    with ThreadPoolExecutor(1) as pool:
+        captured = pool.submit(capture)
+        started.wait()
+        with model.intervene(without_heads({1: [0, 1]})):
+            pass
+        np.testing.assert_allclose(captured.result().values[:, :9], expected.values[:, :9], rtol=0.01, atol=0.01)
+    assert model.network.config._attn_implementation == "observed"  # as `load` by name leaves it
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "t5", "deberta"])
+def test_weights_that_a_family_returns_before_the_edit_are_an_error(family: str, tmp_path: Path) -> None:
+    model = in_memory(family, tmp_path / family)
+    message = "^output_attentions: models of the family .* return the weights before the edit; allowed: False"
+    with model.intervene(without_heads({1: [0]})) as network, pytest.raises(InputError, match=message):
+        network(**batch(model), output_attentions=True)
+
+
+def test_cross_attention_shows_its_weights_inside(tmp_path: Path) -> None:
+    model = in_memory("bart", tmp_path / "bart")
+    network: Any = model.network
+    network.set_attn_implementation("eager")
+    with torch.no_grad():
+        outside = network(**batch(model, TEXTS[:1]), output_attentions=True).cross_attentions
+        with model.intervene(recorded({})):
+            inside = network(**batch(model, TEXTS[:1]), output_attentions=True).cross_attentions
+    for found, expected in zip(inside, outside, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_after_contexts_that_end_in_another_order_the_network_is_as_it_was(tiny_bert: Path) -> None:
     network = AutoModelForSequenceClassification.from_pretrained(tiny_bert)
     model = attnmix.load(network, load_tokenizer(tiny_bert))
@@ -369,12 +479,16 @@ def test_after_contexts_that_end_in_another_order_the_network_is_as_it_was(tiny_
     inputs = batch(model)
     with torch.no_grad():
         untouched = vectors(network, inputs)
+        network.train()
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
         with zeroed(model, {1: [1]}) as changed:
             torch.testing.assert_close(vectors(network, inputs), vectors(changed, inputs), atol=1e-5, rtol=1e-5)
+        assert not network.training
         second.__exit__(None, None, None)
+        assert network.training
+        assert torch.equal(vectors(network.eval(), inputs), untouched)
         assert torch.equal(vectors(network, inputs), untouched)
     assert network.config._attn_implementation == "sdpa"
     assert {name: len(module._forward_pre_hooks) for name, module in network.named_modules()} == hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,12 @@ def with_module(folder: Path, change: Callable[[Any], None]) -> Any:
     return changed
 
 
+def with_layers(folder: Path, change: Callable[[Any], None]) -> Any:
+    changed = network(folder)
+    change(changed.encoder.layer)
+    return changed
+
+
 def quantize(layer: Any) -> None:
     weight = layer.output.dense.weight.data.to(torch.int8)
     layer.output.dense.weight = nn.Parameter(weight, requires_grad=False)
@@ -76,7 +83,19 @@ def wrap_output(layer: Any) -> None:
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another attention function": (
         lambda folder: network(folder, attn_implementation="hot"),
-        "attends to tokens in a way that is not supported",
+        "its attention function 'hot' is .*hot_attention; allowed: those of transformers",
+    ),
+    "a replaced method": (
+        lambda folder: with_module(folder, lambda layer: setattr(layer.output.dense, "forward", lambda x: 2 * x)),
+        "the method forward of encoder.layer.1.output.dense was replaced",
+    ),
+    "more layers than its configuration": (
+        lambda folder: with_layers(folder, lambda layers: layers.append(copy.deepcopy(layers[0]))),
+        "encoder.layer.3.* which its configuration does not describe",
+    ),
+    "one layer twice": (
+        lambda folder: with_layers(folder, lambda layers: layers.__setitem__(1, layers[0])),
+        "several of its layers are one module",
     ),
     "an adapter around every Linear": (
         lambda folder: with_adapter(folder, "all-linear"),
@@ -178,12 +197,25 @@ def change_norm(changed: Any) -> None:
     changed.encoder.layer[0].output.LayerNorm.eps = 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_small_change_of_a_half_precision_model_is_an_error_too(dtype: torch.dtype, tiny_bert: Path) -> None:
+    changed = network(tiny_bert, dtype=dtype)
+    result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
+    assert result.parts()["own_share"].notnull().all()
+    changed.encoder.layer[0].attention.self.value.register_forward_hook(lambda _module, _inputs, output: output * 1.05)
+    with pytest.raises(InputError, match=r"^model: the output of .* changed since"):
+        result.parts()
+
+
 @pytest.mark.parametrize("change", [disable_adapter, add_hook, change_attention, change_norm])
 def test_a_change_of_the_model_after_measuring_is_an_error(change: Callable[[Any], None], tiny_bert: Path) -> None:
     changed = with_adapter(tiny_bert, ["query", "value"])
     result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
     kept = result.matrix("alti")
     change(changed)
+    message = r"^model: the output of .* changed since measure\(model, texts\); allowed"
+    if change is change_attention:
+        message = "its attention function 'hot' is .*hot_attention; allowed: those of transformers"
     calls = (result.sinks, result.parts, result.own_share, lambda: result.matrix("value_zeroing_without_bias"))
     for call in calls:
         with pytest.raises(

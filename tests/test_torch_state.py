@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from transformers import AutoModel
 
 import attnmix
@@ -154,3 +155,20 @@ def test_the_last_of_several_threads_restores_the_state_of_the_process() -> None
         with pytest.raises(ZeroDivisionError), torch_state():
             raise ZeroDivisionError
         assert torch.get_default_dtype() == torch.float64
+
+
+def test_transforms_of_torch_are_an_error(tiny_bert: Path) -> None:
+    model = attnmix.load(str(tiny_bert))
+    calls = {
+        "torch.func": lambda: torch.func.vmap(lambda _: attnmix.measure(model, TEXTS))(torch.zeros(2)),
+        "forward-mode derivatives": lambda: inside(torch.autograd.forward_ad.dual_level(), model),
+        "FakeTensorMode": lambda: inside(FakeTensorMode(), model),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InputError, match=f"^torch: {name}.* is active; allowed: calls of attnmix outside of it"):
+            call()
+
+
+def inside(context: AbstractContextManager[Any], model: attnmix.Model) -> Any:
+    with context:
+        return attnmix.measure(model, TEXTS)

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from attnmix.core.errors import InputError
+
 CPU = torch.device("cpu")
+DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 
 
 @contextmanager
@@ -18,8 +21,10 @@ def torch_state() -> Iterator[None]:
 
     Autocast and inference mode are off and derivatives on, which apply to the current thread. Products use all digits
     of float32 numbers (TensorFloat-32 rounds them to 10 bits), and new tensors are float32 tensors on the CPU. Several
-    threads may be inside: the last one to leave restores what applies to the whole process.
+    threads may be inside: the last one to leave restores what applies to the whole process. Raise `InputError` inside
+    of transforms such as `torch.func.vmap`.
     """
+    _check_transforms()
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -69,9 +74,20 @@ _process_state = _ProcessState()
 
 def _autocast_devices() -> list[str]:
     """Return the types of devices for which autocast is on in this thread."""
-    accelerator = torch.accelerator.current_accelerator()
-    kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    kinds = (*DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+
+
+def _check_transforms() -> None:
+    """Raise `InputError` inside of transforms of torch, under which the measures cannot read their numbers."""
+    transforms = {
+        "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
+        "forward-mode derivatives (torch.autograd.forward_ad)": torch.autograd.forward_ad._current_level >= 0,
+        "FakeTensorMode": torch._guards.detect_fake_mode() is not None,
+    }
+    for name, is_active in transforms.items():
+        if is_active:
+            raise InputError(f"torch: {name} is active; allowed: calls of attnmix outside of it")
 
 
 @contextmanager
@@ -88,7 +104,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _exact_products() -> Iterator[None]:
     torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
     cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
-    backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul]
     precisions = [backend.fp32_precision for backend in backends]
     try:
         older_settings = torch.get_float32_matmul_precision(), cudnn.allow_tf32

@@ -156,25 +156,31 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
         yield
 
 
-def dispatch_products(modules: Iterable[Module], hooks: ExitStack) -> None:
+def dispatch_products(
+    modules: Iterable[Module], hooks: ExitStack, is_active: Callable[[], bool] = lambda: True
+) -> None:
     """Let the product of softmax and values in these modules be computed by the attention function.
 
-    A module may run in several threads at once. `hooks` receives the hooks that do so, as contexts to leave.
+    A module may run in several threads at once. `hooks` receives what undoes this, also after an interrupted forward
+    pass. Copies of the modules keep the hooks, which do nothing where `is_active` returns False.
     """
     thread = threading.local()
 
-    def begins(module: Module, _arguments: Any) -> None:
-        modes = thread.__dict__.setdefault("modes", [])
-        mode = ExitStack()
-        mode.enter_context(_SoftmaxProduct(module))
-        modes.append(mode)
+    def leave() -> None:
+        mode: ExitStack | None = thread.__dict__.pop("mode", None)
+        if mode is not None:
+            mode.close()
 
-    def ends(*_: Any) -> None:
-        thread.modes.pop().close()
+    def begin(module: Module, _arguments: Any) -> None:
+        leave()  # torch calls no hook after a KeyboardInterrupt, so the mode of an interrupted pass may be left
+        if is_active():
+            thread.mode = ExitStack()
+            thread.mode.enter_context(_SoftmaxProduct(module))
 
+    hooks.callback(leave)
     for module in modules:
-        hooks.enter_context(module.register_forward_pre_hook(begins))
-        hooks.enter_context(module.register_forward_hook(ends, always_call=True))
+        hooks.enter_context(module.register_forward_pre_hook(begin))
+        hooks.enter_context(module.register_forward_hook(lambda *_: leave(), always_call=True))
 
 
 class _SoftmaxProduct(TorchFunctionMode):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from torch.nn import Module
@@ -35,7 +36,8 @@ class AttentionEdits:
     Copies of the network's modules share this object, so that an edit ends in all of them at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, base: Module) -> None:
+        self.base = ref(base)
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
         """The thread whose contexts are active."""
@@ -45,15 +47,22 @@ class AttentionEdits:
     def __deepcopy__(self, _memo: Any) -> AttentionEdits:
         return self
 
-    def begin(self, edit: AppliedEdit, network: PreTrainedModel) -> None:
-        """Apply `edit` after the active ones; raise `InputError` if another thread has active edits."""
+    def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
+        """Apply `edit` after the active ones, in a network that `preparation` prepares until the last of them ends.
+
+        Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
+        """
+        if self.base() is not network.base_model:
+            allowed = "a copy from outside of intervene(...)"
+            raise InputError(f"model: the network was copied inside an intervention, which applies to it; {allowed}")
+        if self.edits and self.owner != threading.get_ident():
+            allowed = "interventions from one thread at a time, or a copy of the network for each thread"
+            raise InputError(f"model: another thread has an active intervention on this network; allowed: {allowed}")
         if not self.edits:
             self._attach(network)
             self.owner = threading.get_ident()
-        elif self.owner != threading.get_ident():
-            allowed = "interventions from one thread at a time, or a copy of the network for each thread"
-            raise InputError(f"model: another thread has an active intervention on this network; allowed: {allowed}")
-        self.edits.append(edit)
+        self._attached.enter_context(preparation)
+        self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`; after the last one, restore the network."""
@@ -61,6 +70,10 @@ class AttentionEdits:
         self.edits = [*self.edits[: places[-1]], *self.edits[places[-1] + 1 :]]
         if not self.edits:
             self._attached.close()
+
+    def is_active(self) -> bool:
+        """Return True while an edit applies."""
+        return bool(self.edits)
 
     def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and values of a layer after all active edits."""
@@ -87,7 +100,8 @@ class AttentionEdits:
                 first += layers.count
             stack.enter_context(implementations(network, implementation_of(base.config)))
             if implementation_of(base.config) == EAGER:
-                dispatch_products(attention_modules(base), stack)
+                dispatch_products(attention_modules(base), stack, self.is_active)
+                self._refuse_attentions(network, stack)
             self._attached = stack.pop_all()
 
     def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
@@ -99,6 +113,23 @@ class AttentionEdits:
             setattr(attention, EDITOR, LayerEditor(self, number))
             hooks.callback(attention.__dict__.pop, EDITOR, None)
             hooks.enter_context(attention.register_forward_pre_hook(self._note_cache, with_kwargs=True))
+            if layers.stack.cross_attention and not layers.stack.own_attention:
+                cross_attention = layer.get_submodule(layers.stack.cross_attention)
+                setattr(cross_attention, EDITOR, UneditedAttention(self))
+                hooks.callback(cross_attention.__dict__.pop, EDITOR, None)
+
+    def _refuse_attentions(self, network: PreTrainedModel, hooks: ExitStack) -> None:
+        """Raise `InputError` in a forward pass that asks for weights, which the modules return as they were."""
+
+        def check(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+            wanted = options.get("output_attentions")
+            if self.is_active() and (module.config.output_attentions if wanted is None else wanted):
+                problem = f"models of the family {module.config.model_type} return the weights before the edit"
+                raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
+
+        for module in network.modules():
+            if isinstance(module, PreTrainedModel):
+                hooks.enter_context(module.register_forward_pre_hook(check, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
         """Number the calls of shared layers in each forward pass of their stack, for each thread."""
@@ -145,19 +176,36 @@ class LayerEditor:
     @property
     def is_active(self) -> bool:
         """True while an intervention applies to the network."""
-        return bool(self.edits.edits)
+        return self.edits.is_active()
 
     def __call__(self, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.edits.called_layer() if self.layer is None else self.layer
         return self.edits.apply(layer, module, weights, value)
 
 
+@dataclass(frozen=True)
+class UneditedAttention:
+    """The editor of a cross-attention module, which changes nothing, but shows its weights as edited modules do."""
+
+    edits: AttentionEdits
+
+    @property
+    def is_active(self) -> bool:
+        """True while an intervention applies to the network."""
+        return self.edits.is_active()
+
+    def __call__(self, _module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return weights, value
+
+
 @contextmanager
-def attached_edit(network: PreTrainedModel, edit: AppliedEdit) -> Iterator[None]:
+def attached_edit(
+    network: PreTrainedModel, edit: AppliedEdit, preparation: AbstractContextManager[Any]
+) -> Iterator[None]:
     """Apply `edit` to the self-attention of a network until the context ends, after the edits of contexts around."""
     with _changes:
         edits = _edits_of(network)
-        edits.begin(edit, network)
+        edits.begin(edit, network, preparation)
     try:
         yield
     finally:
@@ -176,7 +224,7 @@ def _edits_of(network: PreTrainedModel) -> AttentionEdits:
         editor = active_editor(module)
         if isinstance(editor, LayerEditor):
             return editor.edits
-    return AttentionEdits()
+    return AttentionEdits(network.base_model)
 
 
 @contextmanager

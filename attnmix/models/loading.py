@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn import Linear
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, in_one_line
 from attnmix.core.store.texts import Text, whole_text
@@ -30,7 +30,7 @@ from attnmix.models.checkpoint import (
     padding_token,
 )
 from attnmix.models.encoding import check_words, encode, padded
-from attnmix.models.families import check_config, family_of
+from attnmix.models.families import check_config, family_of, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
@@ -254,6 +254,7 @@ def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
     This is the validation of every model, whether loaded by name or in memory.
     """
+    check_attention_function(name, base)
     check_modules(name, base)
     padding_token(name, tokenizer)
     embeddings: Any = base.get_input_embeddings()
@@ -282,6 +283,17 @@ def last_vectors(output: Any) -> Tensor:
     return vectors
 
 
+def check_attention_function(name: str, base: PreTrainedModel) -> None:
+    """Raise `InputError` for attention by a function that is not one of transformers: what it computes is unknown."""
+    implementation = str(base.config._attn_implementation)
+    function = AttentionInterface().get(implementation, None)
+    module = str(getattr(function, "__module__", "transformers"))
+    if module.partition(".")[0] not in ("transformers", "attnmix"):
+        problem = f"its attention function {implementation!r} is {module}.{getattr(function, '__qualname__', '')}"
+        allowed = "those of transformers, as after network.set_attn_implementation('sdpa')"
+        raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
+
+
 def check_modules(name: str, base: PreTrainedModel) -> None:
     """Raise `InputError` for a base model whose modules or weights cannot be measured, called `name` in the message."""
     for problem, allowed in (*_type_problems(base), *_weight_problems(base)):
@@ -303,10 +315,19 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
             problem = f"{type(base).__name__} has no module {path}, which models of the family {config.model_type} have"
             yield problem, f"{type(reference).__name__}, with or without a head of transformers"
             return
+        if path not in expected_modules:
+            problem = f"it has a module {path}, which its configuration does not describe"
+            yield problem, "a configuration with the number of the layers (num_hidden_layers)"
+            return
+        if "forward" in vars(modules[path]):
+            yield f"the method forward of {path} was replaced", "the modules of transformers"
         given, expected = type(modules[path]), type(expected_modules[path])
         if not issubclass(given, expected) or given.forward is not expected.forward:
             problem = f"{path} is a {given.__module__}.{given.__name__}, in place of {expected.__name__}"
             yield problem, "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
+    for layers in stack_layers(base):
+        if len(set(layers.modules)) < len(layers.modules):
+            yield "several of its layers are one module", "a module for each layer"
 
 
 def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
