@@ -114,7 +114,8 @@ class Model:
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), torch.no_grad():
             check_unedited(network, self.name)
-            check_attention_function(self.name, network)
+            with model_errors("model", self.name, Path(self.name)):
+                check_attention_function(self.name, network)
             base = _runnable(network)
             with _readable(base):
                 vectors_TD = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
@@ -296,9 +297,9 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
         raise InputError(f"device: {str(device)!r} has no effect on a model in memory; allowed: {allowed}")
     name = model.config.name_or_path or type(model).__name__
     base: Any = model.base_model
+    check_unedited(model, name)
     with _lock_of(base), torch_state(), model_errors("model", name, Path(name)), quiet():
         check_config(base.config, name)
-        check_unedited(model, name)
         runnable = _runnable(base)
         with _readable(runnable):
             check_network(name, runnable, tokenizer)
