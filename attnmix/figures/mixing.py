@@ -119,11 +119,11 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
     """Draw a curve's interval as a band, as the page does: not of a mean over few texts."""
-    low, high = (_of_enough_texts(curve, end) for end in ("ci_low", "ci_high"))
+    low, high = (_mask_few_texts(curve, end) for end in ("ci_low", "ci_high"))
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
-def _of_enough_texts(rows: pd.DataFrame, column: str) -> pd.Series:
+def _mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
     """Return a column, with NaN where a row is over too few texts for an interval."""
     if "documents" not in rows:
         return rows[column]
@@ -249,7 +249,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
         checkpoint_means = means[means["checkpoint"] == name]
         x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
-        low, high = (_of_enough_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
+        low, high = (_mask_few_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
         interval = [mean - low, high - mean]
         for color, thickness in (("white", 1.6), ("black", 0.9)):  # black alone would be lost among dark dots
             axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)

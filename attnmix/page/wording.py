@@ -15,17 +15,17 @@ class Wording(NamedTuple):
     """Words and ends of sentences, for one origin of a page's numbers."""
 
     texts: str
-    """What the measured texts are called."""
+    """The noun for measured texts."""
     truncation: str
     """The limit to which texts are truncated."""
     documents_elsewhere: str
-    """Where the numbers of texts are that are not on the page."""
+    """A sentence that locates the numbers of texts that the page leaves out."""
     matrices_elsewhere: str
-    """Where contribution matrices are that are not on the page."""
+    """A sentence that locates contribution matrices that the page leaves out."""
     no_matrices: str
     """Why no text has contribution matrices."""
     heads_elsewhere: str
-    """Where queries and keys are that are not on the page."""
+    """A sentence that locates queries and keys that the page leaves out."""
     map_limit: str
     """The limit of the tokens on a map, or an empty text."""
     neighbours: str
