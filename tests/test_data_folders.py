@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import lzma
+import os
 import random
 import re
 import shutil
@@ -79,6 +80,12 @@ def content_of(rows: Rows, suffix: str) -> bytes:
     return bytes(stream.getvalue())
 
 
+def write_rows(path: Path) -> None:
+    """Write four rows of two classes as csv."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("text,label\n" + "".join(f"{path} {row},{'ab'[row % 2]}\n" for row in range(4)))
+
+
 class Folder:
     """A random folder in `root`, which knows the rows of the files that are to be read."""
 
@@ -126,6 +133,14 @@ class Folder:
             f".ipynb_checkpoints/{file}",
             f"__MACOSX/{file}",
             f".git/{file}",
+            f"~${file}",
+            f"#{file}",
+            f"$RECYCLE.BIN/{file}",
+            f"@eaDir/train/{file}",
+            f"_temporary/0/{file}",
+            f"train.bak{self.suffix}",
+            f"train.sync-conflict-20240101-1{self.suffix}",
+            f"train (conflicted copy 2024){self.suffix}.gz",
         ]
         names += ["cache-0123456789abcdef.arrow", "notes.txt", "train.py", "LICENSE", f"train{self.suffix}.swp"]
         for name in self.way.sample(names, self.way.randint(0, 5)):
@@ -133,7 +148,7 @@ class Folder:
         if self.way.random() < 0.2:
             (self.folder / "loop").symlink_to(self.folder, target_is_directory=True)
         if self.way.random() < 0.2:
-            (self.folder / "gone.md").symlink_to("nowhere")
+            (self.folder / ".gone.md").symlink_to("nowhere")
 
 
 def flat_folder(folder: Folder) -> None:
@@ -376,4 +391,111 @@ def test_a_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
     with pytest.raises(InputError, match=r"holds no data file \(there is no file\)"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["test", "train/more", "README.md", ".huggingface.yaml", "LICENSE"])
+def test_a_broken_link_is_an_error_whatever_its_name(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / "train/a.csv")
+    (tmp_path / name).symlink_to("/nowhere")
+    with pytest.raises(InputError, match=rf"{re.escape(name)} is a link to /nowhere, which does not exist"):
+        read(tmp_path)
+    (tmp_path / name).unlink()
+    for hidden in (".#a.csv", "~a.csv", "a.bak.csv"):
+        (tmp_path / hidden).symlink_to("/nowhere")
+    assert len(read(tmp_path)["train"]) == 4
+
+
+def test_copies_of_editors_and_trash_are_named_as_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copies = ["reviews-checkpoint.csv", "reviews.old.csv", "~$reviews.csv", "lost+found/reviews.csv"]
+    for name in ("reviews.csv", "other-checkpoint.csv", *copies):
+        write_rows(tmp_path / name)
+    assert len(read(tmp_path)["train"]) == 8
+    assert all(name in caplog.text.split("4 of 6 files are not read:")[1] for name in copies)
+
+
+def save_set(folder: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a b", "c d"], "label": ["x", "y"]}).save_to_disk(folder)
+
+
+@pytest.mark.parametrize("content", ["", '{"_data_files": [', "[" * 100_000, "{}", "[1]"])
+def test_a_damaged_description_of_a_saved_set_is_an_error(tmp_path: Path, content: str) -> None:
+    for split in ("train", "test"):
+        save_set(tmp_path / split)
+    description = tmp_path / "train/state.json"
+    description.write_text("\ufeff" + description.read_text(), encoding="utf-8")
+    splits = tmp_path / "dataset_dict.json"
+    splits.write_text('\ufeff{"splits": ["train", "test"]}', encoding="utf-8")
+    assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 2, "test": 2}
+    for file in (splits, description):
+        file.write_text(content)
+        with pytest.raises(
+            InputError, match=rf"dataset\.name: {file.relative_to(tmp_path)} (is damaged|does not list)"
+        ):
+            read(tmp_path)
+    shutil.rmtree(tmp_path / "train")
+    splits.unlink()
+    for name in "ab":
+        write_rows(tmp_path / f"train/{name}.csv")
+    description.write_text(content)
+    assert len(read(tmp_path)["train"]) == 8  # the user's own file
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in "abc":
+        write_rows(tmp_path / name / "train.csv")
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    assert len(read(tmp_path)["train"]) == 12
+    (tmp_path / "a/to b").symlink_to(tmp_path / "b")
+    with pytest.raises(InputError, match=r"are one folder, by a link; remove the link"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "train", "lost+found"])
+def test_a_folder_that_cannot_be_read_is_an_error_unless_it_is_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for folder in ("train", "lost+found"):
+        write_rows(tmp_path / folder / "train.csv")
+    scan = os.scandir
+
+    def scan_allowed(folder: Path) -> Any:
+        if folder == tmp_path / name:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scan_allowed)
+    if name == "lost+found":
+        assert len(read(tmp_path)["train"]) == 4
+    else:
+        for read_names in (read, lambda folder: source_files(DatasetParameters(name=str(folder)))):
+            with pytest.raises(InputError, match=r"the folder .* cannot be read \(Permission denied\)"):
+                read_names(tmp_path)
+
+
+def test_splits_in_capitals_are_found_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("Train.csv", "TEST.csv"):
+        write_rows(tmp_path / name)
+    assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 4, "test": 4}
+    assert "by names in capitals (train: Train.csv, test: TEST.csv)" in caplog.text
+
+
+def test_class_names_of_one_configuration_are_not_those_of_another(tmp_path: Path) -> None:
+    features = [{"name": "label", "dtype": {"class_label": {"names": {"0": "neg", "1": "pos"}}}}]
+    head = {
+        "configs": [{"config_name": "a", "data_files": "a.csv"}, {"config_name": "b", "data_files": "b.csv"}],
+        "dataset_info": {"config_name": "a", "features": features},
+    }
+    (tmp_path / "README.md").write_text(f"---\n{json.dumps(head)}\n---\n")
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("text,label\nx,0\ny,1\n")
+    assert read(Path(f"{tmp_path}:a"))["train"]["label"].tolist() == ["neg", "pos"]
+    assert read(Path(f"{tmp_path}:b"))["train"]["label"].tolist() == ["0", "1"]
+
+
+@pytest.mark.parametrize("name", [".huggingface.yaml", "dataset_infos.json"])
+def test_a_description_that_is_a_list_is_an_error(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / "train.csv")
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
         read(tmp_path)
