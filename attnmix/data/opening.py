@@ -4,9 +4,10 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ MAX_EXPANSION = 100  # largest size of a compressed file once it is read, in mul
 FREE_BYTES = 2**28
 DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 """Errors of damaged or encrypted archives, besides `OSError` and `ValueError`."""
+TRAILING_BYTES = "other bytes follow its compressed content; compress it again, or download it again"
+READ_BYTES = 2**16
+ZIP_END_MARK = b"PK\x05\x06"
+ZIP_END_BYTES = 22  # of the record that begins with the mark, before its comment
+MAX_ZIP_COMMENT_BYTES = 2**16 - 1
 
 
 @contextmanager
@@ -48,11 +54,12 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
     if compression == ".gz":
         return opened.enter_context(gzip.open(file))
     if compression == ".bz2":
-        return opened.enter_context(bz2.open(file))
+        return _StreamReader(file, bz2.BZ2Decompressor, b"")
     if compression == ".xz":
-        return opened.enter_context(lzma.open(file))
+        return _StreamReader(file, lzma.LZMADecompressor, b"\0")
     if compression == ".zst":
         return opened.enter_context(pa.input_stream(file, compression="zstd"))
+    _check_zip_end(file)
     archive = opened.enter_context(zipfile.ZipFile(file))
     members = [member for member in archive.infolist() if not member.is_dir() and not _is_hidden(member.filename)]
     if len(members) != 1:
@@ -60,8 +67,69 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
     return opened.enter_context(archive.open(members[0]))
 
 
+def _check_zip_end(file: io.BufferedReader) -> None:
+    """Raise `ValueError` if other bytes follow a zip archive, which `zipfile` ignores."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - ZIP_END_BYTES - MAX_ZIP_COMMENT_BYTES))
+    end = file.read()
+    start = end.rfind(ZIP_END_MARK)
+    if 0 <= start <= len(end) - ZIP_END_BYTES:
+        (comment_bytes,) = struct.unpack_from("<H", end, start + ZIP_END_BYTES - 2)
+        if start + ZIP_END_BYTES + comment_bytes < len(end):
+            raise ValueError(TRAILING_BYTES)
+    file.seek(0)
+
+
 def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "__")) for part in name.split("/"))
+
+
+class _StreamReader:
+    """A reader of bz2 or xz streams, one after another; unlike Python's own it refuses other bytes between them."""
+
+    def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
+        self._file = file
+        self._new_decompressor = new_decompressor
+        self._padding = padding  # between the streams
+        self._decompressor = new_decompressor()
+        self._is_first = True
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, empty at the end."""
+        while True:
+            compressed = b""
+            if self._decompressor.eof:
+                compressed = self._next_stream()
+                if not compressed:
+                    return b""
+                self._decompressor = self._new_decompressor()
+                self._is_first = False
+            elif self._decompressor.needs_input:
+                compressed = self._file.read(READ_BYTES)
+                if not compressed:
+                    raise EOFError("it ends within its compressed content; download it again")
+            part: bytes = self._decompress(compressed, size)
+            if part:
+                return part
+
+    def _next_stream(self) -> bytes:
+        """Return the first bytes after a stream and its padding."""
+        compressed: bytes = self._decompressor.unused_data.lstrip(self._padding)
+        while not compressed:
+            block = self._file.read(READ_BYTES)
+            if not block:
+                break
+            compressed = block.lstrip(self._padding)
+        return compressed
+
+    def _decompress(self, compressed: bytes, size: int) -> bytes:
+        try:
+            part: bytes = self._decompressor.decompress(compressed, size)
+        except (OSError, lzma.LZMAError) as error:
+            if self._is_first:
+                raise
+            raise ValueError(TRAILING_BYTES) from error
+        return part
 
 
 class _LimitedReader(io.RawIOBase):
