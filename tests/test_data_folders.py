@@ -27,6 +27,7 @@ from conftest import toy_reviews
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
+from attnmix.data import source
 from attnmix.data.folders import source_files
 from attnmix.data.source import read_source
 
@@ -334,7 +335,7 @@ def test_a_compressed_file_is_read_as_the_plain_one(tmp_path: Path, compression:
         ("bom.tsv", "label\ttext\nb\ta\n\ufefftext\tlabel\n", r"row 2 \(line 3\) repeats the header"),
         ("twice.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": 1, "label": 0}\n', r"line 2 has the key 'l"),
         ("twice.json", '[{"text": "a",\n"label": 1},\n{"text": "a",\n"text": "b"}]', r"line 3 has the key 'text' more"),
-        ("empty.csv", "", r"has no column 'text'; it has none"),
+        ("empty.csv", "", r": it is empty$"),
     ):
         with pytest.raises(InputError, match=expected) as raised:
             read(write(name, content))
@@ -499,3 +500,73 @@ def test_a_description_that_is_a_list_is_an_error(tmp_path: Path, name: str) -> 
     (tmp_path / name).write_text("[1]")
     with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zip", ".zst"])
+def test_other_bytes_after_compressed_content_are_an_error(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / f"train.csv{compression}"
+    compress = COMPRESS[compression]
+    first = compress(b"text,label\na,x\nb,y\n")
+    path.write_bytes(first + b"other bytes")
+    with pytest.raises(InputError, match=rf"train\.csv\{compression}: \S+"):
+        read(tmp_path)
+    path.write_bytes(compress(gzip.compress(b"text,label\n")))
+    with pytest.raises(InputError, match=r"its content is compressed once more \(\.gz\); unpack it"):
+        read(tmp_path)
+    if compression != ".zip":
+        path.write_bytes(first + compress(b"c,x\n"))
+        assert read(tmp_path)["train"]["text"].tolist() == ["a", "b", "c"]
+    if compression in (".gz", ".bz2", ".xz"):
+        path.write_bytes(first + compress(b"\xef\xbb\xbfc,x\n"))
+        with pytest.raises(InputError, match=r"parts begin with byte order marks"):
+            read(tmp_path)
+    if compression in (".gz", ".xz"):
+        path.write_bytes(first + bytes(64))  # padding
+        assert len(read(tmp_path)["train"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("# xet version 0\nfilesize = 1\n", "git-xet"),
+        ("/annex/objects/SHA256E-s12--aa.csv\n", "git-annex"),
+        ("outs:\n- md5: aa\n  path: train.csv\n", "DVC"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl.gz"])
+def test_a_pointer_is_no_data(tmp_path: Path, content: str, kind: str, suffix: str) -> None:
+    (tmp_path / f"train{suffix}").write_text(content)
+    with pytest.raises(InputError, match=rf"it is a pointer of {kind} and not the file itself; run"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["check_sizes", "read_file", "stored_class_names"])
+@pytest.mark.parametrize("content", [None, b"xx"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_that_is_removed_or_changed_meanwhile_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, content: bytes | None, suffix: str
+) -> None:
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(content_of([("a", "x"), ("b", "y")], suffix))
+    original = getattr(source, step)
+
+    def change(*given: Any) -> Any:
+        path.unlink() if content is None else path.write_bytes(content)
+        return original(*given)
+
+    monkeypatch.setattr(source, step, change)
+    if step == "stored_class_names" and suffix == ".csv":
+        assert len(read(tmp_path)["train"]) == 2  # it is not read again
+        return
+    with pytest.raises(InputError, match=rf"{re.escape(str(path))}\b.*"):
+        read(tmp_path)
+
+
+def test_a_file_name_is_one_name_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for name in ("train\ntest: 9 rows of a.csv", "train, 4 rows of b.csv"):
+        (tmp_path / name).write_text("text,label\n" + "".join(f"{len(name)} {row},{row % 2}\n" for row in range(4)))
+    read(tmp_path)
+    assert caplog.messages[1:] == [
+        r"train: 4 rows of 'train\ntest: 9 rows of a.csv', 4 rows of 'train, 4 rows of b.csv'",
+    ]

@@ -147,11 +147,17 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     return splits
 
 
+def shown_file(name: str) -> str:
+    """Return the name of a file for a list in a log, in quotes if it could be taken for several names or lines."""
+    shown = shorten(name)
+    return shown if shown.isprintable() and "," not in shown else repr(shown)
+
+
 def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
     """Warn of the files with tables that no chosen split reads."""
     unread = sorted({*contents.data, *contents.unread_tables} - {*read})
     if unread:
-        names = [shorten(name) for name in unread[:MAX_SHOWN_FILES]]
+        names = [shown_file(name) for name in unread[:MAX_SHOWN_FILES]]
         if len(unread) > MAX_SHOWN_FILES:
             names.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
         message = "%s: %d of %d files are not read: %s"
@@ -256,7 +262,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     for split_patterns in (by_folder, by_file):
         files = _match_splits_in_lower_case(split_patterns, names)
         if len(files) > 1 and "train" in files:
-            found = ", ".join(f"{split}: {shorten(split_files[0])}" for split, split_files in files.items())
+            found = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
             logging.warning("the splits are found by names in capitals (%s); the hub reads lower case alone", found)
             return files
     return {"train": list(names)}

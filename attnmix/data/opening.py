@@ -1,7 +1,7 @@
 """Open plain and compressed data files as bytes, with a limit on the size of what is decompressed."""
 
 import bz2
-import gzip
+import codecs
 import io
 import lzma
 import struct
@@ -22,6 +22,7 @@ DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFi
 """Errors of damaged or encrypted archives, besides `OSError` and `ValueError`."""
 TRAILING_BYTES = "other bytes follow its compressed content; compress it again, or download it again"
 READ_BYTES = 2**16
+GZIP_WINDOW_BITS = 31  # the largest window, with the header and the checksum of gzip
 ZIP_END_MARK = b"PK\x05\x06"
 ZIP_END_BYTES = 22  # of the record that begins with the mark, before its comment
 MAX_ZIP_COMMENT_BYTES = 2**16 - 1
@@ -52,7 +53,7 @@ def expansion_limit(path: Path) -> int:
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
     if compression == ".gz":
-        return opened.enter_context(gzip.open(file))
+        return _StreamReader(file, _GzipDecompressor, b"\0")
     if compression == ".bz2":
         return _StreamReader(file, bz2.BZ2Decompressor, b"")
     if compression == ".xz":
@@ -84,8 +85,37 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "__")) for part in name.split("/"))
 
 
+class _GzipDecompressor:
+    """A decompressor of one gzip stream, with the interface of those of `bz2` and `lzma`."""
+
+    def __init__(self) -> None:
+        self._decompressor = zlib.decompressobj(GZIP_WINDOW_BITS)
+
+    @property
+    def eof(self) -> bool:
+        """True at the end of the stream, whose checksum is then right."""
+        return self._decompressor.eof
+
+    @property
+    def needs_input(self) -> bool:
+        """True if all bytes so far are decompressed."""
+        return not self._decompressor.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        """The bytes after the end of the stream."""
+        return self._decompressor.unused_data
+
+    def decompress(self, compressed: bytes, size: int) -> bytes:
+        """Return at most `size` bytes."""
+        return self._decompressor.decompress(self._decompressor.unconsumed_tail + compressed, size)
+
+
 class _StreamReader:
-    """A reader of bz2 or xz streams, one after another; unlike Python's own it refuses other bytes between them."""
+    """A reader of gzip, bz2 or xz streams, one after another, without padding.
+
+    Unlike Python's own it refuses other bytes after a stream, and a byte order mark within the text of several streams.
+    """
 
     def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
         self._file = file
@@ -93,6 +123,7 @@ class _StreamReader:
         self._padding = padding  # between the streams
         self._decompressor = new_decompressor()
         self._is_first = True
+        self._is_start = True
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes, empty at the end."""
@@ -104,6 +135,7 @@ class _StreamReader:
                     return b""
                 self._decompressor = self._new_decompressor()
                 self._is_first = False
+                self._is_start = True
             elif self._decompressor.needs_input:
                 compressed = self._file.read(READ_BYTES)
                 if not compressed:
@@ -125,10 +157,13 @@ class _StreamReader:
     def _decompress(self, compressed: bytes, size: int) -> bytes:
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
-        except (OSError, lzma.LZMAError) as error:
+        except (OSError, lzma.LZMAError, zlib.error) as error:
             if self._is_first:
                 raise
             raise ValueError(TRAILING_BYTES) from error
+        if self._is_start and not self._is_first and part.startswith(codecs.BOM_UTF8):
+            raise ValueError("its compressed parts begin with byte order marks; join them as plain files without these")
+        self._is_start = self._is_start and not part
         return part
 
 

@@ -22,7 +22,7 @@ from attnmix.data import folders
 from attnmix.data.arrow_tables import stored_class_names
 from attnmix.data.classes import FileLabels, choose_reading, named_classes, shown_classes, with_classes
 from attnmix.data.columns import Columns
-from attnmix.data.files import read_file
+from attnmix.data.files import read_errors, read_file
 from attnmix.data.formats import SEPARATORS, allowed_names, check_sizes, data_suffix
 from attnmix.data.hub.repository import Repository
 from attnmix.data.listing import is_description
@@ -170,13 +170,16 @@ def _read_rows(
     file: Path, shown: str, columns: Columns, separator: str | None, class_names: Mapping[str, list[str]]
 ) -> FileRows:
     frame = read_file(file, columns, shown, separator)
-    names = class_names.get(columns["label"]) or stored_class_names(file, columns["label"])
+    names = class_names.get(columns["label"])
+    if not names:
+        with read_errors(file, shown):
+            names = stored_class_names(file, columns["label"])
     return FileRows(shown, frame, names, data_suffix(file.name) not in SEPARATORS)
 
 
 def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
     """Log the files of a split with their numbers of rows."""
-    counts = [f"{len(each.frame)} rows of {name}" for name, each in zip(names, rows, strict=True)]
+    counts = [f"{len(each.frame)} rows of {folders.shown_file(name)}" for name, each in zip(names, rows, strict=True)]
     if len(counts) > folders.MAX_SHOWN_FILES:
         total = sum(len(each.frame) for each in rows[folders.MAX_SHOWN_FILES :])
         remaining = len(counts) - folders.MAX_SHOWN_FILES
@@ -196,7 +199,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
                 shared[earlier, number] += 1
     for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
         message = "%s: %d rows of %s are in %s too; remove one of the files if it is a copy"
-        logging.warning(message, split, count, names[number], names[earlier])
+        logging.warning(message, split, count, folders.shown_file(names[number]), folders.shown_file(names[earlier]))
 
 
 def _check_tables(
