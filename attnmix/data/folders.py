@@ -293,8 +293,7 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
             raise InputError(f"dataset.name: {problem}; download it yourself, into the folder")
     files = _match_each([posixpath.normpath(pattern) for pattern in patterns], names)
     if not files:
-        named = ", ".join(map(shorten, patterns[:MAX_SHOWN_FILES]))
-        problem = f"{shown} names {named}, which is no data file in it"
+        problem = f"{shown} names {shown_names(patterns)}, which is no data file in it"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     return files
 

@@ -1,5 +1,6 @@
 """The formats of data files, which names denote them, and checks of a file before it is read; no table library."""
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -67,6 +68,7 @@ def allowed_names() -> str:
 
 def check_start(start: bytes, name: str) -> None:
     """Raise `ValueError` where the first bytes of a plain or decompressed file are not what its name says."""
+    start = start.removeprefix(codecs.BOM_UTF8)
     for foreign, problem in (FOREIGN_STARTS | COMPRESSED_STARTS).items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")

@@ -21,7 +21,7 @@ FREE_BYTES = 2**28
 DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 """Errors of damaged or encrypted archives, besides `OSError` and `ValueError`."""
 TRAILING_BYTES = "other bytes follow its compressed content; compress it again, or download it again"
-READ_BYTES = 2**16
+COMPRESSED_READ_BYTES = 2**16
 GZIP_WINDOW_BITS = 31  # the largest window, with the header and the checksum of gzip
 ZIP_END_MARK = b"PK\x05\x06"
 ZIP_END_BYTES = 22  # of the record that begins with the mark, before its comment
@@ -137,7 +137,7 @@ class _StreamReader:
                 self._is_first = False
                 self._is_start = True
             elif self._decompressor.needs_input:
-                compressed = self._file.read(READ_BYTES)
+                compressed = self._file.read(COMPRESSED_READ_BYTES)
                 if not compressed:
                     raise EOFError("it ends within its compressed content; download it again")
             part: bytes = self._decompress(compressed, size)
@@ -148,7 +148,7 @@ class _StreamReader:
         """Return the first bytes after a stream and its padding."""
         compressed: bytes = self._decompressor.unused_data.lstrip(self._padding)
         while not compressed:
-            block = self._file.read(READ_BYTES)
+            block = self._file.read(COMPRESSED_READ_BYTES)
             if not block:
                 break
             compressed = block.lstrip(self._padding)
