@@ -48,6 +48,7 @@ from attnmix.comparison import (
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.paths import read_path
 from attnmix.core.settings import (
     BATCH_TOKENS,
     MIN_UMAP_VECTORS,
@@ -495,7 +496,7 @@ class Measures:
         >>> result.save("page.html").name
         'page.html'
         """
-        path = _path(path, "save(path)")
+        path = read_path("path", path, "save(path)")
         check_new_file("path", path)
         page = self._page()
         with atomic_path(path) as part:
@@ -511,7 +512,7 @@ class Measures:
         >>> result.save_data("result.zip").name
         'result.zip'
         """
-        path = _path(path, "save_data(path)")
+        path = read_path("path", path, "save_data(path)")
         check_new_file("path", path)
         arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
@@ -582,7 +583,7 @@ def load_result(path: Path | str) -> Measures:
     >>> bool((loaded.matrix("alti", layer=6) == result.matrix("alti", layer=6)).all())
     True
     """
-    saved = read_result(_path(path, "load_result(path)"))
+    saved = read_result(read_path("path", path, "load_result(path)"))
     facts, arrays = saved.facts, saved.arrays
     documents = _with_classes(documents_of(saved.texts, saved.tokens), arrays["predicted"])
     ends = np.cumsum([len(document) for document in documents])[:-1]
@@ -659,7 +660,7 @@ def capture(
     from attnmix.runs.capture import capture_texts, captured_vectors
 
     call = "capture(model, texts, path)"
-    run = None if path is None else Run(_path(path, call))
+    run = None if path is None else Run(read_path("path", path, call))
     if run is not None:
         check_folder("path", run.root, ["features", "unfinished"])
     _check_model(model, call)
@@ -767,7 +768,7 @@ def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, An
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = options["labels"]
-    options = {**options, "labels": None if labels is None else list(labels)}
+    options = {**options, "labels": None if labels is None else _label_list(labels)}
     layers, ids = [], []
     for model in models:
         _present_ratios(model, options["methods"])
@@ -889,11 +890,25 @@ def _classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     """Return the number of each text's class; raise `InputError` where there is not one for each."""
     if labels is None:
         return None
-    given = pd.Series(list(labels), dtype=object)
-    if len(given) != texts or given.isna().any():
-        problem = f"{len(given)}, of which {int(given.isna().sum())} are missing"
-        raise InputError(f"labels: {problem}; allowed: a class for each of the {texts} texts")
+    allowed = f"allowed: a class for each of the {texts} texts"
+    given = pd.Series(_label_list(labels), dtype=object)
+    if len(given) != texts:
+        raise InputError(f"labels: {_counted(len(given), 'label')} for {_counted(texts, 'text')}; {allowed}")
+    missing = int(given.isna().sum())
+    if missing:
+        raise InputError(f"labels: {missing} of {_counted(texts, 'label')} missing; {allowed}")
     return pd.factorize(given.map(str), sort=True)[0].astype(np.int64)
+
+
+def _label_list(labels: Any) -> list[Any]:
+    """Return the labels as a list; raise `InputError` for a single value."""
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise InputError(f"labels: {shorten(repr(labels))}; allowed: a list with a class for each text")
+    return list(labels)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _padding(model: Model) -> int:
@@ -905,19 +920,13 @@ def _padding(model: Model) -> int:
 
 def _names(names: Any) -> Any:
     """Return one name as a list of one, several as a list; other values as they are, for an error."""
-    if isinstance(names, str):
+    if isinstance(names, str | bytes):
         return [names]
     return list(names) if hasattr(names, "__iter__") else names
 
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, list | tuple) and not value
-
-
-def _path(path: Any, call: str) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
-    return Path(path)
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,8 @@ a hub serves by its revision. Writes `reports/sources.json`.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def read_sources() -> Sources:
             for hashes in sources.values():
                 if not all(isinstance(text, str) for pair in hashes.items() for text in pair):
                     raise TypeError("hashes that are no text")
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError) as error:
         problem = f"{SOURCES_FILE} does not hold hashes of files by parameter ({in_one_line(error)})"
         remedy = f"restore it: `git checkout HEAD {SOURCES_FILE}`, which also ends a conflict of a merge"
         raise InputError(f"{problem}; {remedy}") from error
@@ -132,9 +133,10 @@ def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
 def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
     """Return the sha256 of each file, with a progress bar on a terminal where it takes more than a second."""
     hashes = {}
-    total = sum(file.stat().st_size for file in files.values())
+    with _missing_files(key):
+        total = sum(file.stat().st_size for file in files.values())
     options: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": BAR_DELAY_SECONDS, "disable": None}
-    with tqdm(total=total, desc=f"hash {key}", **options) as progress:
+    with _missing_files(key), tqdm(total=total, desc=f"hash {key}", **options) as progress:
         for name, file in files.items():
             digest = hashlib.sha256()
             with file.open("rb") as opened:
@@ -143,3 +145,13 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
                     progress.update(len(chunk))
             hashes[name] = digest.hexdigest()
     return hashes
+
+
+@contextmanager
+def _missing_files(key: str) -> Iterator[None]:
+    """Turn the error of a file that is removed while it is hashed, or that cannot be read, into an `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"{error.filename} cannot be read ({error.strerror})"
+        raise InputError(f"{key}: {problem}; let no program change the files while they are read") from error

@@ -575,9 +575,13 @@ def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model:
         ),
         (
             lambda m: attnmix.measure(m, TEXTS, labels=[1, 2]),
-            "^labels: 2, of which 0 are missing; allowed: a class for",
+            "^labels: 2 labels for 24 texts; allowed: a class for",
         ),
-        (lambda m: attnmix.measure(m, TEXTS, labels=[None] * 24), "^labels: 24, of which 24 are missing"),
+        (lambda m: attnmix.measure(m, TEXTS, labels=3), "^labels: 3; allowed: a list with a class for each text"),
+        (lambda m: attnmix.compare(m, m, TEXTS, labels=3), "^labels: 3; allowed: a list with a class for each text"),
+        (lambda m: attnmix.measure(m, TEXTS[0], labels=[1, 2]), "^labels: 2 labels for 1 text; allowed"),
+        (lambda m: attnmix.measure(m, TEXTS, methods=b"attn_n"), "^methods.*b'attn_n' is not allowed: [^;:]*$"),
+        (lambda m: attnmix.measure(m, TEXTS, labels=[None] * 24), "^labels: 24 of 24 labels missing"),
         (
             lambda m: attnmix.measure(m, TEXTS, controls="class_share", labels=[0] * 22 + [1] * 2),
             "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two classes or more",

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import lzma
+import os
 import random
 import re
 import shutil
@@ -26,6 +27,7 @@ from conftest import toy_reviews
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
+from attnmix.data import source
 from attnmix.data.folders import source_files
 from attnmix.data.source import read_source
 
@@ -79,6 +81,12 @@ def content_of(rows: Rows, suffix: str) -> bytes:
     return bytes(stream.getvalue())
 
 
+def write_rows(path: Path) -> None:
+    """Write four rows of two classes as csv."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("text,label\n" + "".join(f"{path} {row},{'ab'[row % 2]}\n" for row in range(4)))
+
+
 class Folder:
     """A random folder in `root`, which knows the rows of the files that are to be read."""
 
@@ -126,6 +134,14 @@ class Folder:
             f".ipynb_checkpoints/{file}",
             f"__MACOSX/{file}",
             f".git/{file}",
+            f"~${file}",
+            f"#{file}",
+            f"$RECYCLE.BIN/{file}",
+            f"@eaDir/train/{file}",
+            f"_temporary/0/{file}",
+            f"train.bak{self.suffix}",
+            f"train.sync-conflict-20240101-1{self.suffix}",
+            f"train (conflicted copy 2024){self.suffix}.gz",
         ]
         names += ["cache-0123456789abcdef.arrow", "notes.txt", "train.py", "LICENSE", f"train{self.suffix}.swp"]
         for name in self.way.sample(names, self.way.randint(0, 5)):
@@ -133,7 +149,7 @@ class Folder:
         if self.way.random() < 0.2:
             (self.folder / "loop").symlink_to(self.folder, target_is_directory=True)
         if self.way.random() < 0.2:
-            (self.folder / "gone.md").symlink_to("nowhere")
+            (self.folder / ".gone.md").symlink_to("nowhere")
 
 
 def flat_folder(folder: Folder) -> None:
@@ -267,10 +283,10 @@ def test_a_link_to_a_data_file_that_is_missing_is_an_error(tmp_path: Path, targe
         ("data_files: ../other.csv", r"names \.\./other\.csv, which is not in it; download it yourself"),
         ("data_files: /etc/other.csv", r"names /etc/other\.csv, which is not in it"),
         ("data_files: hf://datasets/a/b.csv", r"names hf://datasets/a/b\.csv, which is not in it"),
-        ("data_files: train.csv.bak", r"names train\.csv\.bak, which is no data file in it; allowed: names that end"),
+        ("data_files: train.csv.bak", r"names 'train\.csv\.bak', which is no data file in it; allowed: names that end"),
         ("data_dir: none", r"names the folder none, which holds no data file in it; allowed: names that end"),
         ("data_dir: ..", r"names the folder \.\., which holds no data file in it"),
-        ("data_files: none/*", r"names none/\*, which is no data file in it"),
+        ("data_files: none/*", r"names 'none/\*', which is no data file in it"),
         ('quotechar: "\'"', r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
         ("skiprows: 3", r"sets skiprows: 3, which is not supported"),
         ("encoding: latin-1", r"sets encoding: latin-1, which is not supported"),
@@ -319,7 +335,7 @@ def test_a_compressed_file_is_read_as_the_plain_one(tmp_path: Path, compression:
         ("bom.tsv", "label\ttext\nb\ta\n\ufefftext\tlabel\n", r"row 2 \(line 3\) repeats the header"),
         ("twice.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": 1, "label": 0}\n', r"line 2 has the key 'l"),
         ("twice.json", '[{"text": "a",\n"label": 1},\n{"text": "a",\n"text": "b"}]', r"line 3 has the key 'text' more"),
-        ("empty.csv", "", r"has no column 'text'; it has none"),
+        ("empty.csv", "", r": it is empty$"),
     ):
         with pytest.raises(InputError, match=expected) as raised:
             read(write(name, content))
@@ -377,3 +393,180 @@ def test_a_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
     tmp_path.mkdir()
     with pytest.raises(InputError, match=r"holds no data file \(there is no file\)"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["test", "train/more", "README.md", ".huggingface.yaml", "LICENSE"])
+def test_a_broken_link_is_an_error_whatever_its_name(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / "train/a.csv")
+    (tmp_path / name).symlink_to("/nowhere")
+    with pytest.raises(InputError, match=rf"{re.escape(name)} is a link to /nowhere, which does not exist"):
+        read(tmp_path)
+    (tmp_path / name).unlink()
+    for hidden in (".#a.csv", "~a.csv", "a.bak.csv"):
+        (tmp_path / hidden).symlink_to("/nowhere")
+    assert len(read(tmp_path)["train"]) == 4
+
+
+def test_copies_of_editors_and_trash_are_named_as_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copies = ["reviews-checkpoint.csv", "reviews.old.csv", "~$reviews.csv", "lost+found/reviews.csv"]
+    for name in ("reviews.csv", "other-checkpoint.csv", *copies):
+        write_rows(tmp_path / name)
+    assert len(read(tmp_path)["train"]) == 8
+    assert all(name in caplog.text.split("4 of 6 files are not read:")[1] for name in copies)
+
+
+def save_set(folder: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a b", "c d"], "label": ["x", "y"]}).save_to_disk(folder)
+
+
+@pytest.mark.parametrize("content", ["", '{"_data_files": [', "[" * 100_000, "{}", "[1]"])
+def test_a_damaged_description_of_a_saved_set_is_an_error(tmp_path: Path, content: str) -> None:
+    for split in ("train", "test"):
+        save_set(tmp_path / split)
+    description = tmp_path / "train/state.json"
+    description.write_text("\ufeff" + description.read_text(), encoding="utf-8")
+    splits = tmp_path / "dataset_dict.json"
+    splits.write_text('\ufeff{"splits": ["train", "test"]}', encoding="utf-8")
+    assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 2, "test": 2}
+    for file in (splits, description):
+        file.write_text(content)
+        with pytest.raises(
+            InputError, match=rf"dataset\.name: {file.relative_to(tmp_path)} (is damaged|does not list)"
+        ):
+            read(tmp_path)
+    shutil.rmtree(tmp_path / "train")
+    splits.unlink()
+    for name in "ab":
+        write_rows(tmp_path / f"train/{name}.csv")
+    description.write_text(content)
+    assert len(read(tmp_path)["train"]) == 8  # the user's own file
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in "abc":
+        write_rows(tmp_path / name / "train.csv")
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    assert len(read(tmp_path)["train"]) == 12
+    (tmp_path / "a/to b").symlink_to(tmp_path / "b")
+    with pytest.raises(InputError, match=r"are one folder, by a link; remove the link"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "train", "lost+found"])
+def test_a_folder_that_cannot_be_read_is_an_error_unless_it_is_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for folder in ("train", "lost+found"):
+        write_rows(tmp_path / folder / "train.csv")
+    scan = os.scandir
+
+    def scan_allowed(folder: Path) -> Any:
+        if folder == tmp_path / name:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scan_allowed)
+    if name == "lost+found":
+        assert len(read(tmp_path)["train"]) == 4
+    else:
+        for read_names in (read, lambda folder: source_files(DatasetParameters(name=str(folder)))):
+            with pytest.raises(InputError, match=r"the folder .* cannot be read \(Permission denied\)"):
+                read_names(tmp_path)
+
+
+def test_splits_in_capitals_are_found_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("Train.csv", "TEST.csv"):
+        write_rows(tmp_path / name)
+    assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 4, "test": 4}
+    assert "by names in capitals (train: Train.csv, test: TEST.csv)" in caplog.text
+
+
+def test_class_names_of_one_configuration_are_not_those_of_another(tmp_path: Path) -> None:
+    features = [{"name": "label", "dtype": {"class_label": {"names": {"0": "neg", "1": "pos"}}}}]
+    head = {
+        "configs": [{"config_name": "a", "data_files": "a.csv"}, {"config_name": "b", "data_files": "b.csv"}],
+        "dataset_info": {"config_name": "a", "features": features},
+    }
+    (tmp_path / "README.md").write_text(f"---\n{json.dumps(head)}\n---\n")
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("text,label\nx,0\ny,1\n")
+    assert read(Path(f"{tmp_path}:a"))["train"]["label"].tolist() == ["neg", "pos"]
+    assert read(Path(f"{tmp_path}:b"))["train"]["label"].tolist() == ["0", "1"]
+
+
+@pytest.mark.parametrize("name", [".huggingface.yaml", "dataset_infos.json"])
+def test_a_description_that_is_a_list_is_an_error(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / "train.csv")
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zip", ".zst"])
+def test_other_bytes_after_compressed_content_are_an_error(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / f"train.csv{compression}"
+    compress = COMPRESS[compression]
+    first = compress(b"text,label\na,x\nb,y\n")
+    path.write_bytes(first + b"other bytes")
+    with pytest.raises(InputError, match=rf"train\.csv\{compression}: \S+"):
+        read(tmp_path)
+    path.write_bytes(compress(gzip.compress(b"text,label\n")))
+    with pytest.raises(InputError, match=r"its content is compressed once more \(\.gz\); unpack it"):
+        read(tmp_path)
+    if compression != ".zip":
+        path.write_bytes(first + compress(b"c,x\n"))
+        assert read(tmp_path)["train"]["text"].tolist() == ["a", "b", "c"]
+    if compression in (".gz", ".bz2", ".xz"):
+        path.write_bytes(first + compress(b"\xef\xbb\xbfc,x\n"))
+        with pytest.raises(InputError, match=r"parts begin with byte order marks"):
+            read(tmp_path)
+    if compression in (".gz", ".xz"):
+        path.write_bytes(first + bytes(64))  # padding
+        assert len(read(tmp_path)["train"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("# xet version 0\nfilesize = 1\n", "git-xet"),
+        ("/annex/objects/SHA256E-s12--aa.csv\n", "git-annex"),
+        ("outs:\n- md5: aa\n  path: train.csv\n", "DVC"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl.gz"])
+def test_a_pointer_is_no_data(tmp_path: Path, content: str, kind: str, suffix: str) -> None:
+    (tmp_path / f"train{suffix}").write_text(content)
+    with pytest.raises(InputError, match=rf"it is a pointer of {kind} and not the file itself; run"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["check_sizes", "read_file", "stored_class_names"])
+@pytest.mark.parametrize("content", [None, b"xx"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_that_is_removed_or_changed_meanwhile_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, content: bytes | None, suffix: str
+) -> None:
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(content_of([("a", "x"), ("b", "y")], suffix))
+    original = getattr(source, step)
+
+    def change(*given: Any) -> Any:
+        path.unlink() if content is None else path.write_bytes(content)
+        return original(*given)
+
+    monkeypatch.setattr(source, step, change)
+    if step == "stored_class_names" and suffix == ".csv":
+        assert len(read(tmp_path)["train"]) == 2  # it is not read again
+        return
+    with pytest.raises(InputError, match=rf"{re.escape(str(path))}\b.*"):
+        read(tmp_path)
+
+
+def test_a_file_name_is_one_name_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for name in ("train\ntest: 9 rows of a.csv", "train, 4 rows of b.csv"):
+        (tmp_path / name).write_text("text,label\n" + "".join(f"{len(name)} {row},{row % 2}\n" for row in range(4)))
+    read(tmp_path)
+    assert caplog.messages[1:] == [
+        r"train: 4 rows of 'train\ntest: 9 rows of a.csv', 4 rows of 'train, 4 rows of b.csv'",
+    ]

@@ -308,8 +308,12 @@ def test_configurations_and_splits_are_chosen_by_name(tmp_path: Path) -> None:
     assert pd.concat(splits.values())["text"].str.endswith("learn").all()
     for config, chosen, expected in (
         (":huge", {}, r"dataset\.name: .* needs one of the configurations 'small', 'large' behind a colon"),
-        (":small", {}, r"dataset\.train_split: .* has no split train; allowed: learn, held_out$"),
-        (":small", {"train_split": "learn"}, r"test_split: .* has no split test; allowed: learn, held_out; or empty"),
+        (":small", {}, r"dataset\.train_split: .* has no split train; allowed: 'learn', 'held_out'$"),
+        (
+            ":small",
+            {"train_split": "learn"},
+            r"test_split: .* has no split test; allowed: 'learn', 'held_out'; or empty",
+        ),
     ):
         with pytest.raises(InputError, match=expected):
             read(f"{folder}{config}", **chosen)

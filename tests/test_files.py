@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
+from attnmix.data.classes import with_classes
 from attnmix.data.files import read_file
 from attnmix.data.source import read_source, read_splits
 
@@ -550,3 +551,100 @@ def test_a_small_parquet_file_of_gigabytes_is_refused_in_little_memory(tmp_path:
     with pytest.raises(InputError, match=r"its texts take more memory than a data set's; 0\.268 GB are allowed"):
         read(tmp_path / "a.parquet")
     assert pool.bytes_allocated() - before < 1e7
+
+
+def write_labels(path: Path, labels: Sequence[Any]) -> None:
+    """Write labels with texts, in the format of the suffix; `.dictionary.parquet` holds them as categories."""
+    frame = pd.DataFrame({"text": [f"{path.name} {row}" for row in range(len(labels))], "label": labels}, dtype=object)
+    if path.suffix == ".parquet":
+        column = pd.Series(labels)
+        is_dictionary = path.name.endswith(".dictionary.parquet")
+        frame.assign(label=column.astype("category") if is_dictionary else column).to_parquet(path, index=False)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in frame.to_dict("records")))
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+
+
+def write_class_names(folder: Path, names: Sequence[str]) -> None:
+    declared = {str(number): name for number, name in enumerate(names)}
+    features = [{"name": "label", "dtype": {"class_label": {"names": declared}}}]
+    (folder / "README.md").write_text(f"---\n{json.dumps({'dataset_info': {'features': features}})}\n---\n")
+
+
+def read_names(path: Path) -> dict[str, list[str]]:
+    """Return the name of each row's class, by split."""
+    tables = with_classes(read_source(DatasetParameters(name=str(path)), COLUMNS)[0], "label")
+    return {split: table["label_name"].tolist() for split, table in tables.items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "test", "expected"),
+    [
+        (["neg", "pos", "1"], ("csv", [0, 1, 2]), ("jsonl", ["1", "1"]), ["pos", "pos"]),
+        (["neg", "pos", "1"], ("csv", ["neg", "pos", "1"]), ("jsonl", ["1", "1"]), ["1", "1"]),
+        (["neg", "pos"], ("jsonl", [0, 1]), ("csv", [1, 0]), ["pos", "neg"]),
+        (["neg", "pos"], ("jsonl", [0, 1]), ("csv", ["pos", "neg"]), None),
+        (["neg", "pos"], ("parquet", ["neg", "pos"]), ("jsonl", [1, 0]), None),
+        (["True", "False"], ("jsonl", [True, False]), ("csv", ["True", "False"]), ["True", "False"]),
+        (["false", "true"], ("csv", ["true", "false"]), ("jsonl", [True, False]), ["true", "false"]),
+    ],
+)
+def test_all_files_hold_codes_or_all_hold_names(
+    tmp_path: Path, names: list[str], train: tuple[str, Any], test: tuple[str, Any], expected: list[str] | None
+) -> None:
+    write_class_names(tmp_path, names)
+    for split, (suffix, labels) in (("train", train), ("test", test)):
+        write_labels(tmp_path / f"{split}.{suffix}", labels)
+    if expected is None:
+        with pytest.raises(InputError, match=r"codes in .*\.jsonl and names in .*; write all labels as") as raised:
+            read_names(tmp_path)
+        assert all(
+            f"{split}.{suffix}" in str(raised.value) for split, (suffix, _) in (("train", train), ("test", test))
+        )
+    else:
+        assert read_names(tmp_path)["test"] == expected
+
+
+def test_truth_values_are_no_codes_of_other_names(tmp_path: Path) -> None:
+    write_class_names(tmp_path, ["pos", "neg"])
+    write_labels(tmp_path / "train.jsonl", [True, False])
+    with pytest.raises(InputError, match=r"holds truth values, and its classes have the names 'pos', 'neg'"):
+        read_names(tmp_path)
+    write_labels(tmp_path / "train.jsonl", [0, [1]])
+    with pytest.raises(InputError, match=r"the label is no word, number or truth value, row 2"):
+        read_names(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet", ".dictionary.parquet"])
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        (["good", "good ", "bad"], ["bad", "good"]),
+        ([" 1", "1", "2"], ["1", "2"]),
+        (["-0", "0", "1"], ["0", "1"]),
+        (["1.0", "2.0"], ["1", "2"]),
+        (["10", "9", "1"], ["1", "9", "10"]),
+    ],
+)
+def test_labels_are_the_same_classes_in_every_format(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, labels: list[str], order: list[str]
+) -> None:
+    path = tmp_path / f"train{suffix}"
+    write_labels(path, labels)
+    tables = with_classes(read_source(DatasetParameters(name=str(path)), COLUMNS)[0], "label")
+    assert tables["train"].sort_values("label")["label_name"].unique().tolist() == order
+    assert ("labels that differ only in spaces around them" in caplog.text) == any(" " in label for label in labels)
+
+
+@pytest.mark.parametrize("types", [("int64", "float64"), ("uint64", "int64")])
+def test_large_codes_of_files_of_two_types_stay_exact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, types: tuple[str, str]
+) -> None:
+    labels = ([2**53, 2**53 + 1], [2**53, 1])
+    for split, values, kind in zip(("train", "test"), labels, types, strict=True):
+        table = pa.table({"text": ["a", "b"], "label": pa.array(values).cast(kind)})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    expected = {"train": ["9007199254740992", "9007199254740993"], "test": ["9007199254740992", "1"]}
+    assert read_names(tmp_path) == expected
+    assert "differ only in how" not in caplog.text

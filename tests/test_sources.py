@@ -202,3 +202,21 @@ def test_a_damaged_file_of_hashes_is_one_error(workspace: Workspace, content: st
     for stage in (sources, download):
         with pytest.raises(InputError, match=expected):
             stage.main(read_parameters())
+
+
+def test_sources_that_cannot_be_read_are_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace(dataset={"name": "reviews.csv"})
+    toy_reviews(20, 0).to_csv("reviews.csv", index=False)
+    Path("reports").mkdir(exist_ok=True)
+    file = Path("reports/sources.json")
+    file.write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"^reports/sources\.json does not hold hashes .*RecursionError"):
+        hash_here()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(InputError, match=r"^reports/sources\.json does not hold hashes .*IsADirectoryError"):
+        hash_here()
+    file.rmdir()
+    monkeypatch.setattr(sources, "source_files", lambda _: {"gone.csv": Path("gone.csv")})
+    with pytest.raises(InputError, match=r"^dataset\.name: gone\.csv cannot be read \(No such file"):
+        hash_here()

@@ -97,6 +97,9 @@ def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.Rec
 
 def _to_frame(table: pa.Table) -> pd.DataFrame:
     table.validate(full=True)  # that texts are UTF-8
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # so that its values count as those of any other column
+            table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
     frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
     return frame
 

@@ -1,7 +1,8 @@
 """The classes of labelled reviews, from the values of their label column: words, whole numbers or truth values.
 
 Words stay as they are written, so `01` and `1` are two classes. Numbers are sorted as numbers. Where a description
-names the classes, a column holds either codes (0 for the first name) or names, in all its values: `choose_reading`.
+names the classes, a column holds either codes (0 for the first name) or names, in all files and splits:
+`choose_reading`.
 """
 
 import logging
@@ -9,8 +10,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from attnmix.core.store.texts import TEXT_COLUMNS
 from attnmix.core.terminal import DIRECTIONS, shorten
 
 Reading = Literal["codes", "names"]
+TRUTH_NAMES = {"true", "false"}
 MAX_SHOWN_CLASSES = 5  # in one message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
 WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # as a column of numbers with a gap is written
@@ -32,12 +35,20 @@ INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # categories of Unicode: control characters, half characters, line breaks
 
 
+class FileLabels(NamedTuple):
+    """The label column of one file."""
+
+    shown: str
+    values: pd.Series
+    has_types: bool  # unlike csv and tsv
+
+
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
     """Return the tables with classes numbered from 0 as `label`, and their names as `label_name`.
 
     Raises `InputError`, which begins with `where`, for values that are no classes and names that cannot be written out.
     """
-    classes = _classes(pd.concat([table["label"] for table in tables.values()]), where)
+    classes = _classes(_join([table["label"] for table in tables.values()]), where)
     order = list(dict.fromkeys(classes.values()))
     if len(order) < 2:
         raise InputError(f"{where} holds {len(order)} class ({shown_classes(order)}); two or more are needed")
@@ -61,41 +72,82 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     return named
 
 
-def choose_reading(values: pd.Series, names: Sequence[str], has_types: bool, where: str) -> Reading:
-    """Return whether a label column holds codes or names of classes; an unlabelled row (-1) and a gap count for none.
+def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
+    """Return whether the label column of all files holds codes or names; unlabelled rows (-1) and gaps do not count.
 
-    Numbers are codes. Words are names, or codes if not all of them are names. Words of a file without types (csv, tsv)
-    that are all both, with different meanings, are ambiguous. Raises `InputError` for these, and for any other value.
+    Numbers are codes. Words are names, or codes if not all of them are names. Words of files without types (csv, tsv)
+    that are all both, with different meanings, are ambiguous. Raises `InputError` for these, for any other value, and
+    for files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: its classes have the names {shown_classes(names)}; each name once")
-    present = [value for value in values.unique().tolist() if not _is_gap(value, names)]
-    kinds = {"word" if isinstance(value, str) else "number" for value in present}
+    first: dict[Reading, str] = {}  # the first file of each reading that has no other
+    is_untyped = False
+    differing: dict[str, None] = {}
+    for file in files:
+        present = _present_values(file, names, where)
+        readings = _possible_readings(present, names, f"{where} ({file.shown})")
+        if len(readings) == 1:
+            first.setdefault(readings[0], file.shown)
+        else:
+            is_untyped = is_untyped or not file.has_types
+            differing.update({value: None for value in present if names[_code(value, len(names))] != value})
+    if len(first) > 1:
+        problem = f"holds codes in {first['codes']} and names in {first['names']}"
+        raise InputError(f"{where} {problem}; write all labels as codes or all as names")
+    if first:
+        return next(iter(first))
+    if is_untyped and differing:
+        shown = shown_classes(list(differing))
+        problem = f"holds {shown}, which are names of classes, and codes of other ones, in a file without types"
+        raise InputError(f"{where} {problem}; save the file as jsonl, codes as numbers, or rename the classes")
+    return "names"
+
+
+def _present_values(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
+    """Return the labels of a file without gaps, each once: `True` and 1 are equal, and two labels."""
+    values: dict[tuple[str, Any], None] = {}
+    for row, value in file.values.items():
+        if not pd.api.types.is_scalar(value):
+            raise InputError(f"{where} ({file.shown}): the label is no word, number or truth value, row {row}")
+        values[_kind(value), value] = None
+    return [value for _, value in values if not _is_gap(value, names)]
+
+
+def _possible_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
+    """Return how the labels of one file may be read; raise `InputError` if they may not."""
+    kinds = {_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
         raise InputError(f"{where} mixes words and numbers ({shown}); write all labels as codes or all as names")
-    not_names = [value for value in present if value not in names]
+    if kinds == {"truth value"}:
+        if {name.casefold() for name in names} == TRUTH_NAMES and len(names) == 2:
+            return ["names"]
+        problem = f"holds truth values, and its classes have the names {shown_classes(names)}"
+        raise InputError(f"{where} {problem}; write all labels as codes or all as names")
+    not_names = [value for value in present if not isinstance(value, str) or value not in names]
     not_codes = [value for value in present if _code(value, len(names)) < 0]
-    if kinds == {"word"} and not not_names:
-        differing = [value for value in present if value not in not_codes and names[_code(value, len(names))] != value]
-        if not_codes or has_types or not differing:
-            return "names"
-        shown = shown_classes(differing)
-        problem = f"holds {shown}, which are names of classes, and codes of other ones, in a file without types"
-        raise InputError(f"{where} {problem}; save the file as jsonl, codes as numbers, or rename the classes")
+    readings: list[Reading] = []
     if not not_codes:
-        return "codes"
-    unknown = next((value for value in not_codes if value in not_names), not_codes[0])
-    allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
-    raise InputError(f"{where} holds {shown_classes([unknown])}, which is no class of its description; {allowed}")
+        readings.append("codes")
+    if not not_names:
+        readings.append("names")
+    if not readings:
+        unknown = next((value for value in not_codes if value in not_names), not_codes[0])
+        allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
+        raise InputError(f"{where} holds {shown_classes([unknown])}, which is no class of its description; {allowed}")
+    return readings
 
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
     """Return codes or names of classes as names, in the order of the source; a gap stays one."""
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    truths = {name.casefold() == "true": number for name, number in numbers.items()}
     codes = []
     for value in values:
-        if reading == "names":
+        if reading == "names" and isinstance(value, (bool, np.bool_)):
+            codes.append(truths[bool(value)])
+        elif reading == "names":
             codes.append(numbers.get(value, -1))
         else:
             codes.append(_code(value, len(names)))
@@ -138,6 +190,14 @@ def _code(value: Any, number: int) -> int:
     return int(code) if code % 1 == 0 and 0 <= code < number else -1
 
 
+def _join(labels: Sequence[pd.Series]) -> pd.Series:
+    """Return all labels, as Python's own numbers: pandas reads large numbers of two types as inexact ones."""
+    if not all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels):
+        labels = [values.astype(object) for values in labels]
+    joined: pd.Series = pd.concat(labels)
+    return joined
+
+
 def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     """Return the class of each value that occurs, in the order of the classes: the source's own, else sorted."""
     values = labels.unique().tolist()
@@ -169,6 +229,11 @@ def _kind(label: Any) -> str:
 def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
     """Return words as they are, and whole numbers that are all written in one way as numbers."""
     words = {value: value.strip() for value in values}
+    counts = Counter(words.values())
+    merged = [value for value, word in words.items() if counts[word] > 1]
+    if merged:
+        message = "%s: labels that differ only in spaces around them are one class: %s"
+        logging.warning(message, where, shown_classes(sorted(merged)))
     if all(WHOLE.fullmatch(word) for word in words.values()):
         return {value: int(word) for value, word in words.items()}
     if all(WHOLE_WITH_ZERO.fullmatch(word) for word in words.values()):
@@ -207,6 +272,6 @@ def _is_invisible(letter: str) -> bool:
     return unicodedata.category(letter) == "Cf" or letter in INVISIBLE or "\ufe00" <= letter <= "\ufe0f"
 
 
-def _likeness(name: str) -> str | float:
+def _likeness(name: str) -> str | Decimal:
     visible = _visible(name)
-    return float(visible) if DECIMAL.fullmatch(visible) else unicodedata.normalize("NFKC", visible.casefold())
+    return Decimal(visible) if DECIMAL.fullmatch(visible) else unicodedata.normalize("NFKC", visible.casefold())

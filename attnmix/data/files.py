@@ -4,6 +4,8 @@ Every format has one reader, for plain and compressed files, alone and in folder
 """
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -29,19 +31,29 @@ def read_file(
     names the file, the row and what is wrong.
     """
     shown = shown or str(path)
-    try:
+    with read_errors(path, shown):
+        if path.stat().st_size == 0:
+            raise ValueError("it is empty")
         frame = _read_format(path, columns, shown, separator)
         if frame.empty:
             raise ValueError("it holds no reviews")
+    return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
+
+
+@contextmanager
+def read_errors(path: Path, shown: str) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into an `InputError` that names it as `shown`."""
+    try:
+        yield
     except UnicodeDecodeError as error:
-        problem = f"line {_undecodable_line(path)} is not UTF-8 ({error.object[error.start : error.start + 1]!r})"
+        line = _undecodable_line(path)
+        problem = f"{line} is not UTF-8 ({error.object[error.start : error.start + 1]!r})"
         advice = "save the file as UTF-8, from latin-1, windows-1252 or whatever it is in"
         raise InputError(f"dataset.name: {shown}: {problem}; {advice}") from error
     except InputError:
         raise
     except READ_ERRORS as error:
         raise InputError(f"dataset.name: {shown}: {first_line(error)}") from error
-    return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
 
 
 def _read_format(path: Path, columns: Columns | None, shown: str, separator: str | None) -> pd.DataFrame:
@@ -56,12 +68,15 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
         return read_json(content, suffix != ".json", columns, shown)
 
 
-def _undecodable_line(path: Path) -> int:
-    """Return the number of the first line that is not UTF-8."""
-    with open_bytes(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                return number
-    raise ValueError(f"{path} was changed while it was read")
+def _undecodable_line(path: Path) -> str:
+    """Return the first line that is not UTF-8, by its number; a file that was changed since has none."""
+    try:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError:
+                    return f"line {number}"
+    except READ_ERRORS:
+        pass
+    return "a line, before the file was changed,"

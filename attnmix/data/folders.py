@@ -20,6 +20,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.terminal import shorten
+from attnmix.data.columns import shown_names
 from attnmix.data.formats import JSON_SUFFIXES, SEPARATORS, allowed_names, check_sizes, data_suffix, split_suffixes
 from attnmix.data.listing import Contents, find_contents, is_description, list_files, no_data_problem
 
@@ -116,13 +117,13 @@ def find_layout(
         chosen = configuration or configurations.get_default_config_name() or "default"
         known = list(configurations) or ["default", *infos]
         if chosen not in known:
-            listed = ", ".join(repr(shorten(name)) for name in known)
+            listed = shown_names(known)
             raise InputError(f"dataset.name: {shown} needs one of the configurations {listed} behind a colon")
         options = configurations.get(chosen, {})
         found = _find_files(shown, contents, options)
         files = {split: _keep_one_format(split_files) for split, split_files in found.items()}
         separator = _check_options(shown, options, files)
-        features = options.get("features") or _info_of(infos, chosen)
+        features = options.get("features") or _info_of(infos, chosen, list(configurations))
     return Layout(files, separator, _declared_classes(features or {}), contents)
 
 
@@ -137,7 +138,7 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
         splits["test"] = dataset.test_split
     for split, name in splits.items():
         if name not in layout.files:
-            allowed = ", ".join(map(shorten, layout.files))
+            allowed = shown_names(list(layout.files))
             if split == "test":
                 allowed += "; or empty, for a part of train"
             raise InputError(f"dataset.{split}_split: {dataset.name} has no split {shorten(name)}; allowed: {allowed}")
@@ -146,11 +147,17 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     return splits
 
 
+def shown_file(name: str) -> str:
+    """Return the name of a file for a list in a log, in quotes if it could be taken for several names or lines."""
+    shown = shorten(name)
+    return shown if shown.isprintable() and "," not in shown else repr(shown)
+
+
 def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
     """Warn of the files with tables that no chosen split reads."""
     unread = sorted({*contents.data, *contents.unread_tables} - {*read})
     if unread:
-        names = [shorten(name) for name in unread[:MAX_SHOWN_FILES]]
+        names = [shown_file(name) for name in unread[:MAX_SHOWN_FILES]]
         if len(unread) > MAX_SHOWN_FILES:
             names.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
         message = "%s: %d of %d files are not read: %s"
@@ -179,19 +186,29 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
     if "README.md" in descriptions:
         card = DatasetCard.load(descriptions["README.md"]).data
     if ".huggingface.yaml" in descriptions:
-        values = yaml.safe_load(descriptions[".huggingface.yaml"].read_text(encoding="utf-8"))
-        card = DatasetCardData(**(vars(card) | (values or {})))
+        values = yaml.safe_load(descriptions[".huggingface.yaml"].read_text(encoding="utf-8")) or {}
+        _check_mapping(".huggingface.yaml", values)
+        card = DatasetCardData(**(vars(card) | values))
     configurations = MetadataConfigs.from_dataset_card_data(card)
     infos: dict[str, Any] = {}
     if "dataset_infos.json" in descriptions:
         content = json.loads(descriptions["dataset_infos.json"].read_text(encoding="utf-8"))
+        _check_mapping("dataset_infos.json", content)
         infos = {name: DatasetInfo.from_dict(values) for name, values in content.items()}
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
     return configurations, {name: info.features for name, info in infos.items()}
 
 
-def _info_of(infos: Mapping[str, Any], configuration: str) -> Any:
-    if configuration not in infos and len(infos) == 1:
+def _check_mapping(name: str, content: Any) -> None:
+    """Raise `InputError` where a description holds something else than keys and values."""
+    if not isinstance(content, dict):
+        kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
+        raise InputError(f"dataset.name: {name} holds {kind}; allowed: a mapping")
+
+
+def _info_of(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
+    """Return the features of a configuration; as in `datasets`, a single info is the default's if none is declared."""
+    if configuration not in infos and len(infos) == 1 and not declared:
         return next(iter(infos.values()))
     return infos.get(configuration)
 
@@ -239,10 +256,33 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     by_folder = data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME
     by_file = data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME
     for split_patterns in (by_folder, by_file):
-        files = {str(split): _match_each(patterns, names) for split, patterns in split_patterns.items()}
-        if any(files.values()):
-            return {split: split_files for split, split_files in files.items() if split_files}
+        files = _match_splits(split_patterns, names)
+        if files:
+            return files
+    for split_patterns in (by_folder, by_file):
+        files = _match_splits_in_lower_case(split_patterns, names)
+        if len(files) > 1 and "train" in files:
+            found = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
+            logging.warning("the splits are found by names in capitals (%s); the hub reads lower case alone", found)
+            return files
     return {"train": list(names)}
+
+
+def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of each split that any of its patterns matches, without empty splits."""
+    files = {str(split): _match_each(patterns, names) for split, patterns in split_patterns.items()}
+    return {split: split_files for split, split_files in files.items() if split_files}
+
+
+def _match_splits_in_lower_case(
+    split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the names of each split, matched in lower case."""
+    originals: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        originals[name.lower()].append(name)
+    files = _match_splits(split_patterns, list(originals))
+    return {split: [name for lower in split_files for name in originals[lower]] for split, split_files in files.items()}
 
 
 def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -253,8 +293,7 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
             raise InputError(f"dataset.name: {problem}; download it yourself, into the folder")
     files = _match_each([posixpath.normpath(pattern) for pattern in patterns], names)
     if not files:
-        named = ", ".join(map(shorten, patterns[:MAX_SHOWN_FILES]))
-        problem = f"{shown} names {named}, which is no data file in it"
+        problem = f"{shown} names {shown_names(patterns)}, which is no data file in it"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     return files
 

@@ -1,5 +1,6 @@
 """The formats of data files, which names denote them, and checks of a file before it is read; no table library."""
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -14,17 +15,26 @@ MAX_SOURCE_BYTES = 2**34  # of all files of a data set
 START_BYTES = 1024
 FOREIGN_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
+    b"# xet version": "is a pointer of git-xet and not the file itself; run `git xet pull`",
+    b"/annex/objects/": "is a pointer of git-annex and not the file itself; run `git annex get`",
+    b"outs:\n- md5:": "is a pointer of DVC and not the file itself; run `dvc pull`",
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
 }
 """By its first bytes, in lower case: the kind of a file that is no table, and what to do with it."""
 COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
-    b"\x1f\x8b": "is compressed by gzip; unpack it, or add .gz to its name",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
 """More such starts, which only the content of a compressed file must not have."""
+COMPRESSION_STARTS = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ\x00": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    **{b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)},
+}
+"""By the first bytes of compressed content, the suffix that names its compression."""
 PARQUET_START = b"PAR1"
 
 
@@ -58,9 +68,15 @@ def allowed_names() -> str:
 
 def check_start(start: bytes, name: str) -> None:
     """Raise `ValueError` where the first bytes of a plain or decompressed file are not what its name says."""
+    start = start.removeprefix(codecs.BOM_UTF8)
     for foreign, problem in (FOREIGN_STARTS | COMPRESSED_STARTS).items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
+    for compressed, suffix in COMPRESSION_STARTS.items():
+        if start.startswith(compressed):
+            if compression_of(name):
+                raise ValueError(f"its content is compressed once more ({suffix}); unpack it")
+            raise ValueError(f"it is compressed ({suffix}); unpack it, or add {suffix} to its name")
     if data_suffix(name) not in (*SEPARATORS, *JSON_SUFFIXES):
         return
     if start.startswith(PARQUET_START):
@@ -78,10 +94,18 @@ def check_compressed_start(start: bytes) -> None:
 
 def check_sizes(files: Sequence[Path]) -> None:
     """Raise `InputError` for files that are too large to be a data set of reviews, before they are read."""
-    sizes = {file: file.stat().st_size for file in files}
+    sizes = {file: _size_of(file) for file in files}
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         total = f"{len(sizes)} files of {sum(sizes.values()) / 1e9:.3g} GB would be read"
         problem = f"{total}, the largest {largest} of {sizes[largest] / 1e9:.3g} GB"
         allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; move away what is no data, or name one smaller file"
         raise InputError(f"dataset.name: {problem}; {allowed}")
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        problem = f"{file} cannot be read ({error.strerror or type(error).__name__})"
+        raise InputError(f"dataset.name: {problem}; let no program change the data while it is read") from error

@@ -6,13 +6,13 @@ No name is used as a pattern, so that a folder `x [1]` is never taken for `x 1`.
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, first_line
 from attnmix.core.terminal import shorten
-from attnmix.data.formats import allowed_names, data_suffix
+from attnmix.data.formats import allowed_names, data_suffix, split_suffixes
 
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files at the top of a data set that say which other files make which configuration and split."""
@@ -23,6 +23,13 @@ NO_DATA = (*CARDS, SAVED_SPLITS, "config.json", "dataset_info.json")
 """Files with a data suffix that describe data, or a model, as on the hub."""
 CACHE = re.compile(r"cache-.*\.arrow")
 """Results of `datasets.map` and `filter`, which are stored beside the data."""
+SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+found", "_temporary")
+"""Folders of deleted and unfinished files, in lower case; hidden ones and `__MACOSX` are not listed at all."""
+BACKUP_ENDS = (".bak", ".backup", ".tmp", ".old", ".orig")
+CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
+"""Names, without the suffix of the format, of copies that editors and synchronisation programs keep."""
+CHECKPOINT = "-checkpoint"
+"""End of the name of a copy that Jupyter keeps."""
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")
 """Suffixes of files that may hold tables and are not read."""
 
@@ -38,29 +45,46 @@ class Contents(NamedTuple):
 def list_files(folder: Path) -> list[str]:
     """Return the names of a folder's files that are not hidden, also of folders in it and of linked ones.
 
-    Raises `InputError` for a link to a data file that does not exist.
+    Raises `InputError` for a folder that cannot be read or that is there twice by a link, and for a broken link.
     """
     names: list[str] = []
-    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
+    root = os.path.realpath(folder)
+    visited = {root: ""}
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (root,))]
     while pending:
         inside, ancestors = pending.pop()
-        with os.scandir(folder / inside) as entries:
-            for entry in entries:
-                name = f"{inside}{entry.name}"
-                if entry.name.startswith("."):
+        for entry in _scan(folder, inside):
+            name = f"{inside}{entry.name}"
+            if _is_hidden(entry.name) and name not in CARDS:
+                continue
+            # Unlike the methods of an entry, these two are false for a link to itself.
+            if os.path.isdir(entry.path):  # noqa: PTH112
+                target = os.path.realpath(entry.path)
+                if target in ancestors or entry.name.startswith("__"):  # a link to a folder above, or a cache
                     continue
-                # Unlike the methods of an entry, these two are false for a link to itself.
-                if os.path.isdir(entry.path):  # noqa: PTH112
-                    target = os.path.realpath(entry.path)
-                    leads_back = target in ancestors  # a link to a folder above
-                    if not leads_back and not entry.name.startswith("__"):
-                        pending.append((f"{name}/", (*ancestors, target)))
-                elif os.path.isfile(entry.path):  # noqa: PTH113
-                    names.append(name)
-                elif entry.is_symlink() and data_suffix(name):
-                    problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
-                    raise InputError(f"dataset.name: {problem}; restore that file, or remove the link")
-    return sorted([*names, *(card for card in CARDS if card.startswith(".") and (folder / card).is_file())])
+                if target in visited:
+                    problem = f"{shorten(visited[target])} and {shorten(name)} of {folder} are one folder, by a link"
+                    raise InputError(f"dataset.name: {problem}; remove the link, or name one of them")
+                visited[target] = name
+                pending.append((f"{name}/", (*ancestors, target)))
+            elif os.path.isfile(entry.path):  # noqa: PTH113
+                names.append(name)
+            elif entry.is_symlink() and not _is_discarded(name, ()):
+                problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
+                raise InputError(f"dataset.name: {problem}; restore its target, or remove the link")
+    return sorted(names)
+
+
+def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none of a system folder that cannot be read."""
+    try:
+        with os.scandir(folder / inside) as entries:
+            return list(entries)
+    except OSError as error:
+        if inside and _is_discarded(inside, ()):
+            return []
+        problem = f"the folder {folder / inside} cannot be read ({error.strerror or first_line(error)})"
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it away") from error
 
 
 def is_description(name: str) -> bool:
@@ -72,8 +96,8 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
     """Return which of the files `names` hold data; `descriptions` are those among them that describe others."""
     saved_files: dict[str, list[str]] = {}  # by folder
     for name, path in descriptions.items():
-        if PurePosixPath(name).name == SAVED_STATE and not _is_hidden_path(name):
-            files = _saved_files(name, path)
+        if PurePosixPath(name).name == SAVED_STATE and not _is_hidden_path(name) and not _is_discarded(name, ()):
+            files = _saved_files(name, path, names)
             if files is not None:
                 saved_files[_folder_of(name)] = files
     known = set(names)
@@ -91,11 +115,12 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
                 data.append(name)
         elif file in NO_DATA or _is_hidden_path(name):
             continue
-        elif data_suffix(file) and not CACHE.fullmatch(file):
+        elif data_suffix(file) and not CACHE.fullmatch(file) and not _is_discarded(name, known):
             data.append(name)
         elif data_suffix(file) or file.lower().endswith(OTHER_TABLES):
             unread.append(name)
-    return Contents(data, _saved_splits(descriptions.get(SAVED_SPLITS)), unread)
+    saved_splits = _saved_splits(descriptions[SAVED_SPLITS], bool(saved_files)) if SAVED_SPLITS in descriptions else []
+    return Contents(data, saved_splits, unread)
 
 
 def no_data_problem(names: Sequence[str]) -> str:
@@ -104,9 +129,25 @@ def no_data_problem(names: Sequence[str]) -> str:
     return f"holds no data file (there is {shown}{', ...' if len(names) > 3 else ''}); allowed: {allowed_names()}"
 
 
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".")
+
+
 def _is_hidden_path(name: str) -> bool:
     *folders, file = name.split("/")
-    return file.startswith(".") or any(folder.startswith((".", "__")) for folder in folders)
+    return _is_hidden(file) or any(folder.startswith((".", "__")) for folder in folders)
+
+
+def _is_discarded(name: str, known: Collection[str]) -> bool:
+    """Return True for a temporary file, a backup, and a file of the trash; `known` are the names of all files."""
+    folder, file = _folder_of(name), PurePosixPath(name).name
+    parts = [part for part in name.split("/") if part]
+    if any(part.startswith(("~", "#")) or part.lower() in SYSTEM_FOLDERS for part in parts):
+        return True
+    stem, suffixes = split_suffixes(file)
+    if stem.endswith(CHECKPOINT) and f"{folder}{stem.removesuffix(CHECKPOINT)}{suffixes}" in known:
+        return True
+    return stem.lower().endswith(BACKUP_ENDS) or CONFLICT.search(stem.lower()) is not None
 
 
 def _folder_of(name: str) -> str:
@@ -114,10 +155,16 @@ def _folder_of(name: str) -> str:
     return name[: len(name) - len(PurePosixPath(name).name)]
 
 
-def _saved_files(name: str, path: Path) -> list[str] | None:
+def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
     """Return the files that a `state.json` lists; None for a file of that name that is none of `datasets`."""
-    state = _read_json(path)
+    folder = _folder_of(name)
+    neighbours = [each.removeprefix(folder) for each in names if _folder_of(each) == folder]
+    tables = [file for file in neighbours if file.endswith(".arrow") and not CACHE.fullmatch(file)]
+    state = _read_json(name, path, is_needed=bool(tables))
     if not isinstance(state, dict) or "_data_files" not in state:
+        if any(file.startswith("data-") for file in tables):
+            problem = f"{name} does not list the files {tables[0]} and others beside it"
+            raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
         return None
     if state.get("_indices_data_files"):
         problem = f"{name} selects rows by an index file, which is not read"
@@ -129,15 +176,28 @@ def _saved_files(name: str, path: Path) -> list[str] | None:
         raise InputError(f"dataset.name: {problem}; save the data set again with save_to_disk") from None
 
 
-def _saved_splits(path: Path | None) -> list[str]:
-    content = _read_json(path) if path else None
+def _saved_splits(path: Path, is_needed: bool) -> list[str]:
+    """Return the splits that a `dataset_dict.json` lists, which saved folders beside it need."""
+    content = _read_json(SAVED_SPLITS, path, is_needed)
     splits = content.get("splits") if isinstance(content, dict) else None
-    return [str(split) for split in splits] if isinstance(splits, list) else []
+    if isinstance(splits, list):
+        return [str(split) for split in splits]
+    if is_needed:
+        problem = f"{SAVED_SPLITS} does not list the splits that are saved beside it"
+        raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
+    return []
 
 
-def _read_json(path: Path) -> Any:
-    """Return what a file holds; None for one that is no JSON, as for the user's own file of a description's name."""
+def _read_json(name: str, path: Path, is_needed: bool) -> Any:
+    """Return what a file holds; None for one that is no JSON and is not needed, as for the user's own file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        problem = f"{path} cannot be read ({error.strerror or first_line(error)})"
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it away") from error
+    except (ValueError, RecursionError) as error:
+        if not is_needed:
+            return None
+        problem = f"{name} is damaged ({first_line(error)})"
+        remedy = "restore it, or save the data set again with save_to_disk"
+        raise InputError(f"dataset.name: {problem}; {remedy}") from error

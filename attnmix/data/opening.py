@@ -1,12 +1,13 @@
 """Open plain and compressed data files as bytes, with a limit on the size of what is decompressed."""
 
 import bz2
-import gzip
+import codecs
 import io
 import lzma
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ MAX_EXPANSION = 100  # largest size of a compressed file once it is read, in mul
 FREE_BYTES = 2**28
 DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 """Errors of damaged or encrypted archives, besides `OSError` and `ValueError`."""
+TRAILING_BYTES = "other bytes follow its compressed content; compress it again, or download it again"
+COMPRESSED_READ_BYTES = 2**16
+GZIP_WINDOW_BITS = 31  # the largest window, with the header and the checksum of gzip
+ZIP_END_MARK = b"PK\x05\x06"
+ZIP_END_BYTES = 22  # of the record that begins with the mark, before its comment
+MAX_ZIP_COMMENT_BYTES = 2**16 - 1
 
 
 @contextmanager
@@ -46,13 +53,14 @@ def expansion_limit(path: Path) -> int:
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
     if compression == ".gz":
-        return opened.enter_context(gzip.open(file))
+        return _StreamReader(file, _GzipDecompressor, b"\0")
     if compression == ".bz2":
-        return opened.enter_context(bz2.open(file))
+        return _StreamReader(file, bz2.BZ2Decompressor, b"")
     if compression == ".xz":
-        return opened.enter_context(lzma.open(file))
+        return _StreamReader(file, lzma.LZMADecompressor, b"\0")
     if compression == ".zst":
         return opened.enter_context(pa.input_stream(file, compression="zstd"))
+    _check_zip_end(file)
     archive = opened.enter_context(zipfile.ZipFile(file))
     members = [member for member in archive.infolist() if not member.is_dir() and not _is_hidden(member.filename)]
     if len(members) != 1:
@@ -60,8 +68,103 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
     return opened.enter_context(archive.open(members[0]))
 
 
+def _check_zip_end(file: io.BufferedReader) -> None:
+    """Raise `ValueError` if other bytes follow a zip archive, which `zipfile` ignores."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - ZIP_END_BYTES - MAX_ZIP_COMMENT_BYTES))
+    end = file.read()
+    start = end.rfind(ZIP_END_MARK)
+    if 0 <= start <= len(end) - ZIP_END_BYTES:
+        (comment_bytes,) = struct.unpack_from("<H", end, start + ZIP_END_BYTES - 2)
+        if start + ZIP_END_BYTES + comment_bytes < len(end):
+            raise ValueError(TRAILING_BYTES)
+    file.seek(0)
+
+
 def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "__")) for part in name.split("/"))
+
+
+class _GzipDecompressor:
+    """A decompressor of one gzip stream, with the interface of those of `bz2` and `lzma`."""
+
+    def __init__(self) -> None:
+        self._decompressor = zlib.decompressobj(GZIP_WINDOW_BITS)
+
+    @property
+    def eof(self) -> bool:
+        """True at the end of the stream, whose checksum is then right."""
+        return self._decompressor.eof
+
+    @property
+    def needs_input(self) -> bool:
+        """True if all bytes so far are decompressed."""
+        return not self._decompressor.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        """The bytes after the end of the stream."""
+        return self._decompressor.unused_data
+
+    def decompress(self, compressed: bytes, size: int) -> bytes:
+        """Return at most `size` bytes."""
+        return self._decompressor.decompress(self._decompressor.unconsumed_tail + compressed, size)
+
+
+class _StreamReader:
+    """A reader of gzip, bz2 or xz streams, one after another, without padding.
+
+    Unlike Python's own it refuses other bytes after a stream, and a byte order mark within the text of several streams.
+    """
+
+    def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
+        self._file = file
+        self._new_decompressor = new_decompressor
+        self._padding = padding  # between the streams
+        self._decompressor = new_decompressor()
+        self._is_first = True
+        self._is_start = True
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, empty at the end."""
+        while True:
+            compressed = b""
+            if self._decompressor.eof:
+                compressed = self._next_stream()
+                if not compressed:
+                    return b""
+                self._decompressor = self._new_decompressor()
+                self._is_first = False
+                self._is_start = True
+            elif self._decompressor.needs_input:
+                compressed = self._file.read(COMPRESSED_READ_BYTES)
+                if not compressed:
+                    raise EOFError("it ends within its compressed content; download it again")
+            part: bytes = self._decompress(compressed, size)
+            if part:
+                return part
+
+    def _next_stream(self) -> bytes:
+        """Return the first bytes after a stream and its padding."""
+        compressed: bytes = self._decompressor.unused_data.lstrip(self._padding)
+        while not compressed:
+            block = self._file.read(COMPRESSED_READ_BYTES)
+            if not block:
+                break
+            compressed = block.lstrip(self._padding)
+        return compressed
+
+    def _decompress(self, compressed: bytes, size: int) -> bytes:
+        try:
+            part: bytes = self._decompressor.decompress(compressed, size)
+        except (OSError, lzma.LZMAError, zlib.error) as error:
+            if self._is_first:
+                raise
+            raise ValueError(TRAILING_BYTES) from error
+        if self._is_start and not self._is_first and part.startswith(codecs.BOM_UTF8):
+            raise ValueError("its compressed parts begin with byte order marks; join them as plain files without these")
+        self._is_start = self._is_start and not part
+        return part
 
 
 class _LimitedReader(io.RawIOBase):

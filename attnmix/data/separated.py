@@ -30,6 +30,8 @@ def read_separated(
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _read_records(reader)
         _, names = next(records, (0, []))
+        if not names:
+            raise ValueError("it is empty")
         check_names(names, columns, shown, separator)
         kept = [number for number, name in enumerate(names) if columns is None or name in columns.values()]
         values: list[list[str]] = [[] for _ in kept]

@@ -20,9 +20,9 @@ from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
 from attnmix.core.terminal import shorten
 from attnmix.data import folders
 from attnmix.data.arrow_tables import stored_class_names
-from attnmix.data.classes import choose_reading, named_classes, shown_classes, with_classes
+from attnmix.data.classes import FileLabels, choose_reading, named_classes, shown_classes, with_classes
 from attnmix.data.columns import Columns
-from attnmix.data.files import read_file
+from attnmix.data.files import read_errors, read_file
 from attnmix.data.formats import SEPARATORS, allowed_names, check_sizes, data_suffix
 from attnmix.data.hub.repository import Repository
 from attnmix.data.listing import is_description
@@ -170,13 +170,16 @@ def _read_rows(
     file: Path, shown: str, columns: Columns, separator: str | None, class_names: Mapping[str, list[str]]
 ) -> FileRows:
     frame = read_file(file, columns, shown, separator)
-    names = class_names.get(columns["label"]) or stored_class_names(file, columns["label"])
+    names = class_names.get(columns["label"])
+    if not names:
+        with read_errors(file, shown):
+            names = stored_class_names(file, columns["label"])
     return FileRows(shown, frame, names, data_suffix(file.name) not in SEPARATORS)
 
 
 def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
     """Log the files of a split with their numbers of rows."""
-    counts = [f"{len(each.frame)} rows of {name}" for name, each in zip(names, rows, strict=True)]
+    counts = [f"{len(each.frame)} rows of {folders.shown_file(name)}" for name, each in zip(names, rows, strict=True)]
     if len(counts) > folders.MAX_SHOWN_FILES:
         total = sum(len(each.frame) for each in rows[folders.MAX_SHOWN_FILES :])
         remaining = len(counts) - folders.MAX_SHOWN_FILES
@@ -196,7 +199,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
                 shared[earlier, number] += 1
     for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
         message = "%s: %d rows of %s are in %s too; remove one of the files if it is a copy"
-        logging.warning(message, split, count, names[number], names[earlier])
+        logging.warning(message, split, count, folders.shown_file(names[number]), folders.shown_file(names[earlier]))
 
 
 def _check_tables(
@@ -204,23 +207,22 @@ def _check_tables(
 ) -> Tables:
     """Return one checked table for each split, with the labels as names where their classes have names."""
     label = columns["label"]
-    by_names: dict[tuple[tuple[str, ...], bool], list[pd.Series]] = {}
+    by_names: dict[tuple[str, ...], list[FileLabels]] = {}
     for split_rows in rows.values():
         for each in split_rows:
             if each.class_names:
-                by_names.setdefault((tuple(each.class_names), each.has_types), []).append(each.frame[label])
-    readings = {
-        key: choose_reading(pd.concat(values), *key, f"dataset.label_column: {shorten(label)!r} of {shown}")
-        for key, values in by_names.items()
-    }
+                labels = FileLabels(each.shown, each.frame[label], each.has_types)
+                by_names.setdefault(tuple(each.class_names), []).append(labels)
+    where = f"dataset.label_column: {shorten(label)!r} of {shown}"
+    readings = {names: choose_reading(files, names, where) for names, files in by_names.items()}
     tables = {}
     for split, split_rows in rows.items():
         checked = []
         for each in split_rows:
             frame = each.frame
             if each.class_names:
-                read_class = readings[tuple(each.class_names), each.has_types]
-                frame = frame.assign(**{label: named_classes(frame[label], each.class_names, read_class)})
+                reading = readings[tuple(each.class_names)]
+                frame = frame.assign(**{label: named_classes(frame[label], each.class_names, reading)})
             checked.append(_checked(frame, columns, f"{each.shown} ({splits[split]})"))
         tables[split] = pd.concat(checked, ignore_index=True) if len(checked) > 1 else checked[0]
     return tables
@@ -233,7 +235,11 @@ def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
             problem = _problem(key, value)
             if problem:
                 raise InputError(f"{where}: {problem} in column {shorten(name)!r}, row {row}")
-    return pd.DataFrame({key: frame[name] for key, name in columns.items()})
+    values = {key: frame[name] for key, name in columns.items()}
+    for key, column in values.items():
+        if not isinstance(column.dtype, pd.CategoricalDtype):
+            values[key] = column.astype(object)  # pandas reads large numbers of two files as inexact ones
+    return pd.DataFrame(values)
 
 
 def _problem(key: str, value: Any) -> str | None:

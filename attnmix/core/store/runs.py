@@ -30,6 +30,7 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
+from attnmix.core.paths import read_path
 from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store import features as stored
 from attnmix.core.store.files import open_array, read_array, read_json, read_results, read_table, reading
@@ -57,7 +58,7 @@ def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) ->
 
 def open_run(folder: Path | str = ".") -> Run:
     """Return the run in `folder`, a clone of the project; raise `InputError` where `capture` left no vectors in it."""
-    run = Run(Path(folder))
+    run = Run(read_path("folder", folder, "open_run(folder)"))
     _ = run.sites
     return run
 
