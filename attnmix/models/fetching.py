@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.extras import EXTRA_MODULES, require_extra
+from attnmix.core.paths import read_path
 
 PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
@@ -110,7 +111,7 @@ def local_files(name: str) -> dict[str, Path]:
 
     Those of an adapter's base model, where it is a folder too, have that folder's name before them.
     """
-    if not Path(name).is_dir():
+    if not _is_folder(name):
         return {}
     source = _find_source(name, None)
     files = source.fetch(sorted(source.files))
@@ -123,8 +124,12 @@ def local_files(name: str) -> dict[str, Path]:
     return files
 
 
+def _is_folder(name: str) -> bool:
+    return read_path("model.name", name, "bert-base-uncased, a hub identifier").is_dir()
+
+
 def _find_source(name: str, revision: str | None) -> Source:
-    if name.startswith(PACKAGE_SCHEME) or Path(name).is_dir():
+    if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
         if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
