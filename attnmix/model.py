@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from attnmix.core.device import chosen_device, device_named, measuring_device
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.terminal import without_library_messages
-from attnmix.core.torch_state import torch_state
+from attnmix.core.torch_state import torch_state, uncompiled
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import EAGER, implementation_of
 from attnmix.models.attention_edits import implementations, is_edited
@@ -118,7 +118,8 @@ class Model:
                 check_attention_function(self.name, network)
             base = _runnable(network)
             with _readable(base):
-                vectors_TD = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
+                vectors = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
+            vectors_TD = vectors.reshape(len(vectors), -1)
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
             values = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
         computed_by = (str(network.device), torch.get_num_threads(), network.config._attn_implementation)
@@ -202,7 +203,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
         stack.enter_context(_evaluated(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
         if has_own_attention or "torch._dynamo" in sys.modules:  # seconds to load
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(uncompiled)
         try:
             yield
         finally:

@@ -377,16 +377,50 @@ def test_a_copy_from_inside_an_intervention_is_no_network_to_edit(tiny_bert: Pat
 
 def test_an_interrupted_pass_leaves_no_mode_of_torch_behind(tmp_path: Path) -> None:
     model = in_memory("gpt_neo", tmp_path / "gpt_neo")
+    inputs, classes = batch(model), [type(module) for module in model.network.modules()]
 
     def interrupt(_layer: int, _weights: Tensor, _value: Tensor) -> tuple[Tensor, Tensor]:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), model.intervene(interrupt) as network:
-        network(**batch(model))
-    assert torch._C._len_torch_function_stack() == 0
-    scores, values = torch.randn(1, 2, 3, 3), torch.randn(1, 2, 3, 4)
-    with model.intervene(recorded({})):
-        assert torch.equal(torch.matmul(scores.softmax(-1), values), scores.softmax(-1) @ values)
+    def attempt() -> int:
+        with pytest.raises(KeyboardInterrupt):
+            model.network(**inputs)
+        return torch._C._len_torch_function_stack()
+
+    with model.intervene(interrupt), ThreadPoolExecutor(1) as pool:
+        assert attempt() == 0
+        assert pool.submit(attempt).result() == 0
+    assert [type(module) for module in model.network.modules()] == classes
+
+
+def test_another_implementation_chosen_inside_is_an_error(tiny_bert: Path) -> None:
+    network = AutoModelForSequenceClassification.from_pretrained(tiny_bert)
+    model = attnmix.load(network, load_tokenizer(tiny_bert))
+    with model.intervene(without_heads({1: [0]})):
+        network.set_attn_implementation("eager")
+        with pytest.raises(InputError, match=r"^attn_implementation: 'eager' was chosen inside an intervention"):
+            network(**batch(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
+def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny_bert: Path) -> None:
+    models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
+    graphs: list[Any] = []
+
+    def note(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=note)
+    contexts = [model.intervene(recorded({})) for model in models]
+    for context in contexts:
+        context.__enter__()
+    for context in contexts:
+        compiled(torch.zeros(2))
+        context.__exit__(None, None, None)
+    assert not graphs
+    compiled(torch.zeros(2))
+    assert len(graphs) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # the name in transformers 5.17 and after

@@ -65,6 +65,13 @@ def with_module(folder: Path, change: Callable[[Any], None]) -> Any:
     return changed
 
 
+def with_forward(folder: Path) -> Any:
+    changed = network(folder)
+    original = changed.forward
+    changed.forward = lambda *arguments, **options: original(*arguments, **options)
+    return changed
+
+
 def with_layers(folder: Path, change: Callable[[Any], None]) -> Any:
     changed = network(folder)
     change(changed.encoder.layer)
@@ -88,6 +95,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a replaced method": (
         lambda folder: with_module(folder, lambda layer: setattr(layer.output.dense, "forward", lambda x: 2 * x)),
         "the method forward of encoder.layer.1.output.dense was replaced",
+    ),
+    "a replaced method of the model": (
+        lambda folder: with_forward(folder),
+        "the method forward of BertModel was replaced",
     ),
     "more layers than its configuration": (
         lambda folder: with_layers(folder, lambda layers: layers.append(copy.deepcopy(layers[0]))),

@@ -161,7 +161,7 @@ def test_transforms_of_torch_are_an_error(tiny_bert: Path) -> None:
     model = attnmix.load(str(tiny_bert))
     calls = {
         "torch.func": lambda: torch.func.vmap(lambda _: attnmix.measure(model, TEXTS))(torch.zeros(2)),
-        "forward-mode derivatives": lambda: inside(torch.autograd.forward_ad.dual_level(), model),
+        "torch.autograd.forward_ad": lambda: inside(torch.autograd.forward_ad.dual_level(), model, controls=["swap"]),
         "FakeTensorMode": lambda: inside(FakeTensorMode(), model),
     }
     for name, call in calls.items():
@@ -169,6 +169,18 @@ def test_transforms_of_torch_are_an_error(tiny_bert: Path) -> None:
             call()
 
 
-def inside(context: AbstractContextManager[Any], model: attnmix.Model) -> Any:
+def inside(context: AbstractContextManager[Any], model: attnmix.Model, **options: Any) -> Any:
     with context:
-        return attnmix.measure(model, TEXTS)
+        return attnmix.measure(model, TEXTS, **options)
+
+
+def test_threads_measure_several_networks_with_derivatives_at_once(tiny_bert: Path) -> None:
+    models = [attnmix.load(str(tiny_bert)) for _ in range(3)]
+
+    def swaps(model: attnmix.Model) -> Any:
+        return attnmix.measure(model, TEXTS, controls=["swap"]).controls()["mean"].to_numpy()
+
+    expected = swaps(models[0])
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(swaps, models * 4):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

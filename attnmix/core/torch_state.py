@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from attnmix.core.errors import InputError
 
@@ -45,10 +46,11 @@ def set_full_precision() -> None:
         backend.fp32_precision = "ieee"  # else they follow torch.backends.fp32_precision
 
 
-class _ProcessState:
-    """The part of torch's state that all threads share, as a context that several threads may enter."""
+class _Shared:
+    """A context of the whole process, which several threads may enter: the first enters it, the last leaves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
         self._lock = threading.Lock()
         self._entered = 0
         self._restore = ExitStack()
@@ -56,10 +58,7 @@ class _ProcessState:
     def __enter__(self) -> None:
         with self._lock:
             if not self._entered:
-                with ExitStack() as stack:
-                    stack.enter_context(_default_dtype(torch.float32))
-                    stack.enter_context(_exact_products())
-                    self._restore = stack.pop_all()
+                self._restore.enter_context(self._make())
             self._entered += 1
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +68,39 @@ class _ProcessState:
                 self._restore.close()
 
 
-_process_state = _ProcessState()
+@contextmanager
+def _numeric_settings() -> Iterator[None]:
+    with _default_dtype(torch.float32), _exact_products():
+        yield
+
+
+@contextmanager
+def _eager_stance() -> Iterator[None]:
+    try:
+        stance = torch.compiler.set_stance("force_eager")
+    except RuntimeError as error:
+        problem = "a function that torch.compile compiles opens an intervention"
+        raise InputError(f"torch: {problem}; allowed: interventions around compiled functions") from error
+    with stance:
+        yield
+
+
+@contextmanager
+def forward_derivatives() -> Iterator[None]:
+    """Let one thread at a time compute forward-mode derivatives, whose level torch counts for the whole process.
+
+    Raise `InputError` inside of the caller's own derivatives of this kind.
+    """
+    with _forward_derivatives:
+        if forward_ad._current_level >= 0:
+            raise InputError("torch: torch.autograd.forward_ad is active; allowed: calls of attnmix outside of it")
+        yield
+
+
+_process_state = _Shared(_numeric_settings)
+uncompiled = _Shared(_eager_stance)
+"""A context in which functions that `torch.compile` made run uncompiled."""
+_forward_derivatives = threading.Lock()
 
 
 def _autocast_devices() -> list[str]:
@@ -82,7 +113,6 @@ def _check_transforms() -> None:
     """Raise `InputError` inside of transforms of torch, under which the measures cannot read their numbers."""
     transforms = {
         "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
-        "forward-mode derivatives (torch.autograd.forward_ad)": torch.autograd.forward_ad._current_level >= 0,
         "FakeTensorMode": torch._guards.detect_fake_mode() is not None,
     }
     for name, is_active in transforms.items():

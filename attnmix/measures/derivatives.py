@@ -39,6 +39,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from attnmix.core.names import Site
+from attnmix.core.torch_state import forward_derivatives
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, layer_hooks, recording
 from attnmix.models.families import family_of, optional_modules
@@ -291,6 +292,6 @@ class _LeanDerivatives(TorchFunctionMode):
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
     """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
-    with attention_by(explicit()), _LeanDerivatives():
+    with attention_by(explicit()), _LeanDerivatives(), forward_derivatives():
         moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
     return moved

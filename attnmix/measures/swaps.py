@@ -21,6 +21,7 @@ from torch.func import jvp, vmap
 from transformers import PreTrainedModel
 
 from attnmix.core.statistics import Doubles
+from attnmix.core.torch_state import forward_derivatives
 from attnmix.measures.derivatives import Chain, differentials, document_chains
 from attnmix.measures.layers import Block, heads_output
 from attnmix.models.attention import attention_by, explicit
@@ -126,7 +127,8 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
     moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
-    moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))[1]
+    with forward_derivatives():
+        moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))[1]
     derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
     return [swap_T, derivative_T]
 

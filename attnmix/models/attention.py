@@ -10,11 +10,11 @@ Shapes: B texts, H heads, T tokens, d head width.
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, Protocol, Self
 
 import torch
@@ -37,6 +37,10 @@ EAGER = "eager"
 BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 EDITOR = "_attnmix_editor"
 """The attribute of an attention module, of its copies and replicas, that holds its `AttentionEditor`."""
+
+
+DISPATCHING = "_attnmix_dispatching"
+"""The attribute of classes that `dispatch_products` makes."""
 
 
 class AttentionEditor(Protocol):
@@ -156,31 +160,36 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
         yield
 
 
-def dispatch_products(
-    modules: Iterable[Module], hooks: ExitStack, is_active: Callable[[], bool] = lambda: True
-) -> None:
+_dispatching_classes: dict[type[Module], type[Module]] = {}
+"""The classes that `_dispatching_class` returned, by the class of a module."""
+
+
+def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
     """Let the product of softmax and values in these modules be computed by the attention function.
 
-    A module may run in several threads at once. `hooks` receives what undoes this, also after an interrupted forward
-    pass. Copies of the modules keep the hooks, which do nothing where `is_active` returns False.
+    Their class is replaced by a subclass, which replicas and copies of a module have too, and which leaves no mode of
+    torch behind however a forward pass ends. `undo` receives what restores the classes.
     """
-    thread = threading.local()
-
-    def leave() -> None:
-        mode: ExitStack | None = thread.__dict__.pop("mode", None)
-        if mode is not None:
-            mode.close()
-
-    def begin(module: Module, _arguments: Any) -> None:
-        leave()  # torch calls no hook after a KeyboardInterrupt, so the mode of an interrupted pass may be left
-        if is_active():
-            thread.mode = ExitStack()
-            thread.mode.enter_context(_SoftmaxProduct(module))
-
-    hooks.callback(leave)
     for module in modules:
-        hooks.enter_context(module.register_forward_pre_hook(begin))
-        hooks.enter_context(module.register_forward_hook(lambda *_: leave(), always_call=True))
+        kind = type(module)
+        if not hasattr(kind, DISPATCHING):
+            if kind not in _dispatching_classes:
+                _dispatching_classes[kind] = _dispatching_class(kind)
+            module.__class__ = _dispatching_classes[kind]
+            undo.callback(setattr, module, "__class__", kind)
+
+
+def _dispatching_class(kind: type[Module]) -> type[Module]:
+    """Return the subclass whose forward pass gives its product to the attention function, if there is one."""
+
+    @wraps(kind.forward)
+    def forward(self: Module, *arguments: Any, **options: Any) -> Any:
+        if active_editor(self) is None and _function.get() is _unobserved:
+            return kind.forward(self, *arguments, **options)
+        with _SoftmaxProduct(self):
+            return kind.forward(self, *arguments, **options)
+
+    return type(kind.__name__, (kind,), {"forward": forward, DISPATCHING: True, "__module__": kind.__module__})
 
 
 class _SoftmaxProduct(TorchFunctionMode):

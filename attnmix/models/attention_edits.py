@@ -53,8 +53,8 @@ class AttentionEdits:
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
         if self.base() is not network.base_model:
-            allowed = "a copy from outside of intervene(...)"
-            raise InputError(f"model: the network was copied inside an intervention, which applies to it; {allowed}")
+            problem = "the network was copied inside an intervention, which applies to it"
+            raise InputError(f"model: {problem}; allowed: a copy from outside of intervene(...)")
         if self.edits and self.owner != threading.get_ident():
             allowed = "interventions from one thread at a time, or a copy of the network for each thread"
             raise InputError(f"model: another thread has an active intervention on this network; allowed: {allowed}")
@@ -100,8 +100,8 @@ class AttentionEdits:
                 first += layers.count
             stack.enter_context(implementations(network, implementation_of(base.config)))
             if implementation_of(base.config) == EAGER:
-                dispatch_products(attention_modules(base), stack, self.is_active)
-                self._refuse_attentions(network, stack)
+                dispatch_products(attention_modules(base), stack)
+            self._check_calls(network, stack)
             self._attached = stack.pop_all()
 
     def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
@@ -118,13 +118,20 @@ class AttentionEdits:
                 setattr(cross_attention, EDITOR, UneditedAttention(self))
                 hooks.callback(cross_attention.__dict__.pop, EDITOR, None)
 
-    def _refuse_attentions(self, network: PreTrainedModel, hooks: ExitStack) -> None:
-        """Raise `InputError` in a forward pass that asks for weights, which the modules return as they were."""
+    def _check_calls(self, network: PreTrainedModel, hooks: ExitStack) -> None:
+        """Raise `InputError` in a forward pass that the edits would not reach, or that returns unedited weights."""
+        expected = implementation_of(network.base_model.config)
 
         def check(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+            config = module.config
+            if not self.is_active():
+                return
+            if config._attn_implementation != expected:
+                problem = f"{config._attn_implementation!r} was chosen inside an intervention, which it would not see"
+                raise InputError(f"attn_implementation: {problem}; allowed: a choice outside of intervene(...)")
             wanted = options.get("output_attentions")
-            if self.is_active() and (module.config.output_attentions if wanted is None else wanted):
-                problem = f"models of the family {module.config.model_type} return the weights before the edit"
+            if expected == EAGER and (config.output_attentions if wanted is None else wanted):
+                problem = f"models of the family {config.model_type} return the weights before the edit"
                 raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
 
         for module in network.modules():

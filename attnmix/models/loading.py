@@ -41,6 +41,7 @@ REGRESSION = "regression"
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between the vectors of two passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16
+UNHOOKED = "the modules of transformers (after accelerate.hooks.remove_hook_from_module, if that replaced them)"
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5's models, any of which gives the decoder its input."""
 CHECKED_TEXTS = 1000  # in which words are looked up
@@ -278,8 +279,8 @@ def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tens
 
 
 def last_vectors(output: Any) -> Tensor:
-    """Return the vectors `[B, T, D]` at the end of a model, or with T5's language modelling head its scores."""
-    vectors: Tensor = output.last_hidden_state if "last_hidden_state" in output else output.logits
+    """Return the first output of a model: the vectors `[B, T, D]`, or the scores of a head that T5's models have."""
+    vectors: Tensor = output[0]
     return vectors
 
 
@@ -307,6 +308,8 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
+    if "forward" in vars(base) and not hasattr(base, "_hf_hook"):
+        yield f"the method forward of {type(base).__name__} was replaced", UNHOOKED
     with torch.device("meta"), without_library_messages():
         reference = transformers.AutoModel.from_config(copy.deepcopy(config))
     expected_modules = dict(reference.named_modules(remove_duplicate=False))
@@ -320,7 +323,7 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
             yield problem, "a configuration with the number of the layers (num_hidden_layers)"
             return
         if "forward" in vars(modules[path]):
-            yield f"the method forward of {path} was replaced", "the modules of transformers"
+            yield f"the method forward of {path} was replaced", UNHOOKED
         given, expected = type(modules[path]), type(expected_modules[path])
         if not issubclass(given, expected) or given.forward is not expected.forward:
             problem = f"{path} is a {given.__module__}.{given.__name__}, in place of {expected.__name__}"
