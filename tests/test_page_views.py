@@ -564,11 +564,21 @@ def test_probes_are_the_files(first: Opened) -> None:
         for suffix, end in (("", ""), (": labels at random", "_control")):
             expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
             assert [float(row[name + suffix]) for row in first.values("probes")] == pytest.approx(expected, rel=1e-3)
-    dashed = page.locator("#probes .names line[stroke-dasharray='6 4']")
-    for checkpoint in ("pretrained", "finetuned"):
-        choose(page, "checkpoint", checkpoint)
-        is_said = "The dashed line shows" in page.locator("#probes").inner_text()
-        assert is_said == (dashed.count() > 0) == (checkpoint == "finetuned")
+
+
+def test_dashed_line_of_the_head_is_explained_where_it_is_drawn(copied: Path, chromium: Any) -> None:
+    file = Run(Path()).tables / "faithfulness/class_use.csv"
+    lens = {"checkpoint": "finetuned", "quantity": "lens_agreement", "group": "others"}
+    rows = [{**lens, "layer": layer, "mean": 0.5} for layer in (1, 2, 3)]
+    pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
+    shown = open_changed(chromium)
+    shown.page.locator("#more > summary").click()
+    dashed = shown.page.locator("#probes .names line[stroke-dasharray='6 4']")
+    for checkpoint, lines in (("pretrained", 0), ("finetuned", 1)):
+        choose(shown.page, "checkpoint", checkpoint)
+        assert dashed.count() == lines
+        assert shown.page.locator("#probes", has_text="The dashed line shows").count() == lines
+    shown.close()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     last = shares[is_last].set_index("checkpoint")
     if differences.empty:
         return _one_model_headline(float(last["mean"].iloc[0]))
-    return _change_headline(last, wording_of(run).texts)
+    return _change_headline(last)
 
 
 def _one_model_headline(others_share: float) -> str:
@@ -117,7 +117,7 @@ def _one_model_headline(others_share: float) -> str:
     return f"A token's last vector: {others} from other tokens, {own} its own"
 
 
-def _change_headline(last: pd.DataFrame, noun: str) -> str:
+def _change_headline(last: pd.DataFrame) -> str:
     """Return the headline of two checkpoints, from the shares after the last layer by checkpoint."""
     means = last["mean"]
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
@@ -126,8 +126,6 @@ def _change_headline(last: pd.DataFrame, noun: str) -> str:
         return text
     difference: Any = last.loc["difference"]
     found = verdict(difference["ci_low"], difference["ci_high"], difference["documents"])
-    if found is Verdict.TOO_FEW_TEXTS:
-        return f"{text}: {counted(difference['documents'], noun)} are too few for a verdict"
     return f"{text}: the change is inconclusive" if found is Verdict.OPEN else text
 
 
@@ -187,11 +185,12 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     change = points(last["mean"])
     texts = _counted(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}}."
+        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}} and no verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
-    is_open = verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.OPEN
-    inconclusive = ": inconclusive" if is_open else ""
-    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{inconclusive}."
+    found = verdict(last["ci_low"], last["ci_high"], last["documents"])
+    reasons = {Verdict.OPEN: ": inconclusive", Verdict.TOO_FEW_TEXTS: ": too few for a verdict"}
+    reason = reasons.get(found, "")
+    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
