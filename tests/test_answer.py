@@ -13,12 +13,12 @@ from conftest import REPOSITORY
 from attnmix.comparison import TOO_FEW_TEXTS, _direction
 from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
 from attnmix.page.answer import OTHERS_SHARE, answer
-from attnmix.page.sentences import _controls, class_evidence, class_lens
-from attnmix.page.verdicts import points
+from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
+from attnmix.page.verdicts import interval_text, points
 
 GIVEN = "what tokens give each other in layer 2 is"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
-MAX_WORDS = 15  # of a short sentence
+MAX_WORDS = 20  # of a short sentence
 
 
 class PlantedRun:
@@ -103,10 +103,10 @@ def planted(**values: Any) -> Any:
 @pytest.mark.parametrize(
     ("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": the change is inconclusive")]
 )
-def test_headline_says_what_a_words_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
+def test_headline_says_what_a_tokens_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
     shares = f"50% from others before fine-tuning, {50 - 100 * own:.0f}% after"
-    assert found["headline"].startswith(f"A word's last vector: {shares}, in this one training")
+    assert found["headline"].startswith(f"A token's last vector: {shares}, in this one training")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])
     assert before == pytest.approx([0.75, 0.5])
@@ -118,7 +118,7 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/parts"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith(": \u22125.0 points; 7 reviews give no {interval}.")
+    assert found["sentences"][0].endswith(": \u22125.0 points; 7 reviews give no {interval} and no verdict.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
@@ -126,7 +126,7 @@ def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": +30.0 points (95% {interval} +20.0 to +40.0), 40 reviews" in change
     assert ": 15% before, 25% after, averaged over layers, 40 reviews" in ratio
-    assert "change by fine-tuning is +10.0 points, +7.0 with {words shuffled}." in shuffled
+    assert "by fine-tuning, averaged over layers, is +10.0 points, +7.0 with {words shuffled}." in shuffled
     for sentence in (change, ratio, shuffled):
         assert len(sentence.split()) <= MAX_WORDS
         terms = re.findall(r"\{(.*?)\}", sentence)
@@ -135,11 +135,17 @@ def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "needs_none"), [(0.1, False), (0.077, True), (0.07, True), (-0.07, False), (0.005, False)]
+    ("change", "said"),
+    [
+        *((0.1, "is"), (0.077, "hardly depends"), (0.07, "hardly depends"), (-0.07, "is"), (0.05, "is")),
+        (0.005, "is inconclusive"),
+    ],
 )
-def test_order_is_not_needed_only_where_the_change_stays_with_words_shuffled(change: float, needs_none: bool) -> None:
+def test_order_hardly_matters_only_where_the_change_stays_with_words_shuffled(change: float, said: str) -> None:
     *_, sentence = answer(planted(change=change))["sentences"]  # +7.0 with words shuffled
-    assert ("needs no word order" in sentence) == needs_none
+    assert ("hardly depends on word order, averaged over layers: " in sentence) == (said == "hardly depends")
+    assert ("is inconclusive: " in sentence) == (said == "is inconclusive")
+    assert "averaged over layers" in sentence
     assert len(sentence.split()) <= MAX_WORDS
 
 
@@ -157,15 +163,16 @@ def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> 
     assert GLOSSARY.count("divided by that plus the length of the token's own part") == GLOSSARY.count(OTHERS_SHARE)
 
 
-INCONCLUSIVE = "Whether what tokens give each other tells the predicted class is inconclusive"
+COMMON = "common to texts of one predicted class"
+INCONCLUSIVE = f"Whether what tokens give each other is {COMMON} is inconclusive"
 
 
 @pytest.mark.parametrize(
     ("change", "share", "said_first", "verb"),
     [
-        (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class.", "rises"),
-        (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class.", "rises"),
-        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class.", "rises"),
+        (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly {COMMON}.", "rises"),
+        (0.1, 0.3, f"After fine-tuning, {GIVEN} partly {COMMON}.", "rises"),
+        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part {COMMON}.", "rises"),
         (-0.1, 0.0, INCONCLUSIVE, "falls"),
         (0.0, 0.0, INCONCLUSIVE, "is inconclusive"),
     ],
@@ -181,7 +188,63 @@ def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, 
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
     assert "the same answer for every text would keep 75%" in rest[-2]
-    assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in rest[-1]
+    no_tokens = "In layer 2, the ratio does not say which token informs which: it is 30%, and 30% with one value"
+    assert share == 0 or no_tokens in rest[-1]
+
+
+def test_ratio_above_its_control_is_not_said_to_tell_no_token_from_another() -> None:
+    run = planted()
+    controls = run.tables["measure/mixing_controls"]
+    controls.loc[controls["control"] == "text_mean_value", "mean"] = 0.2
+    said = class_evidence(run)[-1]
+    assert said == "In layer 2, the ratio is 30%, and 20% with one value shared by all tokens of a text."
+
+
+@pytest.mark.parametrize(("before", "is_open"), [(0.005, True), (0.02, False)])
+def test_share_before_fine_tuning_has_the_verdict_of_its_interval(before: float, is_open: bool) -> None:
+    run = planted()
+    geometry = run.tables["measure/geometry"]
+    is_before = geometry["checkpoint"] == "pretrained"
+    geometry.loc[is_before, ["mean", "ci_low", "ci_high"]] = (before, before - 0.01, before + 0.01)
+    part = class_evidence(run)[2]
+    assert (
+        "before fine-tuning; whether it was above 0 is inconclusive, as the interval includes 0." in part
+    ) == is_open
+    assert f"It was {100 * before:.0f}% before fine-tuning" in part
+
+
+def test_interval_has_digits_that_keep_its_ends_from_0() -> None:
+    minus = "\N{MINUS SIGN}"
+    assert interval_text(-0.0004, 0.001, 40, "texts") == f"95% interval {minus}0.04 to +0.10, 40 texts"
+    assert interval_text(0.0, 0.1, 40, "texts") == "95% interval +0.0 to +10.0, 40 texts"
+    assert interval_text(-1e-9, 0.1, 40, "texts") == "95% interval 0.0 to +10.0, 40 texts"
+
+
+@pytest.mark.parametrize(("documents", "ending"), [(8, ", 8 reviews: too few for a verdict."), (20, ", 20 reviews.")])
+def test_share_of_few_reviews_is_said_to_have_too_few_for_a_verdict(documents: int, ending: str) -> None:
+    assert answer(planted(documents=documents))["sentences"][0].endswith(ending)
+
+
+@pytest.mark.parametrize("layouts", [["pca"], ["separate"], ["pca", "aligned"]])
+def test_cautions_are_those_of_the_kinds_of_maps(layouts: list[str]) -> None:
+    run = planted()
+    run.layouts = layouts
+    columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
+    rows = [("agreement", "layer_input", "finetuned", "attnresln_n", layer, 0.1 * layer, 4) for layer in (1, 2)]
+    run.tables["measure/derivatives"] = pd.DataFrame(rows, columns=columns)
+    said = " ".join(_cautions(Subject("a model"), "", run))
+    assert ("On a UMAP map, distances between clusters" in said) == (layouts != ["pca"])
+    assert ("A PCA map shows two principal components" in said) == ("pca" in layouts)
+    assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in said
+
+
+def test_rule_of_the_captured_texts_names_those_that_are_longer() -> None:
+    run = planted()
+    run.documents = pd.DataFrame({"document": ["test/0", "test/1"], "tokens": [64, 69]})
+    assert _selection(Subject("a model", selection="A rule."), run).endswith("in the case of test/1 (69 tokens).")
+    assert _selection(Subject("a model"), run) == ""
+    run.documents["tokens"] = 64
+    assert _selection(Subject("a model", selection="A rule."), run) == "A rule."
 
 
 def sentences_of(run: Any) -> str:
@@ -192,7 +255,7 @@ def sentences_of(run: Any) -> str:
 @pytest.mark.parametrize("documents", [4, 19, 20])
 def test_few_texts_have_no_verdict_whatever_their_intervals(documents: int) -> None:
     text = sentences_of(planted(change=0.077, documents=documents))
-    verdicts = re.findall(r"\b(rises|falls|mostly|partly|inconclusive|needs no word order)\b", text)
+    verdicts = re.findall(r"\b(rises|falls|mostly|partly|inconclusive|hardly depends)\b", text)
     assert bool(verdicts) == (documents >= 20)
     assert (f"{documents} reviews are too few for a verdict, which takes 20 or more" in text) == (documents < 20)
     assert f"{documents} reviews" in text

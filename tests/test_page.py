@@ -145,12 +145,14 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
         assert sentence in text
     choose(page, "document", "0")
     assert (note := page.locator("#text-note").inner_text()).startswith(
-        "Labelled negative, classified as positive with a probability of 75%. Only 9 of its 12 tokens were read "
-        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+        "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of its 12 tokens "
+        "were read (capture.max_length). 2 of its 9 tokens are unknown to the model."
     ), note
     parameters = page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("capture.max_length") and "40" in row for row in parameters)
     origins = page.locator("#run").inner_text()
+    assert "The fine-tuning was computed on this device: " in origins
+    assert "The measures were computed on this device: " in origins
     assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in origins
     assert "The reviews come from data/sample." in origins
 

@@ -200,6 +200,12 @@ def test_ratio_of_one_layer_names_no_sources(opened: Opened) -> None:
     assert drawn(page)["flows"] == []
     assert "Largest sources" not in page.locator("#chosen-text").inner_text()
     assert "names no sources" in page.locator("#sources-text").inner_text()
+    explained = page.locator("#grid-legend [role=tooltip]").text_content()
+    assert "The ratio is not what has gathered" in explained
+    assert "Here: the mean over" not in explained  # which is not so of a single text
+    assert (
+        "Here: the mean over" in page.locator("#layers [role=tooltip]", has_text="The ratio is not what").text_content()
+    )
 
 
 def test_what_was_pointed_at_is_gone_with_its_text(opened: Opened) -> None:

@@ -139,6 +139,23 @@ def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference,
             assert float(row[column]) == pytest.approx(entry, abs=1e-5)
 
 
+def test_heads_of_a_long_text_say_which_tokens_they_show_and_name_no_values(
+    tiny_bert: Path, tmp_path: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
+    result = attnmix.measure(attnmix.load(str(tiny_bert)), "time flies like an arrow " * 6)
+    shown = Opened(chromium, save_page(result, tmp_path))
+    page = shown.page
+    assert page.locator("#weight > summary").inner_text().endswith("product, softmax")
+    said = {}
+    for name, key in (("chosen", "Home"), ("none", "Escape")):
+        page.locator("#words").press(key)
+        said[name] = page.locator("#heads").inner_text()
+    assert "Only tokens on the selected token's strongest lines (at most 36) are shown." in said["chosen"]
+    assert "Only tokens on the strongest lines (at most 36) are shown." in said["none"]
+    shown.close()
+
+
 def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return those of every head `[heads, tokens, width]`, from the weights."""
     u = layer.weights.norm("input_norm", layer.x)
@@ -154,6 +171,7 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference,
     layer = reference.layers[number]
     page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head}']").click()
     page.locator(f"#token-{i}").click()
+    assert page.locator("#weight > summary").inner_text().endswith("softmax, value")
     page.locator("#weight > summary").click()
     page.locator("#weight-rows button").nth(j).click()
     query, key = queries_and_keys(layer)

@@ -488,6 +488,30 @@ def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Open
     difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
     change = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"by {100 * difference:+.1f} percentage points" in change
+    assert "This chart opens with “Norm-based + skip + LayerNorm”" in page.locator("#layers").inner_text()
+    assert not re.search(r"[.:][A-Z]", page.locator("#layers").inner_text())
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.0003, -0.0004, 0.001), "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 texts)"),
+        ((0.0, 0.0, 0.0), "by 0.0 percentage points (95% interval 0.0 to 0.0, 8 texts)"),
+        ((0.0003, -0.02, 0.03), "by 0.0 percentage points (95% interval -2.0 to +3.0, 8 texts)"),
+    ],
+)
+def test_change_of_a_layer_has_digits_that_keep_its_ends_from_0(
+    copied: Path, chromium: Any, ends: tuple[float, ...], said: str
+) -> None:
+    path = Path("reports/plots/measure/mixing.csv")
+    table = pd.read_csv(path)
+    table["documents"] = 8
+    table.loc[table["checkpoint"] == "difference", ["mean", "ci_low", "ci_high"]] = ends
+    table.to_csv(path, index=False)
+    shown = open_changed(chromium)
+    change = shown.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
+    assert said.replace("texts", "reviews") in change
+    shown.close()
 
 
 def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:
@@ -540,6 +564,21 @@ def test_probes_are_the_files(first: Opened) -> None:
         for suffix, end in (("", ""), (": labels at random", "_control")):
             expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
             assert [float(row[name + suffix]) for row in first.values("probes")] == pytest.approx(expected, rel=1e-3)
+
+
+def test_dashed_line_of_the_head_is_explained_where_it_is_drawn(copied: Path, chromium: Any) -> None:
+    file = Run(Path()).tables / "faithfulness/class_use.csv"
+    lens = {"checkpoint": "finetuned", "quantity": "lens_agreement", "group": "others"}
+    rows = [{**lens, "layer": layer, "mean": 0.5} for layer in (1, 2, 3)]
+    pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
+    shown = open_changed(chromium)
+    shown.page.locator("#more > summary").click()
+    dashed = shown.page.locator("#probes .names line[stroke-dasharray='6 4']")
+    for checkpoint, lines in (("pretrained", 0), ("finetuned", 1)):
+        choose(shown.page, "checkpoint", checkpoint)
+        assert dashed.count() == lines
+        assert shown.page.locator("#probes", has_text="The dashed line shows").count() == lines
+    shown.close()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
     row = {"label_name": "NA", "predicted": "سلبي\x00", "probability": 0.5}
     note = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
-    assert note == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50%."
+    assert note == "The text is labelled NA and classified as \u2068سلبي␀\u2069 with a probability of 50%."
 
 
 def test_fonts_are_added_for_letters_that_the_usual_one_lacks(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.names import INPUT_PARTS
-from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.page.arrays import curve
-from attnmix.page.sentences import most_and_least, percent, preferred
-from attnmix.page.verdicts import counted, points
+from attnmix.page.sentences import most_and_least, overall_change, percent, preferred
+from attnmix.page.verdicts import VERBS, counted, points, points_alike
 from attnmix.page.wording import wording_of
 
 SHARE, RATIO = "Share from others since the input", "Mixing ratio of one layer"
@@ -26,9 +26,9 @@ OTHERS_SHARE = (
 """The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
 TOKEN_MEANS = "Lines show means over tokens."
 MIN_RATIO_CHANGE = 0.01
-"""The smallest change of the mixing ratio of which the page says whether it needs word order."""
-ORDER_FREE_SHARE = 0.9
-"""The share of that change that stays, at least, when words are shuffled, where it needs no word order."""
+"""The smallest change of the mixing ratio of which the page says that it hardly depends on word order."""
+MAX_ORDER_SHARE = 0.1
+"""The largest share of that change by which it differs with words shuffled, if it hardly depends on word order."""
 
 
 def answer(run: Results) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def answer(run: Results) -> dict[str, Any]:
 
     A note says of a term of the glossary how much this run measured of it.
 
-    The headline says what a word's last vector is made of, by parts; where the model cannot be taken apart, how much
+    The headline says what a token's last vector is made of, by parts; where the model cannot be taken apart, how much
     its layers mix.
     """
     shares = others_shares(run)
@@ -114,14 +114,14 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
 def _one_model_headline(others_share: float) -> str:
     others = percent(others_share)
     own = percent(1 - others_share)
-    return f"A word's last vector: {others} from other words, {own} its own"
+    return f"A token's last vector: {others} from other tokens, {own} its own"
 
 
 def _change_headline(last: pd.DataFrame) -> str:
     """Return the headline of two checkpoints, from the shares after the last layer by checkpoint."""
     means = last["mean"]
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    text = f"A word's last vector: {before} from others before fine-tuning, {after} after, in this one training"
+    text = f"A token's last vector: {before} from others before fine-tuning, {after} after, in this one training"
     if "difference" not in last.index:
         return text
     difference: Any = last.loc["difference"]
@@ -185,11 +185,12 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     change = points(last["mean"])
     texts = _counted(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}}."
-    low, high = points(last["ci_low"]), points(last["ci_high"])
-    is_open = verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.OPEN
-    inconclusive = ": inconclusive" if is_open else ""
-    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{inconclusive}."
+        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}} and no verdict."
+    low, high = points_alike(last["ci_low"], last["ci_high"])
+    found = verdict(last["ci_low"], last["ci_high"], last["documents"])
+    reasons = {Verdict.OPEN: ": inconclusive", Verdict.TOO_FEW_TEXTS: ": too few for a verdict"}
+    reason = reasons.get(found, "")
+    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -215,11 +216,15 @@ def _shuffled_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     change = means["finetuned"] - means["pretrained"]
     shuffled_change = float(changes_by_layer.mean())
-    # Below this number of texts no verdict is given.
-    is_large = abs(change) >= MIN_RATIO_CHANGE and _texts(run) >= MIN_SIMULTANEOUS
-    verdict = "needs no word order:" if is_large and shuffled_change / change >= ORDER_FREE_SHARE else "is"
     numbers = f"{points(change)} points, {points(shuffled_change)} with {{words shuffled}}"
-    return f"The ratio's change by fine-tuning {verdict} {numbers}."
+    overall = overall_change(run)
+    found = verdict(overall["ci_low"], overall["ci_high"], overall["documents"])
+    if found is Verdict.OPEN:
+        return f"The ratio's change by fine-tuning, averaged over layers, {VERBS[found]}: {numbers}."
+    is_known = found in (Verdict.HIGHER, Verdict.LOWER) and abs(change) >= MIN_RATIO_CHANGE
+    if is_known and abs(change - shuffled_change) <= MAX_ORDER_SHARE * abs(change):
+        return f"The ratio's change by fine-tuning hardly depends on word order, averaged over layers: {numbers}."
+    return f"The ratio's change by fine-tuning, averaged over layers, is {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 from attnmix.core.store.results import Results
@@ -28,6 +29,8 @@ DERIVATIVE_FORMS = {
     "sum_of_norms": "when the norms of single tokens are added",
 }
 EDITS = ("text_mean", "corpus_mean", "other_class")
+MIN_EXCESS = 0.01
+"""How far the ratio exceeds its control, at least, where the page does not say that it tells no token from another."""
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
 """How the headline calls a class share of the squared length, from each bound on."""
 
@@ -84,7 +87,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
-        "measured": f"{_measured(run, measure['documents'])} {subject.selection}".strip(),
+        "measured": f"{_measured(run, measure['documents'])} {_selection(subject, run)}".strip(),
         "findings": [accuracy, *evidence],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
@@ -101,6 +104,18 @@ def _measured(run: Results, documents: int) -> str:
             parts.append(f"{name} over {rows['documents'].max():.0f} of them")
     means = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
     return f"{means}. The maps show the captured texts, which are examples."
+
+
+def _selection(subject: Subject, run: Results) -> str:
+    """Return how the captured texts were chosen, and which of them are longer than the rule's limit."""
+    if not subject.selection:
+        return ""
+    texts = run.documents
+    longer = texts[texts["tokens"] > TYPICAL_TOKENS]
+    names = [f"{row['document']} ({row['tokens']} tokens)" for _, row in longer.iterrows()]
+    return (
+        f"{subject.selection} None was that short in the case of {' and '.join(names)}." if names else subject.selection
+    )
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -170,26 +185,28 @@ def class_evidence(run: Results) -> list[str]:
 
 
 def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return whether what tokens give each other in a layer is the predicted class."""
+    """Return whether what tokens give each other in a layer is common to texts of one predicted class."""
+    common = "is common to texts of one predicted class"
     after, difference = by_quantity["after"], by_quantity["difference"]
     noun = wording_of(run).texts
     documents = after["documents"]
     change = verdict(difference["ci_low"], difference["ci_high"], documents)
     if change is Verdict.TOO_FEW_TEXTS:
         reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
-        return f"Whether what tokens give each other is the predicted class is not known: {reason}."
+        return f"Whether what tokens give each other {common} is not known: {reason}."
     if change is Verdict.HIGHER and after["ci_low"] > by_quantity["permuted"]["mean"]:
         much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
-        return f"After fine-tuning, what tokens give each other in layer {layer} is {much} the predicted class."
+        where = f"what tokens give each other in layer {layer}"
+        return f"After fine-tuning, {where} is {much} common to texts of one predicted class."
     return (
-        "Whether what tokens give each other tells the predicted class is inconclusive: the interval of its share, or "
-        "of the share's change, does not exclude chance."
+        f"Whether what tokens give each other {common} is inconclusive: the interval of the class's share, or of the "
+        "share's change, does not exclude chance."
     )
 
 
 def _ratio_change(run: Results) -> str:
     """Return how the preferred ratio changes over all layers, with its interval."""
-    change = _overall_change(run)
+    change = overall_change(run)
     noun = wording_of(run).texts
     found = verdict(change["ci_low"], change["ci_high"], change["documents"])
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
@@ -210,14 +227,17 @@ def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> st
     number = counted(after["documents"], wording_of(run).texts)
     interval = f"95% interval {percent(max(after['ci_low'], 0))} to {percent(max(after['ci_high'], 0))}, {number}"
     extent = number if after["documents"] < MIN_INTERVAL_DOCUMENTS else interval
+    was = f"{percent(max(before['mean'], 0))} before fine-tuning"
+    if verdict(before["ci_low"], before["ci_high"], before["documents"]) is Verdict.OPEN:
+        was = f"{was}; whether it was above 0 is inconclusive, as the interval includes 0"
     return (
         f"In layer {layer}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common "
-        f"to the texts of a predicted class ({extent}). It was {percent(max(before['mean'], 0))} before fine-tuning. "
-        f"If classes are shuffled over the texts, it is less than {percent(max(chance['mean'], 0))} in 95 of 100 draws."
+        f"to the texts of a predicted class ({extent}). It was {was}. If "
+        f"classes are shuffled over the texts, it is less than {percent(max(chance['mean'], 0))} in 95 of 100 draws."
     )
 
 
-def _overall_change(run: Results) -> pd.Series:
+def overall_change(run: Results) -> pd.Series:
     """Return the change of the preferred ratio over all layers.
 
     It has `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
@@ -240,9 +260,10 @@ def _needed_values(run: Results) -> list[str]:
     constant = percent(predicted.value_counts(normalize=True).max())
     text, corpus, other = (percent(float(kept[name][first])) for name in EDITS)
     return [
-        f"Does it matter which token gives? One and the same answer for every text would keep {constant} of their "
-        f"predicted classes. With every value vector from layer {first} on replaced by its text's mean, {text} are "
-        f"kept; by the mean of other texts, {corpus}; by that of texts of the other class, {other}."
+        "Replacing value vectors tests whether the prediction depends on which token gives them. One and the same "
+        f"answer for every text would keep {constant} of their predicted classes. If every value vector from layer "
+        f"{first} on is replaced by the mean of its own text's values, {text} are kept. If it is replaced by that of "
+        f"other texts' values, {corpus} are kept, and if by that of texts of the other class, {other}."
     ]
 
 
@@ -255,7 +276,8 @@ def class_lens(run: Results) -> list[str]:
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the text's class on "
         f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens are, "
-        "not what they have learned: in the project's study, it is also true of models trained on permuted labels."
+        "not what they have learned: it is also true of models trained on permuted labels (docs/study/README.md in the "
+        "project's repository)."
     ]
 
 
@@ -265,10 +287,10 @@ def _shared_value(run: Results, layer: int) -> str:
     rows = controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)]
     control = shown_rows(rows)["mean"].iloc[0]
     ratio = shown_rows(run.mixing[0]).set_index("layer")["mean"][layer]
-    return (
-        f"The ratio does not say which token informs which: in layer {layer} it is {percent(ratio)}, and "
-        f"{percent(control)} with one value shared by all tokens of a text."
-    )
+    numbers = f"{percent(ratio)}, and {percent(control)} with one value shared by all tokens of a text"
+    if ratio - control >= MIN_EXCESS:
+        return f"In layer {layer}, the ratio is {numbers}."
+    return f"In layer {layer}, the ratio does not say which token informs which: it is {numbers}."
 
 
 def document_note(row: Mapping[str, Any], truncation: str) -> str:
@@ -282,8 +304,11 @@ def document_note(row: Mapping[str, Any], truncation: str) -> str:
     notes = []
     if "predicted" in row:
         name = row["label_name"]
-        label = f"Labelled {_isolate(name)}, classified" if name is not None else "Classified"
-        notes.append(f"{label} as {_isolate(row['predicted'])} with a probability of {percent(row['probability'])}.")
+        label = f"is labelled {_isolate(name)} and" if name is not None else "is"
+        probability = percent(row["probability"])
+        notes.append(
+            f"The text {label} classified as {_isolate(row['predicted'])} with a probability of {probability}."
+        )
     if row["tokens"] < row["whole_tokens"]:
         notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read ({truncation}).")
     if row["unknown_tokens"]:
@@ -341,7 +366,7 @@ def _controls(run: Results) -> list[str]:
         return sentences
     over_layers = (
         f"Over all layers fine-tuning changes the ratio by {points(changes['mean'].mean())} percentage points. With "
-        "every value replaced by that mean, fine-tuning changes it by "
+        "every value replaced by the mean of its own text's values, fine-tuning changes it by "
         f"{points(control['text_mean_value', 'difference'])}."
     )
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
@@ -379,8 +404,8 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
     ends = (contrast["below_low"], contrast["below_high"], contrast["documents"], wording_of(run).texts)
     reason = why_no_verdict(*ends)
     return [
-        f"In layer {contrast['layer']}, the change of the ratio minus its change with that mean is "
-        f"{points(contrast['below'])} percentage points ({interval_text(*ends)})"
+        f"In layer {contrast['layer']}, the change of the ratio minus its change with every value replaced by the mean "
+        f"of its own text's values is {points(contrast['below'])} percentage points ({interval_text(*ends)})"
         f"{f'; it is inconclusive, as {reason}' if reason else ''}."
     ]
 
@@ -436,18 +461,19 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
         f"for {base}."
     )
     neighbourhoods = (
-        "A map shows neighbourhoods, and not all of them. Distances between clusters, their sizes and densities mean "
-        "little, and another seed gives another map."
+        "A map shows neighbourhoods, and not all of them. On a UMAP map, distances between clusters, their sizes and "
+        "densities mean little, and another seed gives another map."
     )
-    components = "The map shows two principal components: vectors that are near on it can be far apart in the others."
+    components = "A PCA map shows two principal components: vectors that are near on it can be far apart in the others."
     one_layer = "A mixing ratio describes one layer, and not what has gathered since the input."
-    rollouts = " A rollout, which can be chosen under Share, describes all layers up to one."
+    rollouts = " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
     return [
         *([] if subject.finetuned else [no_training]),
         one_layer + (rollouts if _has_rollouts(run) else ""),
         "A ratio of norms is no causal effect." + _agreement(run),
         intervals,
-        components if run.layouts == ["pca"] else neighbourhoods,
+        *([] if run.layouts == ["pca"] else [neighbourhoods]),
+        *([components] if "pca" in run.layouts else []),
     ]
 
 
@@ -469,4 +495,5 @@ def _agreement(run: Results) -> str:
     means = " to ".join(dict.fromkeys(f"{signed(row['mean'])} (layer {row['layer']})" for row in ends))
     number = counted(rows["documents"].max(), wording_of(run).texts)
     ratio = RATIO_LABELS[ends[0]["method"]]
-    return f" In {number}, the rank correlation of “{ratio}” with derivatives is {means}."
+    model = CHECKPOINTS[ends[0]["checkpoint"]].lower()
+    return f" In {number}, the rank correlation of “{ratio}” with derivatives in the {model} model is {means}."

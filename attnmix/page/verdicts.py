@@ -10,6 +10,7 @@ import math
 
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 
+MAX_DIGITS = 3  # of a difference in percentage points
 VERBS = {
     Verdict.HIGHER: "rises",
     Verdict.LOWER: "falls",
@@ -30,6 +31,21 @@ def points(difference: float) -> str:
     return signed(100 * difference, "+.1f")
 
 
+def points_alike(*differences: float) -> list[str]:
+    """Return differences in percentage points with one number of digits, so many that none but 0 is rounded to 0.
+
+    At most three digits: an interval of which one end would be rounded to 0 would hide whether it includes 0.
+
+    Example:
+        >>> points_alike(-0.0004, 0.001)
+        ['\N{MINUS SIGN}0.04', '+0.10']
+    """
+    digits = range(1, MAX_DIGITS + 1)
+    is_zero = {n: any(each != 0 and float(f"{100 * each:.{n}f}") == 0 for each in differences) for n in digits}
+    chosen = next((n for n in digits if not is_zero[n]), 1)
+    return [signed(100 * each, f"+.{chosen}f") for each in differences]
+
+
 def counted(number: float, noun: str) -> str:
     """Return `40 reviews`, or `1 review`; `noun` is the plural."""
     return f"{number:.0f} {noun.removesuffix('s') if number == 1 else noun}"
@@ -45,7 +61,8 @@ def interval_text(low: float, high: float, documents: float, noun: str, kind: st
     number = counted(documents, noun)
     if documents < MIN_INTERVAL_DOCUMENTS or math.isnan(low) or math.isnan(high):
         return number
-    return f"{kind} {points(low)} to {points(high)}, {number}"
+    first, last = points_alike(low, high)
+    return f"{kind} {first} to {last}, {number}"
 
 
 def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:

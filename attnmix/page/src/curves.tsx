@@ -6,7 +6,7 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { checkpoints, data, layers, type Maybe, modelText, ratioOf, reviewRatios } from "./data";
 import { Grid } from "./grid";
-import { inPoints } from "./format";
+import { pointsAlike } from "./format";
 import { set, state } from "./state";
 import { type GLOSSARY, Term } from "./ui";
 import { nameOf } from "./words";
@@ -108,11 +108,10 @@ function changeText(measure: string): string {
   const [change, from] = [values[layer - 1], low?.[layer - 1]];
   if (typeof change !== "number") return "";
   const counted = `${texts} ${texts === 1 ? data.wording.texts.replace(/s$/, "") : data.wording.texts}`;
-  const interval =
-    typeof from === "number"
-      ? `95% interval ${inPoints(from)} to ${inPoints(high[layer - 1]!)}, ${counted}`
-      : `${counted}, too few for an interval`;
-  return `In layer ${layer}, fine-tuning changes it by ${inPoints(change)} percentage points (${interval}).`;
+  const ends = typeof from === "number" ? [from, high[layer - 1]!] : [];
+  const [mean, start, end] = pointsAlike([change, ...ends], ends.length > 0 ? ends : [change]);
+  const interval = start ? `95% interval ${start} to ${end}, ${counted}` : `${counted}, too few for an interval`;
+  return `In layer ${layer}, fine-tuning changes it by ${mean} percentage points (${interval}).`;
 }
 
 /** A measure's means by layer as a small picture, by which it is chosen. */
@@ -165,13 +164,13 @@ export function Layers() {
       <p>
         {isDerivative(measure) ? (
           <>
-            By <Term name="derivative">derivatives</Term>: how strongly a token's output depends on the other tokens'
+            <Term name="derivative">Derivatives</Term> show how strongly a token's output depends on the other tokens'
             inputs within one layer.
           </>
         ) : (
           <>
-            The <Term name="mixing ratio of one layer">mixing ratio</Term> by layer, with its controls:{" "}
-            <Term name="shared value">one value shared by all tokens</Term>,{" "}
+            The chart below shows the <Term name="mixing ratio of one layer">mixing ratio</Term> by layer, with its
+            controls: <Term name="shared value">one value shared by all tokens</Term>,{" "}
             <Term name="words shuffled">words in random order</Term>, and random weights.
           </>
         )}{" "}
@@ -195,9 +194,10 @@ export function Layers() {
         )}
       </Chart>
       <p class="small">
-        The page opens with “{measureName(data.method)}”, the ratio that covers most of what attention does to a vector.
-        Other norm-based ratios stop earlier or go on to the layer's end. Attention weights ignore the vectors' lengths.
-        {Object.keys(data.labels.derivatives).length > 0 && "Derivatives show what the output depends on."}
+        This chart opens with “{measureName(data.method)}”, the ratio that covers most of what attention does to a
+        vector. Other norm-based ratios stop earlier or go on to the layer's end. Attention weights ignore the vectors'
+        lengths.
+        {Object.keys(data.labels.derivatives).length > 0 && " Derivatives show what the output depends on."}
       </p>
       <div class="thumbs" role="group" aria-label="Measures">
         {[...data.ratios.methods, ...Object.keys(data.labels.derivatives)].map((each) => (
@@ -213,14 +213,16 @@ export function Layers() {
 function Probes() {
   const model = state.checkpoint.value;
   const title = `Probes: what a single token's vector tells, ${modelText(model)}`;
+  const lines = linesOf(data.probes[model]);
   return (
-    <Chart id="probes" title={title} lines={linesOf(data.probes[model])} bounds={[0, 1]}>
+    <Chart id="probes" title={title} lines={lines} bounds={[0, 1]}>
       <p>
         Solid lines show how often a linear probe, fitted to tokens of training reviews, is right on tokens of test
         reviews: about the review's class, which token it is, and where in the text it stands. Dotted lines show the
-        same with labels at random, which a probe reaches by chance. The dashed line shows how often the fine-tuned
-        model's own head, applied to the token, names the review's predicted class. A probe shows what could be read off
-        a vector, not what the model uses.
+        same with labels at random, which a probe reaches by chance.{" "}
+        {lines.some(({ dash }) => dash === "dashed") &&
+          "The dashed line shows how often the fine-tuned model's own head, applied to the token, names the review's predicted class. "}
+        A probe shows what could be read off a vector, not what the model uses.
       </p>
     </Chart>
   );

@@ -12,6 +12,12 @@ export const signed = (number: number, digits = 2): string => {
 };
 /** A difference of shares in percentage points. */
 export const inPoints = (share: number): string => signed(100 * share, 1);
+/** Differences with one number of digits, at most three, so many that none of `ends` but 0 is rounded to 0. */
+export function pointsAlike(shares: number[], ends: number[]): string[] {
+  const isHidden = (digits: number) => ends.some((each) => each !== 0 && Number((100 * each).toFixed(digits)) === 0);
+  const digits = [1, 2, 3].find((each) => !isHidden(each)) ?? 1;
+  return shares.map((each) => signed(100 * each, digits));
+}
 export const points = (share: number): string => `${inPoints(share)} points`;
 /** A number of any size, with three or four digits. */
 export const figures = (value: number): string => {

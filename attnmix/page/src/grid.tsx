@@ -214,7 +214,9 @@ function shareTerm(): keyof typeof GLOSSARY {
 const Legend = () => (
   <>
     <ScaleRamp range={measures.shareRange.value} said={measures.endText} /> {measures.shareKind()},{" "}
-    <Term name={shareTerm()}>{measures.measureName().replace(/^Exact/, "exact")}</Term>
+    <Term name={shareTerm()} withoutNote>
+      {measures.measureName().replace(/^Exact/, "exact")}
+    </Term>
     {state.change.value && ", change by fine-tuning"};{" "}
     {state.stretch.value ? "stretched to what this picture shows" : "one scale for all layers, models and texts"}.
   </>
@@ -252,6 +254,7 @@ const SourcesText = () => (
     <span class="key-line">
       <span class="took-key">Orange</span> {orangeText()}
     </span>{" "}
+    The number after a token's name is its position in the text; positions start at 0.{" "}
     {comparison.value && "A framed name is a token that the other text does not have in this column. "}
     {tokensOf(state.document.value).some(isRead) &&
       `${READ_SIGN} marks the token whose last vector the classifier reads.`}

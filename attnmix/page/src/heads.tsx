@@ -149,9 +149,9 @@ function Matrix({ rows }: { rows: Weights }) {
         {at !== null && <i class="column" style={`left: ${at * share}%; width: ${share}%`} />}
       </div>
       <figcaption class="small">
-        The same head as a matrix, rows attend to columns. The selected token's row is outlined, its column dashed.
-        Colour: square root of the {state.lines.value === "weight" ? "weight" : "share of the row"}, full at 100% in
-        every head.
+        The same head as a matrix, rows attend to columns. The selected token's row is outlined, its column dashed. A
+        cell's colour shows the square root of its {state.lines.value === "weight" ? "weight" : "share of the row"} and
+        is full at 100% in every head.
       </figcaption>
     </figure>
   );
@@ -246,7 +246,8 @@ export function Heads() {
           all heads alike. Until a head is chosen, the view shows one whose tokens attend to other tokens. Click a line
           to see the numbers behind it.{" "}
           {matrix.length > SHORT &&
-            `Of ${matrix.length} tokens, those of the ${MAX_LINES[1]} strongest lines are shown${position.value === null ? "" : " of the selected token"}.`}
+            `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
+          The number beside a token is its position in the text; positions start at 0.
         </p>
         {data.encoder !== null && layer > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
@@ -260,7 +261,9 @@ export function Heads() {
           <Matrix rows={matrix} />
           <div>
             <h4>All heads: rows are layers, columns heads</h4>
-            <p class="small">Layers are numbered from 1 and heads from 0, as in without_heads.</p>
+            <p class="small">
+              Layers are numbered from 1 and heads from 0, as in Python by attnmix.interventions.without_heads.
+            </p>
             <All />
           </div>
         </div>

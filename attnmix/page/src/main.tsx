@@ -38,7 +38,7 @@ const Bar = () => (
           <b>
             <bdi>{nameOf(state.token.value)}</bdi>
           </b>
-          ” <small>position {position}</small>{" "}
+          ” <small title="Positions start at 0.">position {position}</small>{" "}
           <button id="clear" onClick={() => set({ token: null })}>
             Clear
           </button>

@@ -194,6 +194,7 @@ export function MapPane() {
                     </li>
                   ))}
                 </ol>
+                <p class="small">The number beside a token is its position in its text; positions start at 0.</p>
               </>
             )}
           </aside>

@@ -102,7 +102,8 @@ function Card({ token }: { token: number }) {
           : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
         {state.change.value
           ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
-          : `The page has each token's ${data.sourcesKept} largest sources.`}
+          : `The page has each token's ${data.sourcesKept} largest sources.`}{" "}
+        The number beside a token is its position in the text; positions start at 0.
       </p>
     </>
   );

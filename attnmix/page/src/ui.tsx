@@ -244,7 +244,7 @@ export function ScaleRamp({ range, said }: { range: [low: number, high: number];
 export const GLOSSARY = {
   token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
   "mixing ratio of one layer":
-    "What one layer's attention adds: the length of what all other tokens together give to a token's vector there, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle. It is not what has gathered since the input.",
+    "How much of a token's vector in one layer comes from other tokens: the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio is not what has gathered since the input.",
   "share from others since the input":
     "How much of a token's vector comes from other tokens, followed from the input through all layers with attention as it was: the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and no causal effect. Special tokens and punctuation count as tokens, here and in all measures.",
   "exact parts":
@@ -252,7 +252,7 @@ export const GLOSSARY = {
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
   "words shuffled":
-    "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. What stays of the change needs no word order.",
+    "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. The part of the change that stays does not depend on word order.",
   share:
     "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022). A rollout multiplies the layers' shares, from the input on.",
   derivative:
@@ -281,7 +281,12 @@ function moveInside(element: HTMLElement | null) {
 }
 
 /** A word of the glossary, explained under the pointer and to a keyboard; Escape hides what is said. */
-export function Term({ name, children }: { name: keyof typeof GLOSSARY; children?: ComponentChildren }) {
+export function Term(props: {
+  name: keyof typeof GLOSSARY;
+  withoutNote?: boolean; // on how many texts the run measured, which is not true of a single text's numbers
+  children?: ComponentChildren;
+}) {
+  const { name, withoutNote, children } = props;
   const id = useId();
   const open = useSignal(false);
   return (
@@ -299,7 +304,7 @@ export function Term({ name, children }: { name: keyof typeof GLOSSARY; children
         {children ?? name}
       </button>
       <span role="tooltip" id={id} hidden={!open.value} ref={(element) => moveInside(element)}>
-        {GLOSSARY[name]} {data.answer.notes[name]}
+        {GLOSSARY[name]} {!withoutNote && data.answer.notes[name]}
       </span>
     </span>
   );

@@ -44,7 +44,7 @@ export function Weight({ heads }: { heads: Heads }) {
   const unfolded = open.value || state.source.value !== null;
   return (
     <details class="fold" id="weight" open={unfolded} onToggle={(e) => (open.value = e.currentTarget.open)}>
-      <summary>One weight, number by number: query, key, product, softmax, value</summary>
+      <summary>One weight, number by number: query, key, product, softmax{heads.vectors && ", value"}</summary>
       {unfolded && <Numbers heads={heads} />}
     </details>
   );
@@ -151,8 +151,10 @@ function Numbers({ heads }: { heads: Heads }) {
           </table>
         </div>
         <p class="small">
-          Blue above 0, orange below; strongest ±{figures(mostKeys)} in query and keys, ±{figures(mostProducts)} in
-          products. {sources.length > listed.length && `Of ${sources.length} tokens the strongest; the csv has all. `}
+          Blue cells are above 0 and orange cells are below 0. The strongest colour stands for ±{figures(mostKeys)} in
+          query and keys, and for ±{figures(mostProducts)} in products.{" "}
+          {sources.length > listed.length &&
+            `The table has the strongest of ${sources.length} tokens; the csv has all of them. `}
           {!after && "What follows the softmax is shown only for short texts, to keep the file small."}
         </p>
       </Pane>
