@@ -61,7 +61,12 @@ class AttentionEdits:
         if not self.edits:
             self._attach(network)
             self.owner = threading.get_ident()
-        self._attached.enter_context(preparation)
+        try:
+            self._attached.enter_context(preparation)
+        except InputError:
+            if not self.edits:
+                self._attached.close()
+            raise
         self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
