@@ -121,8 +121,8 @@ def _possible_readings(present: Sequence[Any], names: Sequence[str], where: str)
         shown = shown_classes(present)
         raise InputError(f"{where} mixes words and numbers ({shown}); write all labels as codes or all as names")
     if kinds == {"truth value"}:
-        if {name.casefold() for name in names} == TRUTH_NAMES and len(names) == 2:
-            return ["names"]
+        if len(names) == 2:  # False is the code 0 and True is 1, unless these are the names
+            return ["names" if {name.casefold() for name in names} == TRUTH_NAMES else "codes"]
         problem = f"holds truth values, and its classes have the names {shown_classes(names)}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     not_names = [value for value in present if not isinstance(value, str) or value not in names]
