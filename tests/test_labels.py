@@ -80,7 +80,7 @@ def test_a_column_holds_codes_or_names_in_all_its_values(
             ".csv",
             [0, 3],
             RATINGS,
-            r"holds codes in .*train-0.csv and names in .*train-1.csv; write all labels as codes",
+            r"holds codes in .*train-0.csv and names in .*train-1.csv; write all labels as",
         ),
         (".csv", [0, 4], RATINGS, r"holds '4', which is no class of its description; the names '1', '2', '3', or in"),
         (".jsonl", [0, 3], RATINGS, r"holds 3, which is no class of its description; .* the codes 0 to 2"),
