@@ -21,7 +21,7 @@ from attnmix.measures.matrices import ROLLOUTS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.page.verdicts import VERBS, counted, interval_text, points, signed, why_no_verdict
-from attnmix.page.wording import wording_of
+from attnmix.page.wording import RUN_WORDING, wording_of
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
@@ -293,13 +293,13 @@ def _shared_value(run: Results, layer: int) -> str:
     return f"In layer {layer}, the ratio does not say which token informs which: it is {numbers}."
 
 
-def document_note(row: Mapping[str, Any], truncation: str) -> str:
+def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
     Args:
         row: `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
             `predicted` and `probability`.
-        truncation: The limit to which texts are truncated.
+        truncation: The limit to which texts are truncated; by default the parameter of a run.
     """
     notes = []
     if "predicted" in row:
