@@ -154,7 +154,7 @@ def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> 
     run.tables["measure/parts"]["tokens"] = 8 * 48
     found = answer(run)
     assert found["notes"] == {
-        "mixing ratio of one layer": "Here: the mean over 8 reviews.",
+        "mixing ratio of one layer": "Here: the mean over 8 reviews, weighted by tokens.",
         "share from others since the input": "Here: the mean over 8 reviews, cut to 48 tokens on average.",
     }
     guide = " ".join((REPOSITORY / "docs/measures/parts.md").read_text("utf-8").split())

@@ -155,7 +155,7 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     """Return how many reviews each of the two measures is a mean over, by its term in the glossary."""
     if run.mixing[1].empty or _texts(run) == 1:
         return {}
-    notes = {RATIO.lower(): f"Here: the mean over {_counted(run, _texts(run))}."}
+    notes = {RATIO.lower(): f"Here: the mean over {_counted(run, _texts(run))}, weighted by tokens."}
     if len(shares):
         last = shares.iloc[-1]
         texts = _counted(run, last["documents"])

@@ -97,7 +97,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
 def _measured(run: Results, documents: int) -> str:
     """Return of which texts of a whole run each kind of numbers is."""
     noun = wording_of(run).texts
-    parts = [f"Ratios and controls are means over the {documents} measured test {noun}"]
+    parts = [f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"]
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
         rows = run.table(table)
         if len(rows):
@@ -274,8 +274,8 @@ def class_lens(run: Results) -> list[str]:
     if lens.empty:
         return []
     return [
-        "Applied to the last vectors of tokens that it does not read, the classifier's head names the text's class on "
-        f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens are, "
+        "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
+        f"on {percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens are, "
         "not what they have learned: it is also true of models trained on permuted labels (docs/study/README.md in the "
         "project's repository)."
     ]

@@ -252,7 +252,7 @@ export const GLOSSARY = {
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
   "words shuffled":
-    "A control: fine-tuning's change of the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. The part of the change that stays does not depend on word order.",
+    "A control: the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. The part of fine-tuning's change that stays does not depend on word order.",
   share:
     "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022). A rollout multiplies the layers' shares, from the input on.",
   derivative:
