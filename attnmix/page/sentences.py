@@ -275,8 +275,8 @@ def class_lens(run: Results) -> list[str]:
         return []
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens are, "
-        "not what they have learned: it is also true of models trained on permuted labels (docs/study/README.md in the "
+        f"on {percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens "
+        "are, not what they have learned: it is also true of models trained on permuted labels (docs/study/README.md in the "
         "project's repository)."
     ]
 
