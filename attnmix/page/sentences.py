@@ -273,11 +273,11 @@ def class_lens(run: Results) -> list[str]:
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
     if lens.empty:
         return []
+    last_layer = lens.loc[lens["layer"].idxmax()]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. This shows how alike tokens "
-        "are, not what they have learned: it is also true of models trained on permuted labels (docs/study/README.md in the "
-        "project's repository)."
+        f"on {percent(last_layer['mean'])} of them. This shows how alike tokens are, not what they have learned: it is "
+        "also true of models trained on permuted labels (docs/study/README.md in the project's repository)."
     ]
 
 
