@@ -273,7 +273,7 @@ def class_lens(run: Results) -> list[str]:
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
     if lens.empty:
         return []
-    last_layer = lens.loc[lens["layer"].idxmax()]
+    last_layer = lens.sort_values("layer").iloc[-1]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
         f"on {percent(last_layer['mean'])} of them. This shows how alike tokens are, not what they have learned: it is "
