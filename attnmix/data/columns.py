@@ -7,8 +7,8 @@ from attnmix.core.errors import InputError
 
 SEPARATOR_NAMES = {",": "commas (,)", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
 MAX_TABLE_BYTES = 2**32  # of the columns that are read, in memory
-MAX_SHOWN_NAMES = 12  # of columns in a message
-MAX_SHOWN_LETTERS = 40  # of each such name
+MAX_SHOWN_NAMES = 12  # maximum number of columns in a message
+MAX_SHOWN_LETTERS = 40  # maximum length of a column name in a message
 Columns = Mapping[str, str]
 """Names of columns in a file, by the parameter that names each: `text`, `text_pair`, `label`, `group`."""
 

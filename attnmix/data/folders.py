@@ -38,7 +38,7 @@ READER_CONFIGS = {
     ".parquet": ("datasets.packaged_modules.parquet.parquet", "ParquetConfig"),
     ".arrow": ("datasets.packaged_modules.arrow.arrow", "ArrowConfig"),
 }
-"""Where `datasets` declares the options of its readers, by the format."""
+"""The module and class with which `datasets` declares the options of a reader, by format."""
 KNOWN_OPTIONS = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features")
 """Options of a description that choose files, or that are understood here."""
 SPEED_OPTIONS = ("chunksize", "batch_size", "block_size", "low_memory", "memory_map", "use_threads")

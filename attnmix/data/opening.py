@@ -24,7 +24,7 @@ TRAILING_BYTES = "other bytes follow its compressed content; compress it again, 
 COMPRESSED_READ_BYTES = 2**16
 GZIP_WINDOW_BITS = 31  # the largest window, with the header and the checksum of gzip
 ZIP_END_MARK = b"PK\x05\x06"
-ZIP_END_BYTES = 22  # of the record that begins with the mark, before its comment
+ZIP_END_BYTES = 22  # length of the end record, without its comment
 MAX_ZIP_COMMENT_BYTES = 2**16 - 1
 
 
