@@ -607,10 +607,11 @@ def test_all_files_hold_codes_or_all_hold_names(
 
 
 def test_truth_values_are_no_codes_of_other_names(tmp_path: Path) -> None:
-    write_class_names(tmp_path, ["pos", "neg"])
+    write_class_names(tmp_path, ["pos", "neg", "neutral"])
     write_labels(tmp_path / "train.jsonl", [True, False])
-    with pytest.raises(InputError, match=r"holds truth values, and its classes have the names 'pos', 'neg'"):
+    with pytest.raises(InputError, match=r"holds truth values, and its classes have the names 'pos', 'neg', 'neutral'"):
         read_names(tmp_path)
+    write_class_names(tmp_path, ["pos", "neg"])
     write_labels(tmp_path / "train.jsonl", [0, [1]])
     with pytest.raises(InputError, match=r"the label is no word, number or truth value, row 2"):
         read_names(tmp_path)

@@ -261,9 +261,9 @@ def test_comparison_is_accessible_and_whole_on_every_screen(
 def test_stretched_difference_names_its_largest(pair: Compared) -> None:
     page = pair.page
     legend = page.locator("#difference-legend")
-    ends = f"more in text/0 {MINUS}25 +25 more in text/1"
     said = re.sub(r"\s+", " ", legend.inner_text())
-    assert said == f"Difference: {ends}, in percentage points (full colour from 25 on)."
+    sides = "left, more in text/0; right, more in text/1"
+    assert said == f"{MINUS}25 +25 percentage points: {sides} (full colour from 25 on)."
     page.get_by_label("Stretch colours").check()
     one, other = (
         np.delete(shares, names.index("not"), axis=1) for shares, names in zip(pair.shares, pair.names, strict=True)

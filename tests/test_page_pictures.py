@@ -152,6 +152,26 @@ def test_texts_of_a_line_are_apart_in_a_wider_font_too(saved: dict[str, Saved]) 
         assert all(element.get("lengthAdjust") for element in picture.elements("text")), pane
 
 
+def test_no_bar_of_a_scale_covers_a_text_in_a_wider_font(saved: dict[str, Saved]) -> None:
+    for pane in ("grid", "text"):
+        picture = saved[pane].picture
+        group, bar = next(
+            (group, child)
+            for group in picture.elements("g")
+            for child in group.findall(f"{SVG}rect")
+            if child.get("fill", "").startswith("url")
+        )
+        moved = re.search(r"translate\(([-\d.]+) ([-\d.]+)\)", group.get("transform", ""))
+        assert moved
+        start, top = float(moved[1]), float(moved[2])
+        beside = [each for each in extents(picture) if top < each[0] < top + 2 * in_pixels(bar.get("height", "0"))]
+        ends = {text for _, left, right, text in beside if abs(right - start) < 12 or abs(left - start - 112) < 12}
+        assert any(text.startswith("0%") for text in ends), pane  # both of its ends have a number
+        assert any(text.startswith("100%") for text in ends), pane
+        for _, left, right, text in beside:
+            assert right < start or left > start + in_pixels(bar.get("width", "0")), (pane, text)
+
+
 def test_a_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
     lines = ["".join(element.itertext()) for element in saved["grid"].picture.elements("text")]
     assert any("share from other tokens, exact parts since the input; one scale" in line for line in lines)

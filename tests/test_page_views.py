@@ -141,7 +141,8 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     page.get_by_label("Change by fine-tuning").check()
     changes = np.diagonal(shares("pretrained", 2) - shares("finetuned", 2))
     legend = page.locator("#text-legend").inner_text().replace("\u2212", "-")
-    assert re.findall(r"[-+][\d.]+ points", legend) == ["-100.0 points", "+100.0 points"]
+    assert re.findall(r"[-+][\d.]+", legend)[:2] == ["-100.0", "+100.0"]
+    assert "points: change of the share" in legend
     assert_shades(page, changes)
     assert changes.min() < 0 < changes.max()
     page.locator("#token-3").click()
@@ -404,9 +405,9 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     page = opened.page
     choose(page, "point", "8")
     legends = {
-        "position": "first token",
+        "position": "token of its text",
         "class": "punctuation",
-        "ratio": "mixing ratio 0%",
+        "ratio": "mixing ratio (fine-tuned model",
         "document": "text/0",
         "predicted": "positive",
     }
@@ -560,7 +561,7 @@ def test_probes_are_the_files(first: Opened) -> None:
     page.locator("#more > summary").click()
     choose(page, "checkpoint", "pretrained")
     probed = run.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
-    for name, quantity in (("Where it stands", "probe_position"), ("Which token it is", "probe_token")):
+    for name, quantity in (("Position of the token", "probe_position"), ("Which token it is", "probe_token")):
         for suffix, end in (("", ""), (": labels at random", "_control")):
             expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
             assert [float(row[name + suffix]) for row in first.values("probes")] == pytest.approx(expected, rel=1e-3)

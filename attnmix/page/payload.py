@@ -46,7 +46,7 @@ PROBE_LABELS = {
     ("probe_class", "read"): "Class, by the token that the head reads",
     ("probe_class", "others"): "Class, by other tokens",
     ("probe_token", "others"): "Which token it is",
-    ("probe_position", "others"): "Where it stands",
+    ("probe_position", "others"): "Position of the token",
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
 """Quantities of `class_use.csv` and their groups."""

@@ -213,7 +213,8 @@ function shareTerm(): keyof typeof GLOSSARY {
 
 const Legend = () => (
   <>
-    <ScaleRamp range={measures.shareRange.value} said={measures.endText} /> {measures.shareKind()},{" "}
+    <ScaleRamp range={measures.shareRange.value} said={measures.endText} /> {measures.scaleUnit()}
+    {measures.shareKind()},{" "}
     <Term name={shareTerm()} withoutNote>
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
@@ -229,8 +230,9 @@ function DifferenceLegend({ first, second }: Comparison) {
   const [one, other] = [first, second].map((text) => data.documents[text].name);
   return (
     <p class="legend" id="difference-legend">
-      Difference: more in {one} <ScaleRamp range={differenceRange.value} said={differenceEnd} /> more in {other}, in
-      percentage points{!state.stretch.value && " (full colour from 25 on)"}.
+      <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points: left, more in {one}; right,
+      more in {other}
+      {!state.stretch.value && " (full colour from 25 on)"}.
     </p>
   );
 }

@@ -243,8 +243,8 @@ export function Heads() {
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
         <p class="small noprint">
           Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line, in
-          all heads alike. Until a head is chosen, the view shows one whose tokens attend to other tokens. Click a line
-          to see the numbers behind it.{" "}
+          all heads alike. The view opens with a head whose tokens attend to other tokens. Click a line to see the
+          numbers behind it.{" "}
           {matrix.length > SHORT &&
             `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
           The number beside a token is its position in the text; positions start at 0.
@@ -262,7 +262,7 @@ export function Heads() {
           <div>
             <h4>All heads: rows are layers, columns heads</h4>
             <p class="small">
-              Layers are numbered from 1 and heads from 0, as in Python by attnmix.interventions.without_heads.
+              Layers are numbered from 1 and heads from 0, as in the function attnmix.interventions.without_heads.
             </p>
             <All />
           </div>

@@ -53,13 +53,18 @@ function Badge() {
 function Legend() {
   const { colour, document, point } = state;
   const ramp = run.range(6).map((n) => ({ at: n / 5, colour: viridis(n / 5) }));
-  if (colour.value === "position") return <Ramp low="first token" high="last token" colours={ramp} />;
+  if (colour.value === "position")
+    return (
+      <>
+        <Ramp low="first" high="last" colours={ramp} /> token of its text.
+      </>
+    );
   if (colour.value === "ratio") {
     if (data.sites[point.value].layer === 0) return <>Before the first layer nothing is mixed yet.</>;
     const most = percent(run.largestRatio(captured, ratio.value));
     return (
       <>
-        <Ramp low="mixing ratio 0%" high={most} colours={ramp} /> ({model}, {data.labels.methods[ratio.value]})
+        <Ramp low="0%" high={most} colours={ramp} /> mixing ratio ({model}, {data.labels.methods[ratio.value]}).
       </>
     );
   }
@@ -164,13 +169,13 @@ export function MapPane() {
               </span>
             </p>
             <p class="legend" id="map-legend">
-              <Legend />{" "}
-              {token.value !== null && "Thick ring: the selected token; thin rings: its nearest in the full space. "}
+              <Legend />
+              {token.value !== null && " Thick ring: the selected token; thin rings: its nearest in the full space."}
               {layout.value === "pca" &&
-                "The same point has one scale in all layers, so a cloud that shrinks is one whose vectors draw together. "}
+                " The same point has one scale in all layers, so a cloud that shrinks is one whose vectors draw together."}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
-                "Head outputs have a basis of their own, so their dots do not compare with the rest."}
+                " Head outputs have a basis of their own, so their dots do not compare with the rest."}
             </p>
             <p class="small">
               {data.maps[layout.value].absent.includes(point.value)

@@ -3,7 +3,7 @@
 import { computed } from "@preact/signals";
 import * as run from "./data";
 import { checkpoints, data, layers, type Maybe, modelName, type Share, tokensOf } from "./data";
-import { percent, points, signed, wholePercent } from "./format";
+import { inPoints, percent, points, signed, wholePercent } from "./format";
 import { matrix, state } from "./state";
 
 export const CHANGE = "change"; // stands for a model where values are what fine-tuning changed
@@ -92,9 +92,12 @@ export const placeOn = ([low, high]: [number, number], value: number) =>
   low < 0 ? value / high : high > low ? (value - low) / (high - low) : 0;
 
 export const shareText = (value: number) => (state.change.value ? points(value) : percent(value));
-/** An end of the scale. */
-export const endText = (value: number) =>
-  state.stretch.value || state.change.value ? shareText(value) : wholePercent(value);
+/** An end of the scale; the unit of changes follows both ends. */
+export const endText = (value: number) => {
+  if (state.change.value) return inPoints(value);
+  return state.stretch.value ? percent(value) : wholePercent(value);
+};
+export const scaleUnit = () => (state.change.value && !ofClass() ? "points: " : "");
 export const wordEndText = (value: number) => (ofClass() ? signed(value) : endText(value));
 export const wordText = (value: number) => (ofClass() ? signed(value) : shareText(value));
 export const matrixName = () => data.labels.matrices[matrix.value];

@@ -298,6 +298,15 @@ function endLine({ line, extent, clipped }: Drawing): void {
   line.pieces = [];
 }
 
+/** Keep a line that goes on with a picture, such as a scale's bar, at the picture's edge: in a wider font it grows left. */
+function endBefore({ x, y, height }: Box, { line }: Drawing): void {
+  const last = line.pieces.at(-1);
+  if (!last || last.rightToLeft) return;
+  const gap = x - last.right;
+  const isLevel = last.baseline > y && last.baseline - last.size < y + height;
+  if (isLevel && gap > -NARROWEST_GAP * last.size && gap < WIDEST_GAP * last.size) line.pieces[0].anchor = "end";
+}
+
 function drawText(node: Text, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(node.parentElement!);
   const { origin, line } = drawing;
@@ -432,9 +441,10 @@ function drawElement(element: Element, into: Element, drawing: Drawing): void {
   const isPicture = element instanceof SVGSVGElement || element instanceof HTMLCanvasElement;
   // What has a box of its own keeps its place; the other texts of a line are drawn as one.
   const isApart = isPicture || isBoxed(style) || !FLOWING.has(style.display);
+  const box = boxOf(element.getBoundingClientRect(), drawing);
+  if (isPicture) endBefore(box, drawing);
   if (isApart) endLine(drawing);
   if (element instanceof SVGSVGElement) return drawSvg(element, into, drawing);
-  const box = boxOf(element.getBoundingClientRect(), drawing);
   const radius = radiusOf(style, box);
   const fragments = style.display === "inline" ? [...element.getClientRects()] : [element.getBoundingClientRect()];
   for (const fragment of fragments) {

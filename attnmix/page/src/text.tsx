@@ -1,7 +1,7 @@
 // The text with its measures, and what the selected token kept, took and gave.
 
 import { data, positionOf, type Share, tokensOf } from "./data";
-import { percent, points } from "./format";
+import { inPoints, percent, points } from "./format";
 import * as measures from "./measures";
 import { hovered, matrix, state } from "./state";
 import { Pane, rowsOf, ScaleRamp, Select } from "./ui";
@@ -76,7 +76,7 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
               style={`width: ${Math.min(100, (100 * Math.abs(share)) / scale)}%`}
               aria-hidden="true"
             />
-            <span class="number">{state.change.value ? points(share) : percent(share)}</span>
+            <span class="number">{state.change.value ? inPoints(share) : percent(share)}</span>
           </li>
         ))}
       </ol>
@@ -98,7 +98,7 @@ function Card({ token }: { token: number }) {
       </div>
       <p class="small">
         {state.change.value
-          ? "Change of the share, in percentage points."
+          ? "Changes of the share are in percentage points."
           : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
         {state.change.value
           ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
@@ -158,8 +158,8 @@ export function Text() {
       </p>
       <Controls />
       <p class="legend" id="text-legend">
-        <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.wordName()}.
-        {measures.effectText()}
+        <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.scaleUnit()}
+        {measures.wordName()}.{measures.effectText()}
         {token.value !== null && (
           <>
             {" "}

@@ -242,29 +242,29 @@ export function ScaleRamp({ range, said }: { range: [low: number, high: number];
 }
 
 export const GLOSSARY = {
-  token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
+  token: "A token is one item that the model reads: a word, a piece of a word, or a mark such as [CLS].",
   "mixing ratio of one layer":
-    "How much of a token's vector in one layer comes from other tokens: the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio is not what has gathered since the input.",
+    "This ratio says how much of a token's vector in one layer comes from other tokens. It is the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio describes one layer and not all layers since the input.",
   "share from others since the input":
-    "How much of a token's vector comes from other tokens, followed from the input through all layers with attention as it was: the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and no causal effect. Special tokens and punctuation count as tokens, here and in all measures.",
+    "This share says how much of a token's vector comes from other tokens, followed from the input through all layers with the attention weights of this text. It is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and it is no causal effect. Special tokens and punctuation count as tokens, here and in all measures.",
   "exact parts":
-    "A vector as a sum of parts, one for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
+    "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
-    "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
+    "In this control every token passes on the same vector, the mean of its text's values, which carries no information about the token it came from.",
   "words shuffled":
-    "A control: the mixing ratio, measured again with every text's words shuffled, the tokens of a word together. The part of fine-tuning's change that stays does not depend on word order.",
+    "In this control the mixing ratio is measured again with the words of every text shuffled, while the tokens of a word stay together. What remains of fine-tuning's change does not depend on word order.",
   share:
-    "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022). A rollout multiplies the layers' shares, from the input on.",
+    "A share is one token's part in another token's vector after attention, by the chosen measure; the shares of a vector add up to 100%. ALTI compares each part with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of the layers, from the input on.",
   derivative:
-    "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
+    "A derivative says how strongly a token's output changes with the inputs of the other tokens, within one layer (norms of the Jacobian).",
   "place in the model":
-    "Where every token's vector is stored, such as a layer's output; a capture point in the documentation.",
+    "Vectors are stored at several places in the model, such as the output of a layer; the documentation calls them capture points.",
   "neighbours kept":
-    "The share of a token's 15 nearest in the full space that are also its 15 nearest on the map. Chance: the same map with positions shuffled.",
-  interval: `95% bootstrap interval over ${data.wording.texts}; not drawn for fewer than eight.`,
-  query: "What a token looks for: a vector that meets every key in a dot product.",
-  key: "What a token offers to be found by.",
-  softmax: "Turns scores into weights that add up to 1.",
+    "This is the share of a token's 15 nearest neighbours in the full space that are also among its 15 nearest on the map. Chance is the same share with the positions on the map shuffled.",
+  interval: `This is a 95% bootstrap interval over ${data.wording.texts}; it is not drawn for fewer than eight.`,
+  query: "A query says what a token looks for; its dot product with every key gives the scores.",
+  key: "A key says what a token can be found by; the queries of all tokens are compared with it.",
+  softmax: "Softmax turns scores into weights that add up to 1.",
 };
 
 /** Whether the pointer itself moved, and not the page under it. */
