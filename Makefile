@@ -93,10 +93,10 @@ docs: $(INSTALLED_DEV) ## Update the tables in docs/ from the code and the resul
 	@$(IN_VENV) $(MKDOCS)
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, or profiles/emulated.txt and CPUS="Haswell EPYC-Milan")
-	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))
+	@$(IN_VENV) python -m tools.verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))
 
 accept: $(INSTALLED) ## Keep the results where a change of the code leaves those of profiles/tiny.txt as they are (dvc commit)
-	@$(IN_VENV) python -m accept
+	@$(IN_VENV) python -m tools.accept
 
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
 	@PYTHON="$(PYTHON)" .ci/lock

@@ -29,8 +29,8 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
-from experiments.planted_cases import CASES
 from stages.common.parameters import Parameters
+from validation.planted_cases import CASES
 
 DOCUMENTS = (
     "docs/guide.md",

@@ -1,4 +1,4 @@
-"""Ask what fine-tuning mixes, score the measures, run the pipeline for several seeds, and compare experiments.
+"""Ask what fine-tuning mixes, run the pipeline for several seeds, and compare experiments.
 
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--only probes]
     python -m experiments trainings --dataset stanfordnlp/imdb
@@ -9,11 +9,9 @@
     python -m experiments fits FOLDER ... [--to docs/study]
     python -m experiments lengths FOLDER ... [--to docs/study/lengths.csv]
     python -m experiments few-tokens --dataset stanfordnlp/imdb [--model models/finetuned]
-    python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
 `trainings` writes what `attnmix.compare` claims of such models (`experiments.trainings`; an hour, and it resumes).
-`planted` writes what each measure says of models with weights set by hand (`experiments.planted`; half a minute).
 `rare-word` writes a data set whose class is whether a word is in the review (`experiments.rare_word`).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, or until a stage, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads
@@ -85,9 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     few.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     few.add_argument("--model", default="models/finetuned", help="hub identifier or folder")
     few.add_argument("--to", type=Path, default=Path("docs/study/few_tokens.csv"), help="csv")
-    planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
-    planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
-    planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
     if options.command in ("answer", "trainings") and not environment.in_place():
         # Libraries read it when they are loaded, which has happened.
@@ -112,11 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from experiments.few_tokens import write_few_tokens
 
         write_few_tokens(options.dataset, options.model, options.to)
-        return 0
-    if options.command == "planted":
-        from experiments.planted import write_planted
-
-        write_planted(options.to, options.seed)
         return 0
     if options.command == "layers":
         write_layers(options.folder, options.to)

@@ -16,10 +16,9 @@ from sklearn.linear_model import LinearRegression
 
 from attnmix.measures.swaps import swap_ratio
 from docs.tables import PLANTED
-from experiments import __main__ as command
-from experiments import planted
-from experiments.planted import conditional_derivative, probe_scores
-from experiments.planted_cases import CASES, Case, planted_model
+from validation import planted
+from validation.planted import conditional_derivative, probe_scores
+from validation.planted_cases import CASES, Case, planted_model
 
 Array = npt.NDArray[Any]
 BY_NAME = {case.name: case for case in CASES}
@@ -205,7 +204,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
         for name, texts in (("TEXTS", 250), ("MEASURED", 24), ("DERIVED", 2)):
             patch.setattr(planted, name, texts)
-        assert command.main(["planted", "--seed", "1", "--to", str(folder)]) == 0
+        assert planted.main(["--seed", "1", "--to", str(folder)]) == 0
     return pd.read_csv(folder / "planted.csv")
 
 

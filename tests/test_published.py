@@ -18,7 +18,7 @@ from transformers import AutoModel
 from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
-from benchmarks import published
+from validation import published
 
 TEXTS = (
     "[CLS] the film was very good . [SEP] the plot was so dull , it and the music [SEP]",

@@ -17,8 +17,8 @@ from attnmix.measures.input_parts import PartsReader
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
-from benchmarks import published_parts
-from benchmarks.published_parts import OWN_RULES, Configuration, library_summary, summary, with_bias
+from validation import published_parts
+from validation.published_parts import OWN_RULES, Configuration, library_summary, summary, with_bias
 
 TEXT = "the film was not very good , it was so dull"
 

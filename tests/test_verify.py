@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from dvc_repository import Repository, repository_of
 
-import accept
-import comparison
-import verify
+from tools import accept, compare_runs, verify
 
 PIPELINE = """
 stages:
@@ -145,10 +143,10 @@ def test_two_runs_are_compared_by_a_command(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = repository.copy(tmp_path / "other")
-    assert comparison.main([".", str(other.folder)]) == 0
+    assert compare_runs.main([".", str(other.folder)]) == 0
     assert capsys.readouterr().out == "5 outputs, the same bytes\n"
     (other.folder / "image.bin").write_bytes(bytes([7, 7, 7]))
-    assert comparison.main([".", str(other.folder)]) == 1
+    assert compare_runs.main([".", str(other.folder)]) == 1
     assert capsys.readouterr().out == "image.bin: byte 3 of 5 and 3\n"
 
 

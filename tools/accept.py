@@ -1,6 +1,6 @@
 """Keep the results in the working tree where a change of the code does not change them: `make accept`.
 
-    python -m accept
+    python -m tools.accept
 
 The pipeline runs on little input (`profiles/tiny.txt`) in two temporary folders: as it is in the last commit, and as it
 is in the working tree. If every output is the same bytes, `dvc commit --force` says in `dvc.lock` that the results
@@ -19,17 +19,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from comparison import differences, outputs
-from verify import SURROUNDINGS, apply_profile, clone_commit, git, run_pipeline
+from tools.compare_runs import differences, outputs
+from tools.verify import SURROUNDINGS, apply_profile, clone_commit, git, run_pipeline
 
-STALE = Path(__file__).parent / ".ci/stale.py"
+STALE = Path(__file__).parents[1] / ".ci/stale.py"
 INPUTS = ("params.yaml", "data", "reports/sources.json")
 """Files and folders that decide about results and are no code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if the results were accepted, else 1."""
-    parser = argparse.ArgumentParser("accept", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m tools.accept", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--profile", type=Path, default=Path("profiles/tiny.txt"), help="file of key=value overrides")
     options = parser.parse_args(arguments)
     tree = Path.cwd()

@@ -1,6 +1,6 @@
 """The published table of mixing ratios, for any checkpoint folder and any texts, offline.
 
-    python -m benchmarks.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
+    python -m validation.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
 Measures as the authors' public scripts do (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of at
 most 128 tokens, 12 % of their tokens masked. `<texts>` is a json file of records whose `tokens` are

@@ -1,13 +1,13 @@
 """Run the pipeline in clones with other surroundings and compare every byte of its outputs and of `dvc.lock`.
 
-    python -m verify                                   # the default parameters, about three minutes for each clone
-    python -m verify --profile profiles/tiny.txt       # on little input
-    python -m verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
+    python -m tools.verify                             # the default parameters, about three minutes for each clone
+    python -m tools.verify --profile profiles/tiny.txt       # on little input
+    python -m tools.verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
 
 The last commit is cloned. The clones differ in folder, home, date, locale, hash seed, umask and number of threads; with
 `--cpus` they differ in folder, home and processor, which qemu-user emulates. If anything differs, the exit status is 1
-and one line for each output names its first difference (`comparison.py`). With the default parameters the results must
-also be the committed ones.
+and one line for each output names its first difference (`tools/compare_runs.py`). With the default parameters the
+results must also be the committed ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from dvc.utils.hydra import apply_overrides
 
-from comparison import LOCK, differences, outputs
+from tools.compare_runs import LOCK, differences, outputs
 
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--profile", type=Path, help="file of key=value overrides of params.yaml")
     parser.add_argument("--cpus", nargs="+", default=[], help="processors to emulate, by qemu's names for them")
     parser.add_argument("--until", nargs="+", default=[], metavar="STAGE", help="the last stages to run; default: all")

@@ -1,6 +1,6 @@
 """Compare two runs, output by output, and name the first difference of each.
 
-    python -m comparison ../before .
+    python -m tools.compare_runs ../before .
 
 Both folders hold a finished run. A difference is the key, the row or the number where the format tells, else the byte.
 The exit status is 1 if anything differs.
@@ -27,7 +27,9 @@ LOCK = "dvc.lock"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if the outputs of two runs are the same bytes, else 1."""
-    parser = argparse.ArgumentParser("comparison", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m tools.compare_runs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("before", type=Path, help="folder of a finished run")
     parser.add_argument("after", type=Path, help="folder of another one")
     options = parser.parse_args(arguments)

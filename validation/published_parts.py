@@ -1,6 +1,6 @@
 """Parts from the input as DecompX's authors publish them, beside the library's, for a BERT and any texts, offline.
 
-    python -m benchmarks.published_parts <checkpoint folder> <texts> [--documents 8] [--max-length 48]
+    python -m validation.published_parts <checkpoint folder> <texts> [--documents 8] [--max-length 48]
 
 Modarressi et al. (ACL 2023) give every bias to the tokens: a part p_j of a vector with the bias b gets the portion
 |p_j . b| / sum_k |p_k . b| of it (`absdot`), again at each of the layer's biases. In the first layer b_V is not divided
@@ -33,7 +33,7 @@ from attnmix.measures.input_parts import PartsReader
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
-from benchmarks.published import read_plain
+from validation.published import read_plain
 
 OWN_RULES = {"GeLU_ZO": "chord", "GeLU_LA": "tangent"}
 """The library's rule for each of the authors' approximations of an activation."""

@@ -1,5 +1,7 @@
 """Scores of the measures of mixing on planted cases, in which the answer is known.
 
+    python -m validation.planted [--seed 0] [--to docs/study]
+
 A measure is fooled by a case if it says more than `LIMIT` where nothing comes from others, or no more than that, or
 nothing, where something does. Where little comes it must say less than half of what it says of the same message by
 equal weights (`REFERENCE`), and where all does no less than nine tenths. Means are over tokens 2 to 8: in some cases
@@ -10,7 +12,9 @@ Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads *
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,7 @@ from attnmix.measures.ratios import RATIOS, mixing_ratios, split_layer
 from attnmix.measures.swaps import swap_ratio
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
-from experiments.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
+from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
 TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts of exchanges and probes, of ratios and matrices, of derivatives
 NOISE = 0.05  # deviation of noise on what a probe reads; without it nothing is too faint for a probe
@@ -42,6 +46,18 @@ REFERENCE = "uniform_average"
 DIGITS = 4
 POINTS = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
 BIAS = "without_value_bias"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table of planted cases, in half a minute."""
+    parser = argparse.ArgumentParser(
+        prog="python -m validation.planted", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the texts and the noise")
+    parser.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
+    options = parser.parse_args(arguments)
+    write_planted(options.to, options.seed)
+    return 0
 
 
 def write_planted(to: Path, seed: int) -> None:
@@ -236,3 +252,7 @@ def _share(others: Tensor, total: Tensor) -> Tensor:
 
 def _batch(ids_BT: Tensor) -> dict[str, Tensor]:
     return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
