@@ -60,7 +60,7 @@ explore: $(INSTALLED) ## Serve a page with an input on this machine: type a text
 experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
-test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer; MARKED=all: all)
+test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer; MARKED=notebooks; MARKED=all: all)
 	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
 
 check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, the site's links

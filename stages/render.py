@@ -41,7 +41,7 @@ MAX_PROCESSES = 4  # each takes a second to start
 TYPICAL = (
     "The captured texts were chosen by rule: one short review of each class that is classified right, and one that is "
     "classified wrong. Each has the median probability among such reviews of at most "
-    f"{TYPICAL_TOKENS} tokens; if no such review is that short, among the shortest."
+    f"{TYPICAL_TOKENS} tokens; if no such review is that short, it has that among the shortest."
 )
 
 Drawing = tuple[Any, ...]

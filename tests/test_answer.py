@@ -118,15 +118,17 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/parts"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith(": \u22125.0 points; 7 reviews give no {interval} and no verdict.")
+    assert found["sentences"][0].endswith(
+        ": it changes by \u22125.0 points; 7 reviews give no {interval} and no verdict."
+    )
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
-    assert ": +30.0 points (95% {interval} +20.0 to +40.0), 40 reviews" in change
-    assert ": 15% before, 25% after, averaged over layers, 40 reviews" in ratio
-    assert "by fine-tuning, averaged over layers, is +10.0 points, +7.0 with {words shuffled}." in shuffled
+    assert ": it changes by +30.0 points (95% {interval} +20.0 to +40.0), 40 reviews" in change
+    assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
+    assert "by fine-tuning, averaged over layers, is +10.0 points, and +7.0 with {words shuffled}." in shuffled
     for sentence in (change, ratio, shuffled):
         assert len(sentence.split()) <= MAX_WORDS
         terms = re.findall(r"\{(.*?)\}", sentence)
@@ -154,8 +156,8 @@ def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> 
     run.tables["measure/parts"]["tokens"] = 8 * 48
     found = answer(run)
     assert found["notes"] == {
-        "mixing ratio of one layer": "Here: the mean over 8 reviews, weighted by tokens.",
-        "share from others since the input": "Here: the mean over 8 reviews, cut to 48 tokens on average.",
+        "mixing ratio of one layer": "Here it is the mean over 8 reviews, weighted by tokens.",
+        "share from others since the input": "Here it is the mean over the first tokens of 8 reviews, 48 on average.",
     }
     guide = " ".join((REPOSITORY / "docs/measures/parts.md").read_text("utf-8").split())
     for text in (GLOSSARY, guide, found["chart"]["unit"].replace("The length", "the length")):
@@ -163,8 +165,8 @@ def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> 
     assert GLOSSARY.count("divided by that plus the length of the token's own part") == GLOSSARY.count(OTHERS_SHARE)
 
 
-COMMON = "common to texts of one predicted class"
-INCONCLUSIVE = f"Whether what tokens give each other is {COMMON} is inconclusive"
+COMMON = "common to texts of one predicted class, but not to all texts"
+INCONCLUSIVE = f"Whether what tokens give each other is {COMMON}, is inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,9 @@ def test_interval_has_digits_that_keep_its_ends_from_0() -> None:
     assert interval_text(-1e-9, 0.1, 40, "texts") == "95% interval 0.0 to +10.0, 40 texts"
 
 
-@pytest.mark.parametrize(("documents", "ending"), [(8, ", 8 reviews: too few for a verdict."), (20, ", 20 reviews.")])
+@pytest.mark.parametrize(
+    ("documents", "ending"), [(8, ", 8 reviews, which are too few for a verdict."), (20, ", 20 reviews.")]
+)
 def test_share_of_few_reviews_is_said_to_have_too_few_for_a_verdict(documents: int, ending: str) -> None:
     assert answer(planted(documents=documents))["sentences"][0].endswith(ending)
 

@@ -119,7 +119,7 @@ def words(output: Mapping[str, Any]) -> list[str]:
     return re.findall(r"[^\W\d]+", "".join(text))
 
 
-@pytest.mark.long
+@pytest.mark.notebooks
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import zlib
+from html import escape
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -19,7 +20,6 @@ import pandas as pd
 import pytest
 from browser import WHOLE, Opened, browser, violations
 from conftest import REPOSITORY
-from markupsafe import escape
 from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
 
 from attnmix.core.store.runs import Run

@@ -167,7 +167,7 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
     text = page.locator("#chosen-text").inner_text()
     row = int(page.locator("#layer").input_value()) - 1
     assert f"{100 * one[row, column]:.1f}% in text/0, {100 * other[row, column]:.1f}% in text/1" in text
-    assert "Largest sources in the input, text/1:" in text
+    assert "The largest sources in the input, text/1, are" in text
 
 
 def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Compared) -> None:
@@ -187,7 +187,7 @@ def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Compared) 
     assert page.locator("#compare").input_value() == "0"
     page.keyboard.press("ArrowLeft")
     assert page.locator("#chosen-text").inner_text().startswith("“not” after layer")
-    assert "No such token in text/0." in page.locator("#chosen-text").inner_text()
+    assert "In text/0, no token stands in this column." in page.locator("#chosen-text").inner_text()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")
@@ -231,7 +231,7 @@ def test_texts_that_are_not_alike_open_alone(tmp_path: Path, chromium: Any) -> N
     choose(compared.page, "compare", "1")
     said = compared.page.locator("#unlike").inner_text()
     columns = len(compared.names[1])  # [CLS], eleven tokens, [SEP]
-    assert f"The same token stands in both in 2 of {columns} columns; only these are compared." in said
+    assert f"The same token stands in both in 2 of {columns} columns; differences by column are of these only." in said
     listed = compared.page.locator("#largest button bdi").all_inner_texts()
     assert sorted(listed) == ["[CLS]", "[SEP]"]
     differences = [row for row in compared.opened.values("grid") if list(row.values())[8]]

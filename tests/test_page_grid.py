@@ -167,7 +167,7 @@ def test_lines_row_and_words_show_the_sources_of_the_chosen_measure(
     assert page.locator("#share option:checked").inner_text().removesuffix(" since the input").lower() in legend.lower()
     matrix = np.asarray(Run(Path()).matrix("finetuned", "test/1", method), dtype=float)[2, 2]
     matrix = np.delete(matrix / matrix.sum(), 2)
-    _, text = page.locator("#chosen-text").inner_text().split(", fine-tuned: ")
+    _, text = page.locator("#chosen-text").inner_text().split(", fine-tuned, are ")
     assert float(re.findall(r"([\d.]+)%", text)[0]) == pytest.approx(100 * matrix.max(), abs=0.06)
     assert ("in the input" if method in SINCE_INPUT else "in the layer below") in page.locator(
         "#chosen-text"
@@ -198,13 +198,14 @@ def test_ratio_of_one_layer_names_no_sources(opened: Opened) -> None:
     page.locator("#token-3").click()
     choose(page, "share", "attnresln_n")
     assert drawn(page)["flows"] == []
-    assert "Largest sources" not in page.locator("#chosen-text").inner_text()
+    assert "largest sources" not in page.locator("#chosen-text").inner_text()
     assert "names no sources" in page.locator("#sources-text").inner_text()
     explained = page.locator("#grid-legend [role=tooltip]").text_content()
-    assert "The ratio is not what has gathered" in explained
-    assert "Here: the mean over" not in explained  # which is not so of a single text
+    assert "The ratio describes one layer and not all" in explained
+    assert "Here it is the mean over" not in explained  # which is not so of a single text
     assert (
-        "Here: the mean over" in page.locator("#layers [role=tooltip]", has_text="The ratio is not what").text_content()
+        "Here it is the mean over"
+        in page.locator("#layers [role=tooltip]", has_text="The ratio describes one layer").text_content()
     )
 
 
@@ -269,7 +270,7 @@ def test_row_of_the_input_says_what_the_chosen_vector_is_made_of(opened: Opened)
     start = first_token("test/1")
     page.locator(f"#token-{start + 2}").click()
     table = Run(Path()).tokens.query("document == 'test/1'")["token"].tolist()
-    _, *sentences = page.locator("#chosen-text").inner_text().split("Largest sources")
+    _, *sentences = page.locator("#chosen-text").inner_text().split("The largest sources")
     assert len(sentences) == len(CHECKPOINT_NAMES)
     for checkpoint, sentence in zip(CHECKPOINT_NAMES, sentences, strict=True):
         shares = np.asarray(Run(Path()).matrix(checkpoint, "test/1", "parts"), dtype=float)[1, 2]

@@ -155,19 +155,19 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     """Return how many reviews each of the two measures is a mean over, by its term in the glossary."""
     if run.mixing[1].empty or _texts(run) == 1:
         return {}
-    notes = {RATIO.lower(): f"Here: the mean over {_counted(run, _texts(run))}, weighted by tokens."}
+    notes = {RATIO.lower(): f"Here it is the mean over {_counted(run, _texts(run))}, weighted by tokens."}
     if len(shares):
         last = shares.iloc[-1]
         texts = _counted(run, last["documents"])
         if "tokens" in shares:
             tokens = last["tokens"] / last["documents"]
-            texts = f"{texts}, cut to {tokens:.0f} tokens on average"
-        notes[SHARE.lower()] = f"Here: the mean over {texts}."
+            texts = f"the first tokens of {texts}, {tokens:.0f} on average"
+        notes[SHARE.lower()] = f"Here it is the mean over {texts}."
     return notes
 
 
 def _counted_tokens(run: Results, shares: pd.DataFrame) -> str:
-    return "" if shares.empty else f"{{{SHARE}}}: a mean over the {len(run.tokens)} tokens here."
+    return "" if shares.empty else f"{{{SHARE}}}: it is a mean over the {len(run.tokens)} tokens here."
 
 
 def _one_model(run: Results) -> str:
@@ -185,12 +185,12 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     change = points(last["mean"])
     texts = _counted(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: {change} points; {texts} give no {{interval}} and no verdict."
+        return f"{{{SHARE}}}: it changes by {change} points; {texts} give no {{interval}} and no verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
     found = verdict(last["ci_low"], last["ci_high"], last["documents"])
-    reasons = {Verdict.OPEN: ": inconclusive", Verdict.TOO_FEW_TEXTS: ": too few for a verdict"}
+    reasons = {Verdict.OPEN: ", which is inconclusive", Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict"}
     reason = reasons.get(found, "")
-    return f"{{{SHARE}}}: {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
+    return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -203,7 +203,8 @@ def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
 def _ratio_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    return f"{{{RATIO}}}: {before} before, {after} after, averaged over layers, {_counted(run, _texts(run))}."
+    texts = _counted(run, _texts(run))
+    return f"{{{RATIO}}}: it is {before} before and {after} after fine-tuning, averaged over layers, {texts}."
 
 
 def _shuffled_change(run: Results) -> str:
@@ -216,7 +217,7 @@ def _shuffled_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     change = means["finetuned"] - means["pretrained"]
     shuffled_change = float(changes_by_layer.mean())
-    numbers = f"{points(change)} points, {points(shuffled_change)} with {{words shuffled}}"
+    numbers = f"{points(change)} points, and {points(shuffled_change)} with {{words shuffled}}"
     overall = overall_change(run)
     found = verdict(overall["ci_low"], overall["ci_high"], overall["documents"])
     if found is Verdict.OPEN:

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
 
 from attnmix.core.names import SPACE
 from attnmix.core.settings import MIN_UMAP_VECTORS
@@ -53,11 +52,11 @@ def page_text(run: Results, subject: Subject) -> str:
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     return _template().render(
         policy=_content_security_policy(script),
-        # Only the project's own files, and JSON without a "<", are marked as safe.
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
+        # The template does not escape these three: the project's own files, and JSON without a "<".
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=script,
         data=pack(data),
-        head_parts=Markup(as_json(head_parts)),
+        head_parts=as_json(head_parts),
         **asdict(subject) | words,
         versions=package_versions(),
         documents_left_out=_documents_left_out(documents_left_out, wording),

@@ -114,7 +114,9 @@ def _selection(subject: Subject, run: Results) -> str:
     longer = texts[texts["tokens"] > TYPICAL_TOKENS]
     names = [f"{row['document']} ({row['tokens']} tokens)" for _, row in longer.iterrows()]
     return (
-        f"{subject.selection} None was that short in the case of {' and '.join(names)}." if names else subject.selection
+        f"{subject.selection} No such text was that short in the case of {' and '.join(names)}."
+        if names
+        else subject.selection
     )
 
 
@@ -186,7 +188,7 @@ def class_evidence(run: Results) -> list[str]:
 
 def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return whether what tokens give each other in a layer is common to texts of one predicted class."""
-    common = "is common to texts of one predicted class"
+    common = "is common to texts of one predicted class, but not to all texts,"
     after, difference = by_quantity["after"], by_quantity["difference"]
     noun = wording_of(run).texts
     documents = after["documents"]
@@ -197,7 +199,7 @@ def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> 
     if change is Verdict.HIGHER and after["ci_low"] > by_quantity["permuted"]["mean"]:
         much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
         where = f"what tokens give each other in layer {layer}"
-        return f"After fine-tuning, {where} is {much} common to texts of one predicted class."
+        return f"After fine-tuning, {where} is {much} common to texts of one predicted class, but not to all texts."
     return (
         f"Whether what tokens give each other {common} is inconclusive: the interval of the class's share, or of the "
         "share's change, does not exclude chance."
@@ -276,8 +278,8 @@ def class_lens(run: Results) -> list[str]:
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(last_layer['mean'])} of them. This shows how alike tokens are, not what they have learned: it is "
-        "also true of models trained on permuted labels (docs/study/README.md in the project's repository)."
+        f"on {percent(last_layer['mean'])} of them. This shows how alike tokens are, and not what the model has "
+        "learned: with permuted labels the head does so too (docs/study/README.md in the project's repository)."
     ]
 
 

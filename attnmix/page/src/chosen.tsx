@@ -26,8 +26,8 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
   const compared = comparison.value ? `, ${titleInText(block)}` : "";
   return (
     <>
-      Largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
-      {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}:{" "}
+      The largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}, are{" "}
       {sources.map((each, n) => (
         <>
           {n > 0 && ", "}
@@ -91,9 +91,10 @@ export function ChosenText() {
           </>
         ))}
       </b>{" "}
-      after {layerName(state.layer.value)}: {measures.shareKind()}{" "}
+      {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: the {measures.shareKind()} is{" "}
       {present.map((block) => valueOfBlock(block, column)).join(", ")}
-      {differenceText(column)}. {ofTexts.filter(isAbsent).map((block) => `No such token in ${titleInText(block)}. `)}
+      {differenceText(column)}.{" "}
+      {ofTexts.filter(isAbsent).map((block) => `In ${titleInText(block)}, no token stands in this column. `)}
       {present.map((block) => (
         <SourcesOf block={block} token={block.tokens[column]!} />
       ))}

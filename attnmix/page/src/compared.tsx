@@ -29,7 +29,7 @@ function unlikeText({ first, second, columns, alike }: Comparison): string {
   if (unlike.length === 0) return "Both texts have the same tokens.";
   if (!alike) {
     const same = `${columns.length - unlike.length} of ${columns.length} columns`;
-    return `These texts have few tokens in common. The same token stands in both in ${same}; only these are compared.`;
+    return `These texts have few tokens in common. The same token stands in both in ${same}; differences by column are of these only.`;
   }
   const alone = (token: Maybe, text: number, other: number) =>
     `${said(token!)} in ${nameOfText(text)}, nothing in ${nameOfText(other)}`;
@@ -47,7 +47,7 @@ function wholeText({ first, second }: Comparison): string {
   const [one, other] = [first, second].map((text) => meanOf(text, state.layer.value));
   if (one === null || other === null) return "";
   const means = `${valueText(one)} in ${nameOfText(first)}, ${valueText(other)} in ${nameOfText(second)}`;
-  return `Whole texts after ${layerName(state.layer.value)}, mean ${measures.shareKind()}: ${means}, a difference of ${points(other - one)}.`;
+  return `The mean ${measures.shareKind()} of all tokens ${measures.isOfOneLayer() ? "in" : "after"} ${layerName(state.layer.value)} is ${means}, a difference of ${points(other - one)}.`;
 }
 
 /** Where and how much two texts differ, in words; the largest differences are chosen by a click. */

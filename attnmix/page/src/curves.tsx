@@ -111,7 +111,7 @@ function changeText(measure: string): string {
   const ends = typeof from === "number" ? [from, high[layer - 1]!] : [];
   const [mean, start, end] = pointsAlike([change, ...ends], ends.length > 0 ? ends : [change]);
   const interval = start ? `95% interval ${start} to ${end}, ${counted}` : `${counted}, too few for an interval`;
-  return `In layer ${layer}, fine-tuning changes it by ${mean} percentage points (${interval}).`;
+  return `In layer ${layer}, fine-tuning changes this ratio by ${mean} percentage points (${interval}).`;
 }
 
 /** A measure's means by layer as a small picture, by which it is chosen. */
@@ -189,7 +189,8 @@ export function Layers() {
           <p class="small">
             Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured {data.wording.texts} ({model}), the
             mean over its tokens. Lines are means over the tokens of all {data.wording.texts}, of which long ones count
-            more{lines.some(hasInterval) && `; bands are 95% intervals over ${data.wording.texts}`}.
+            more{state.token.value !== null && ", except the line of the selected token"}
+            {lines.some(hasInterval) && `; bands are 95% intervals over ${data.wording.texts}`}.
           </p>
         )}
       </Chart>
@@ -218,8 +219,8 @@ function Probes() {
     <Chart id="probes" title={title} lines={lines} bounds={[0, 1]}>
       <p>
         Solid lines show how often a linear probe, fitted to tokens of training reviews, is right on tokens of test
-        reviews: about the review's class, which token it is, and where in the text it stands. Dotted lines show the
-        same with labels at random, which a probe reaches by chance.{" "}
+        reviews: about the review's class, which of the most frequent tokens it is, and its group of positions (0, 1, 2
+        to 3, 4 to 7, and so on). Dotted lines show the same with labels dealt out at random, as a control.{" "}
         {lines.some(({ dash }) => dash === "dashed") &&
           "The dashed line shows how often the fine-tuned model's own head, applied to the token, names the review's predicted class. "}
         A probe shows what could be read off a vector, not what the model uses.
@@ -237,7 +238,8 @@ const ClassShares = () => (
   >
     <p>
       Lines show the share of the squared length of what other tokens give a token that is common to the texts of a
-      predicted class. Bands show 95% intervals over reviews, for this one training.
+      predicted class, without what is common to all texts. Bands show 95% intervals over reviews, for this one
+      training.
     </p>
   </Chart>
 );

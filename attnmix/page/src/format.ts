@@ -1,6 +1,6 @@
 // Numbers as they are read.
 
-const minusSign = (text: string) => text.replace("-", "−");
+export const minusSign = (text: string) => text.replace("-", "−");
 /** `0.5213` as `52.1%`. */
 export const percent = (share: number, digits = 1): string =>
   share > 0 && share < 0.05 / 100 ? "<0.1%" : `${(100 * share).toFixed(digits)}%`;

@@ -246,7 +246,7 @@ function orangeText(): string {
     return `marks show where the chosen vector comes from, by ${measure}. The bottom row shows its sources in the input, and straight lines lead to those of ${least} or more. ${strength}`;
   if (measures.sourcesIn.value === "layer")
     return `marks show where the chosen vector comes from, by ${measure}. Lines lead to its sources in the layer below, to their sources, and so on, as long as a line has ${least} or more of the vector. The bottom row shows what they bring from the input. ${strength}`;
-  return "marks are not shown for a ratio of one layer, which names no sources; matrices name them.";
+  return "marks are not shown for a ratio of one layer, which names no sources; other entries of “Share”, such as ALTI, name them.";
 }
 
 /** How to read the orange marks. */

@@ -242,9 +242,9 @@ export function Heads() {
     <>
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
         <p class="small noprint">
-          Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line, in
-          all heads alike. The view opens with a head whose tokens attend to other tokens. Click a line to see the
-          numbers behind it.{" "}
+          Each line goes from a token to a token that it attends to; the larger its{" "}
+          {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. The view opens with a head
+          whose tokens attend to other tokens. Click a line to see the numbers behind it.{" "}
           {matrix.length > SHORT &&
             `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
           The number beside a token is its position in the text; positions start at 0.

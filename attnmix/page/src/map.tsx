@@ -172,10 +172,10 @@ export function MapPane() {
               <Legend />
               {token.value !== null && " Thick ring: the selected token; thin rings: its nearest in the full space."}
               {layout.value === "pca" &&
-                " The same point has one scale in all layers, so a cloud that shrinks is one whose vectors draw together."}
+                " One kind of place has one scale in all layers, so a cloud that shrinks is one whose vectors draw together."}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
-                " Head outputs have a basis of their own, so their dots do not compare with the rest."}
+                " The outputs of attention heads have a basis of their own, so their dots do not compare with the rest."}
             </p>
             <p class="small">
               {data.maps[layout.value].absent.includes(point.value)

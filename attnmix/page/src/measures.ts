@@ -3,7 +3,7 @@
 import { computed } from "@preact/signals";
 import * as run from "./data";
 import { checkpoints, data, layers, type Maybe, modelName, type Share, tokensOf } from "./data";
-import { inPoints, percent, points, signed, wholePercent } from "./format";
+import { inPoints, minusSign, percent, points, signed, wholePercent } from "./format";
 import { matrix, state } from "./state";
 
 export const CHANGE = "change"; // stands for a model where values are what fine-tuning changed
@@ -72,20 +72,22 @@ export const shareRange = computed((): [low: number, high: number] => {
   const limit = Math.max(-low, high);
   return state.change.value ? [-limit, limit] : [low, high];
 });
-/** The largest effect on the class in the chosen text. */
+/** The effect on the class in the chosen text that is largest in size, with its sign. */
 const largestEffect = () => {
   const effects = tokensOf(state.document.value).map((token) => run.importanceOf(token, state.effect.value) ?? 0);
-  return Math.max(...effects.map(Math.abs));
+  return effects.reduce((most, each) => (Math.abs(each) > Math.abs(most) ? each : most), 0);
 };
 /** The ends of the words' scale; effects on the class have the largest of all texts or, stretched, of the chosen one. */
 export const wordRange = computed((): [low: number, high: number] => {
   if (!ofClass()) return shareRange.value;
-  const limit = (state.stretch.value && largestEffect()) || data.importance[state.effect.value].limit;
+  const limit = (state.stretch.value && Math.abs(largestEffect())) || data.importance[state.effect.value].limit;
   return [-limit, limit];
 });
 /** How small the effects of a text are, whose words are hardly shaded; an empty text for shares. */
 export const effectText = () =>
-  ofClass() ? ` The largest effect of a token in this text is ${largestEffect().toPrecision(2)}.` : "";
+  ofClass()
+    ? ` The largest effect in this text is ${minusSign(largestEffect().toPrecision(2))}; above 0, a token speaks for the predicted class.`
+    : "";
 
 /** Where a value lies on a scale: from 0 to 1, or from -1 to 1 on one that has a sign. */
 export const placeOn = ([low, high]: [number, number], value: number) =>
@@ -113,6 +115,8 @@ export const wordName = () =>
   ofClass()
     ? `effect on the predicted class, in logits (${data.labels.importance[state.effect.value].toLowerCase()})`
     : shareName();
+/** Whether a share is of one layer, and not of all from the input on. */
+export const isOfOneLayer = () => sourcesIn.value !== "input";
 /** The model that shares are of, or the models that are compared. */
 export const matrixModel = () =>
   state.change.value ? checkpoints.toReversed().map(modelName).join(" minus ") : modelName(state.checkpoint.value);

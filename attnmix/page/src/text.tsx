@@ -93,13 +93,25 @@ function Card({ token }: { token: number }) {
     <>
       <KeptBar token={token} />
       <div class="lists">
-        <Sources id="sources" title="Contributed to it" shares={took} none="No other token." scale={scale} />
-        <Sources id="gave" title="Received from it" shares={gave} none={none} scale={scale} />
+        <Sources
+          id="sources"
+          title={state.change.value ? "Its sources" : "Contributed to it"}
+          shares={took}
+          none="No other token."
+          scale={scale}
+        />
+        <Sources
+          id="gave"
+          title={state.change.value ? "What it is a source of" : "Received from it"}
+          shares={gave}
+          none={none}
+          scale={scale}
+        />
       </div>
       <p class="small">
         {state.change.value
           ? "Changes of the share are in percentage points."
-          : `Share of the token's vector; bars end at ${percent(scale, 0)}.`}{" "}
+          : `Shares are of the receiving token's vector; a full bar stands for ${percent(scale, 0)}.`}{" "}
         {state.change.value
           ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
           : `The page has each token's ${data.sourcesKept} largest sources.`}{" "}
@@ -164,10 +176,14 @@ export function Text() {
           <>
             {" "}
             <span class="key-line">
-              <span class="took-key">Underlined</span> tokens contributed to the selected one.{" "}
+              <span class="took-key">Underlined</span> tokens{" "}
+              {state.change.value
+                ? "changed most as sources of the selected one."
+                : "contributed to the selected one."}{" "}
             </span>
             <span class="key-line">
-              <span class="gave-key">Overlined</span> tokens received from it.
+              <span class="gave-key">Overlined</span> tokens{" "}
+              {state.change.value ? "changed most in what they receive from it." : "received from it."}
             </span>
           </>
         )}

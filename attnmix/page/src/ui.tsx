@@ -246,7 +246,7 @@ export const GLOSSARY = {
   "mixing ratio of one layer":
     "This ratio says how much of a token's vector in one layer comes from other tokens. It is the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio describes one layer and not all layers since the input.",
   "share from others since the input":
-    "This share says how much of a token's vector comes from other tokens, followed from the input through all layers with the attention weights of this text. It is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and it is no causal effect. Special tokens and punctuation count as tokens, here and in all measures.",
+    "This share says how much of a token's vector comes from other tokens, followed from the input through all layers with the attention weights of this text. It is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part. It is not what one layer adds, and it is no causal effect. Special tokens and punctuation count as tokens, here and in the ratios.",
   "exact parts":
     "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
@@ -254,9 +254,9 @@ export const GLOSSARY = {
   "words shuffled":
     "In this control the mixing ratio is measured again with the words of every text shuffled, while the tokens of a word stay together. What remains of fine-tuning's change does not depend on word order.",
   share:
-    "A share is one token's part in another token's vector after attention, by the chosen measure; the shares of a vector add up to 100%. ALTI compares each part with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of the layers, from the input on.",
+    "A share is one token's part in another token's vector, after attention or at the end of the layer, as the chosen measure defines; the shares of a vector add up to 100%. ALTI compares each part with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of the layers, from the input on.",
   derivative:
-    "A derivative says how strongly a token's output changes with the inputs of the other tokens, within one layer (norms of the Jacobian).",
+    "A derivative says how strongly a token's output changes with the inputs of the other tokens, within one layer: the norm of the Jacobian by the others, divided by that plus the norm by the token itself.",
   "place in the model":
     "Vectors are stored at several places in the model, such as the output of a layer; the documentation calls them capture points.",
   "neighbours kept":

@@ -102,11 +102,12 @@ function Numbers({ heads }: { heads: Heads }) {
     <>
       <Pane id="weights" title={<bdi>{`Query of “${name(i)}”, ${where}`}</bdi>} file={file} rows={weights}>
         <p id="pair">
-          <Term name="query">Query</Term> “<bdi>{name(i)}</bdi>”, <Term name="key" /> “<bdi>{name(chosen.j)}</bdi>”:{" "}
+          For the <Term name="query" /> of “<bdi>{name(i)}</bdi>” and the <Term name="key" /> of “
+          <bdi>{name(chosen.j)}</bdi>”,{" "}
           {chosen.seen ? (
             <>
-              dot product {figures(chosen.dot)}, scaled by {figures(scaling)} to {figures(chosen.dot * scaling)}
-              {softcap ? `, capped to ${figures(chosen.score)}` : ""}, <Term name="softmax" /> weight{" "}
+              the dot product is {figures(chosen.dot)}, scaled by {figures(scaling)} to {figures(chosen.dot * scaling)}
+              {softcap ? `, capped to ${figures(chosen.score)}` : ""}, and the <Term name="softmax" /> weight is{" "}
               <b>{figures(chosen.weight)}</b> = exp({figures(chosen.score)} − {figures(logSum)}).
             </>
           ) : (
@@ -154,7 +155,7 @@ function Numbers({ heads }: { heads: Heads }) {
           Blue cells are above 0 and orange cells are below 0. The strongest colour stands for ±{figures(mostKeys)} in
           query and keys, and for ±{figures(mostProducts)} in products.{" "}
           {sources.length > listed.length &&
-            `The table has the strongest of ${sources.length} tokens; the csv has all of them. `}
+            `Of ${sources.length} tokens, the table has those with the largest weights, the token itself and the chosen one; the csv has all. `}
           {!after && "What follows the softmax is shown only for short texts, to keep the file small."}
         </p>
       </Pane>
