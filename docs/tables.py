@@ -142,10 +142,11 @@ def _kind(family: Family) -> str:
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
-    tables = {"overall": _overall(read), "maps": _maps(read)}
-    tables["planted"] = planted(read)
-    tables["own_share"] = _own_share(read)
-    return tables | {
+    return {
+        "overall": _overall(read),
+        "maps": _maps(read),
+        "planted": planted(read),
+        "own_share": _own_share(read),
         "settings": _settings(read),
         "by_layer": _by_layer(read),
         "fits": _fits(read),
@@ -236,8 +237,6 @@ STUDY_MEASURES = {
     "cosine attention_output same_class by predicted": "cosine to texts of the class",
     "cosine attention_output other_class by predicted": "cosine to texts of the other class",
 }
-
-
 SECOND_MODEL_MEASURES = {
     "class_kept text_mean": "class kept with the text's mean from here on",
     "class_kept corpus_mean": "class kept with the corpus's mean",
@@ -361,7 +360,7 @@ def planted(read: Read) -> str:
 
 def generated(read: Read) -> dict[str, str]:
     """Return every generated part of the documents by its name."""
-    return tables() | results(read) | texts(read)
+    return texts(read) | tables() | results(read)
 
 
 def update(document: str, parts: dict[str, str]) -> str:
