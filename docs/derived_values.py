@@ -15,7 +15,7 @@ COMPARED_ROWS = 4
 """The rows that `compare` shows first, for which its intervals over training runs are adjusted."""
 
 
-def ratio_changes(read: Any, method: str, layer: int) -> pd.DataFrame:
+def compute_ratio_changes(read: Any, method: str, layer: int) -> pd.DataFrame:
     """Return the margins of the reviews with the change of their ratio in one layer, in the column `change`."""
     ratios = read("reports/plots/measure/mixing_by_review.csv")
     ratios = ratios[(ratios["method"] == method) & (ratios["layer"] == layer)]
@@ -24,7 +24,7 @@ def ratio_changes(read: Any, method: str, layer: int) -> pd.DataFrame:
     return margins.assign(change=wide["finetuned"] - wide["pretrained"])
 
 
-def largest_spread_of_seeds(read: Any, measure: str, setting: str) -> dict[str, Any]:
+def find_largest_spread(read: Any, measure: str, setting: str) -> dict[str, Any]:
     """Return the layer in which a change differs most between the seeds of a setting, with their standard deviation."""
     seeds = read(f"{STUDY}answer_layers.csv").query("checkpoint == 'difference' and measure == @measure")
     seeds = seeds[seeds["setting"] == setting].set_index("layer")
@@ -33,21 +33,25 @@ def largest_spread_of_seeds(read: Any, measure: str, setting: str) -> dict[str, 
     return {"layer": int(deviations.idxmax()), "deviation": deviations.max()}
 
 
-def seed_values(read: Any, measure: str, labels: str) -> pd.Series:
+def read_seed_values(read: Any, measure: str, labels: str) -> pd.Series:
     """Return a measure of the training runs in docs/study/trainings_models.csv by seed."""
     runs = read(f"{STUDY}trainings_models.csv")
     return runs[(runs["measure"] == measure) & (runs["labels"] == labels)].set_index("seed")["value"]
 
 
-def label_effect(read: Any, measure: str, seeds: Sequence[int]) -> dict[str, float]:
+def compute_label_effect(read: Any, measure: str, seeds: Sequence[int]) -> dict[str, float]:
     """Return the change from permuted to true labels with Welch's interval, adjusted for the compared rows."""
-    true, permuted = (seed_values(read, measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels"))
+    true, permuted = (
+        read_seed_values(read, measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels")
+    )
     ends = ttest_ind(true, permuted, equal_var=False).confidence_interval(1 - 0.05 / COMPARED_ROWS)
     return {"mean": true.mean() - permuted.mean(), "ci_low": ends.low, "ci_high": ends.high}
 
 
-def paired_label_effect(read: Any, measure: str) -> dict[str, float]:
+def compute_paired_effect(read: Any, measure: str) -> dict[str, float]:
     """Return the change from permuted to true labels in pairs of seeds, with Student's interval."""
-    changes = (seed_values(read, measure, "true labels") - seed_values(read, measure, "permuted labels")).dropna()
+    changes = (
+        read_seed_values(read, measure, "true labels") - read_seed_values(read, measure, "permuted labels")
+    ).dropna()
     ends = ttest_1samp(changes, 0).confidence_interval()
     return {"mean": changes.mean(), "ci_low": ends.low, "ci_high": ends.high}

@@ -12,6 +12,11 @@ def decimal(value: float, digits: int = 2) -> str:
     return f"{_defined(value):.{digits}f}"
 
 
+def rounded(value: float, figures: int = 2) -> str:
+    """Return a large number rounded to some significant figures."""
+    return f"{float(f'{_defined(value):.{figures - 1}e}'):,.0f}"
+
+
 def percent(share: float, digits: int = 0) -> str:
     """Return a share in per cent, without the sign."""
     return f"{round(100 * _defined(share), digits) + 0.0:.{digits}f}"  # no -0

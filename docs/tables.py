@@ -30,7 +30,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent, points, share
-from docs.texts import texts
+from docs.texts import render_texts
 from experiments.planted_cases import CASES
 from stages.common.parameters import Parameters
 
@@ -358,9 +358,9 @@ def planted(read: Read) -> str:
     return _markdown(("case", "from others", *PLANTED), [*rows, ("cases that fool it", "", *fooled)])
 
 
-def generated(read: Read) -> dict[str, str]:
+def render_parts(read: Read) -> dict[str, str]:
     """Return every generated part of the documents by its name."""
-    return texts(read) | tables() | results(read)
+    return render_texts(read) | tables() | results(read)
 
 
 def update(document: str, parts: dict[str, str]) -> str:
@@ -379,10 +379,10 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def read_file(path: str) -> Any:
     """Return a csv as a table, a metrics file as what it holds."""
-    return parse(path, Path(path).read_text(encoding="utf-8"))
+    return parse_results(path, Path(path).read_text(encoding="utf-8"))
 
 
-def parse(path: str, text: str) -> Any:
+def parse_results(path: str, text: str) -> Any:
     """Return the content of a csv as a table, of a metrics file as what it holds."""
     return json.loads(text) if path.endswith(".json") else read_results(io.StringIO(text))
 
@@ -400,7 +400,7 @@ def check_default_run() -> None:
 def main() -> None:
     check_default_run()
     try:
-        parts = generated(read_file)
+        parts = render_parts(read_file)
     except ValueError as error:
         sys.exit(f"error: {error}")
     for name in DOCUMENTS:

@@ -15,13 +15,20 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from docs.derived_values import label_effect, largest_spread_of_seeds, paired_label_effect, ratio_changes, seed_values
-from docs.number_formats import change, decimal, interval, percent, points, share
+from docs import measured
+from docs.derived_values import (
+    compute_label_effect,
+    compute_paired_effect,
+    compute_ratio_changes,
+    find_largest_spread,
+    read_seed_values,
+)
+from docs.number_formats import change, decimal, interval, percent, points, rounded, share
 
 TEMPLATES = Path(__file__).with_name("texts")
 SUFFIX = ".md.j2"
-FORMATS = {each.__name__: each for each in (decimal, percent, points, interval, change, share)}
-FUNCTIONS = (largest_spread_of_seeds, seed_values, label_effect, paired_label_effect)
+FORMATS = {function.__name__: function for function in (decimal, rounded, percent, points, interval, change, share)}
+FUNCTIONS = (find_largest_spread, read_seed_values, compute_label_effect, compute_paired_effect)
 """The functions of `docs/derived_values.py` that templates call without their first argument."""
 
 
@@ -71,7 +78,7 @@ class Table:
         return Table(frame, f"{self.name} where {condition}" if condition else self.name)
 
 
-def texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
+def render_texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
     """Return every text by its name; `ValueError` names the template that cannot be rendered and why.
 
     Args:
@@ -91,7 +98,11 @@ def texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
         "table": lambda path: Table(read(path), path),
         "metrics": read,
         "require": require,
-        "ratio_changes": lambda *given: Table(ratio_changes(read, *given), "changes of reviews"),
+        "terabytes": measured.terabytes,
+        "read_rates": measured.read_rates,
+        "compute_ratio_changes": lambda *arguments: Table(
+            compute_ratio_changes(read, *arguments), "changes of reviews"
+        ),
         **{function.__name__: partial(function, read) for function in FUNCTIONS},
     }
     rendered = {}

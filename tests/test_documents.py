@@ -13,10 +13,10 @@ from conftest import REPOSITORY
 from families import FAMILIES
 
 from docs import classifiers
-from docs.derived_values import label_effect
-from docs.number_formats import change, decimal, percent, points, share
-from docs.tables import DOCUMENTS, MARKED, generated, parse, read_file, update
-from docs.texts import texts
+from docs.derived_values import compute_label_effect
+from docs.number_formats import change, decimal, percent, points, rounded, share
+from docs.tables import DOCUMENTS, MARKED, parse_results, read_file, render_parts, results, update
+from docs.texts import render_texts
 
 
 def test_generated_parts_of_the_documents_are_up_to_date() -> None:
@@ -24,7 +24,7 @@ def test_generated_parts_of_the_documents_are_up_to_date() -> None:
     names = [name for document in documents.values() for _, _, name, _, _ in MARKED.findall(document)]
 
     def stale_documents(read: Any) -> list[str]:
-        parts = generated(read)
+        parts = render_parts(read)
         assert sorted(names) == sorted(parts)
         return [name for name, document in documents.items() if update(document, parts) != document]
 
@@ -40,7 +40,9 @@ def test_generated_parts_of_the_documents_are_up_to_date() -> None:
 def read_committed_file(path: str) -> Any:
     """Return a results file of the last commit."""
     command = ["git", "show", f"HEAD:{path}"]
-    return parse(path, subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout.decode("utf-8"))
+    return parse_results(
+        path, subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout.decode("utf-8")
+    )
 
 
 def test_numbers_are_rounded_and_have_signs_where_they_are_changes() -> None:
@@ -48,6 +50,7 @@ def test_numbers_are_rounded_and_have_signs_where_they_are_changes() -> None:
     assert (percent(0.4849), percent(0.4849, 1), percent(-0.001)) == ("48", "48.5", "0")
     assert (points(0.0456), points(-0.324, 0)) == ("+4.6", "-32")
     assert (decimal(0.125001), decimal(27.4, 0)) == ("0.13", "27")
+    assert (rounded(148_508), rounded(2_185), rounded(2_185, 3)) == ("150,000", "2,200", "2,180")
     assert change(row) == "-12.3 [-20.0, +4.6]"
     assert share(row) == "-12 % [-20, 5]"
     for number in (percent, points, decimal):
@@ -73,7 +76,9 @@ def test_a_template_that_cannot_be_rendered_is_named_with_the_reason(
 ) -> None:
     (tmp_path / "a_text.md.j2").write_text(f"It is {{{{ {expression} }}}}.\n", "utf-8")
     with pytest.raises(ValueError, match=re.escape(error)) as raised:
-        texts(lambda path: parse(path, "method,layer,mean\nx,1,0.3\nx,1.5,0.5\ny,2,0.5\nz,3,\n"), tmp_path)
+        render_texts(
+            lambda path: parse_results(path, "method,layer,mean\nx,1,0.3\nx,1.5,0.5\ny,2,0.5\nz,3,\n"), tmp_path
+        )
     assert str(raised.value).startswith("docs/texts/a_text.md.j2: ")
 
 
@@ -83,14 +88,14 @@ def test_claims_of_training_runs_have_the_intervals_of_welch() -> None:
     for measure in ("own_share", "attnresln_n", "attnresln_n less corpus_value"):
         claim = claims.loc[("five seeds of permuted labels, five of true ones", measure)]
         shown = claim[["difference", "trainings_low", "trainings_high"]].astype(float).tolist()
-        assert shown == pytest.approx(list(label_effect(read_file, measure, range(5)).values()), abs=1e-5)
+        assert shown == pytest.approx(list(compute_label_effect(read_file, measure, range(5)).values()), abs=1e-5)
 
 
 def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
     ratios = pd.read_csv(REPOSITORY / "reports/plots/measure/mixing_weighted.csv")
     ratios = ratios.query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     ratios = ratios.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
-    table = generated(read_file)["overall"].splitlines()[2:]
+    table = results(read_file)["overall"].splitlines()[2:]
     assert len(table) == len(ratios.index.unique("method"))
     for line in table:
         method, _, *cells = [cell.strip(" `") for cell in line.strip("|").split(" | ")]

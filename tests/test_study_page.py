@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from docs.derived_values import paired_label_effect
+from docs.derived_values import compute_paired_effect
 
 STUDY = "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
@@ -199,7 +199,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     of_five = "five seeds of permuted labels, five of true ones"
     less_corpus = row(f"{STUDY}trainings.csv", comparison=of_five, measure="attnresln_n less corpus_value")
     compared = dict(zip(ENDS, less_corpus[["difference", "trainings_low", "trainings_high"]], strict=True))
-    in_pairs = paired_label_effect(content, less_corpus["measure"])
+    in_pairs = compute_paired_effect(content, less_corpus["measure"])
     others = ("largest other directions", "random directions")
     elsewhere = " ".join(f"{scaled(0, 'margin', each):.1f} {100 * scaled(0, 'ratio', each):.1f}" for each in others)
     claims = [
