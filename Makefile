@@ -88,7 +88,7 @@ bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs
 	@$(IN_VENV) oxfmt $(SCRIPT)
 	@npm ci --silent --ignore-scripts && npm run --silent build
 
-docs: $(INSTALLED_DEV) ## Update the tables in docs/ from the code and the results, and build the documentation as a site in site/
+docs: $(INSTALLED_DEV) ## Update the tables and numbers in the documents from the code and the results, and build the site in site/
 	@$(IN_VENV) python -m docs.tables
 	@$(IN_VENV) $(MKDOCS)
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 PLAN = ("work", "tokens a second", "core-hours", "kept")
 CAPTURE = ("way", "time", "ratio", "written", "peak memory")
@@ -13,6 +15,7 @@ PEERS = "Capture, default model, compared with nnsight and TransformerLens"
 BILLION = 10**9
 SECONDS = 3600
 FLOAT16 = 2  # bytes
+POINTS = r"(\d+) points"
 
 
 class Work(NamedTuple):
@@ -54,6 +57,18 @@ def _pace(megabytes: int, seconds: str) -> str:
     return f"{megabytes / float(seconds.removesuffix(' s')):.0f} MB/s"
 
 
+def terabytes(section: str) -> float:
+    """Return the size of the vectors of a billion tokens in float16, with the capture points of a section."""
+    text = _sections()[section]
+    return _number(POINTS, text) * _number(r"points of (\d+) numbers", text) * FLOAT16 * BILLION / 1e12
+
+
+def read_rates(row: str, path: str = "benchmarks/card_h200.csv") -> tuple[int, int]:
+    """Return the tokens a second of a row of the measurements on a GPU, and those of the bare forward passes."""
+    result = pd.read_csv(path).set_index("row").loc[row, "result"]
+    return _number(r"([\d,]+) tokens/s", result), _number(r"bare ([\d,]+)", result)
+
+
 def _sections() -> dict[str, str]:
     """Return the sections of the results by their headings."""
     return {each.partition("\n")[0]: each for each in RESULTS.read_text(encoding="utf-8").split("\n## ")[1:]}
@@ -64,8 +79,7 @@ def _row(work: Work, section: str) -> tuple[str, ...]:
     cores = _number(r"(\d+) cores", section)
     kept = "sums"
     if "capture" in work.name:
-        points, width = (_number(pattern, section) for pattern in (r"(\d+) points", r"points of (\d+) numbers"))
-        kept = f"{points * width * FLOAT16 * BILLION / 1e12:.0f} TB ({points} points)"
+        kept = f"{terabytes(work.section):.0f} TB ({_number(POINTS, section)} points)"
     if "forward" in work.name:
         kept = "nothing"
     return work.name, f"{pace:,.0f}", f"{cores * BILLION / pace / SECONDS:,.0f}", kept

@@ -1,8 +1,8 @@
-"""Write the tables in docs/: those of the code's declarations, of the default run and of the planted cases.
+"""Write the generated parts of the documents: tables, and texts that contain measured numbers.
 
     python -m docs.tables
 
-They stand between `<!-- table: NAME -->` and `<!-- end of table -->`.
+Tables are between `<!-- table: NAME -->` and `<!-- end of table -->`; `docs/texts.py` renders those marked `text`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
+from docs.number_formats import change, decimal, interval, percent, points, share
+from docs.texts import render_texts
 from stages.common.parameters import Parameters
 from validation.planted_cases import CASES
 
 DOCUMENTS = (
-    "docs/guide.md",
-    *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices", "statistics")),
-    *("docs/measures/planted.md", "docs/reference.md", "docs/results.md", "docs/scale.md", "docs/study/README.md"),
-    "docs/classifiers.md",
+    "README.md",
+    *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
+    *(f"docs/measures/{name}.md" for name in ("controls", "geometry", "maps", "matrices", "planted", "ratios")),
+    *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
 )
-"""The documents whose tables are made here."""
+"""The documents that have generated parts."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 PLANTED = {
     "weights": "attention",
@@ -65,7 +67,7 @@ PLANTED = {
 """The measures of the table `planted` by their columns; of two layers the rollout is shown."""
 Read = Callable[[str], Any]
 """Return a table or metrics file by its path from the repository's root."""
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (table|text): (\w+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
@@ -140,10 +142,11 @@ def _kind(family: Family) -> str:
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
-    tables = {"overall": _overall(read), "maps": _maps(read)}
-    tables["planted"] = planted(read)
-    tables["own_share"] = _own_share(read)
-    return tables | {
+    return {
+        "overall": _overall(read),
+        "maps": _maps(read),
+        "planted": planted(read),
+        "own_share": _own_share(read),
         "settings": _settings(read),
         "by_layer": _by_layer(read),
         "fits": _fits(read),
@@ -160,10 +163,9 @@ def _overall(read: Read) -> str:
     means = chosen.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
     rows = []
     for method in means.index.unique("method"):
-        before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
-        interval = f"{change['mean']:+.1f} [{change['ci_low']:+.1f}, {change['ci_high']:+.1f}]"
+        before, after = (percent(means.loc[(method, each), "mean"], 1) for each in ("pretrained", "finetuned"))
         rows.append(
-            (f"`{method}`", RATIO_MARKS[method].label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval)
+            (f"`{method}`", RATIO_MARKS[method].label, before, after, change(means.loc[(method, "difference")]))
         )
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
 
@@ -189,7 +191,7 @@ def _maps(read: Read) -> str:
     for measure, label in MAP_MEASURES.items():
         # A layout with a map for each point has no measures within points: all of its measures are.
         cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
-        shown = ("" if cell is None else f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)
+        shown = ("" if cell is None else f"{decimal(cell['value'])} ({decimal(cell['chance'])})" for cell in cells)
         rows.append((label, *shown))
     return _markdown(("", *names), rows)
 
@@ -207,16 +209,16 @@ def _settings(read: Read) -> str:
     told = of_last_the[of_last_the["checkpoint"] == "after"].set_index(["target", "setting"])
     told_before = of_last_the[of_last_the["checkpoint"] == "before"].groupby("target")["mean"].first()  # one model
     targets = ("sentiment", "word")
-    rows = [["before", *[""] * 6, *(_percent(told_before[target], 0) for target in targets)]]
+    rows = [["before", *[""] * 6, *(_percent(told_before[target]) for target in targets)]]
     for setting in layers.loc[~layers["setting"].str.contains(" minus "), "setting"].unique():
         ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
-        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)]["mean"].iloc[0], 0)]
-        cells.append(f"{100 * ratio['mean']:+.1f}" + _interval(ratio))
+        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)]["mean"].iloc[0])]
+        cells.append(_change(ratio))
         for kind in ("predicted", "sentiment", "word"):
             key = (f"share class by {kind}", setting, 6)
-            cells.append(_share(after.loc[key]) if key in after.index else "")
+            cells.append(share(after.loc[key]) if key in after.index else "")
         for target in targets:
-            cells.append(_share(told.loc[target, setting]) if (target, setting) in told.index else "")
+            cells.append(share(told.loc[target, setting]) if (target, setting) in told.index else "")
         rows.append(cells)
     head = ("setting", "seeds", "accuracy", "change of the ratio, points", "predicted", "sentiment", "rare word")
     return _markdown((*head, 'probe of "the": sentiment', 'probe of "the": rare word'), rows)
@@ -235,8 +237,6 @@ STUDY_MEASURES = {
     "cosine attention_output same_class by predicted": "cosine to texts of the class",
     "cosine attention_output other_class by predicted": "cosine to texts of the other class",
 }
-
-
 SECOND_MODEL_MEASURES = {
     "class_kept text_mean": "class kept with the text's mean from here on",
     "class_kept corpus_mean": "class kept with the corpus's mean",
@@ -264,7 +264,7 @@ def _fits(read: Read) -> str:
     table = read(f"{STUDY}fits_layers.csv").query("checkpoint == 'difference' and layer > 0")
     rows = []
     for (measure, labels), by_layer in table.groupby(["measure", "setting"], sort=False):
-        changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
+        changes = [_change(row) for _, row in by_layer.sort_values("layer").iterrows()]
         rows.append((measure, labels, *changes))
     return _markdown(("change in points", "labels", *map(str, range(1, 7))), rows)
 
@@ -274,7 +274,7 @@ def _lengths(read: Read) -> str:
     table = read(f"{STUDY}lengths.csv").query("checkpoint == 'difference'")
     rows = []
     for (measure, length), by_layer in table.groupby(["measure", "length"], sort=False):
-        changes = [f"{100 * row['mean']:+.1f}{_interval(row)}" for _, row in by_layer.sort_values("layer").iterrows()]
+        changes = [_change(row) for _, row in by_layer.sort_values("layer").iterrows()]
         rows.append((measure, f"{length}", f"{by_layer['tokens'].iloc[0]:.0f}", *changes))
     return _markdown(("change in points", "cut to", "tokens on average", *map(str, range(1, 7))), rows)
 
@@ -296,11 +296,11 @@ def _trainings(read: Read) -> str:
 
 def _claimed_change(row: Any) -> str:
     """Return a change with its interval over trainings, where it has one; in bold where it is claimed of trainings."""
-    change = f"{100 * row['difference']:+.1f}"
+    cell = points(row["difference"])
     if not pd.isna(row["trainings_low"]):
-        change += f" {_ends(row['trainings_low'], row['trainings_high'])}"
+        cell += f" {interval({'ci_low': row['trainings_low'], 'ci_high': row['trainings_high']})}"
     is_claimed = row["trainings"] in ("higher", "lower")
-    return f"**{change}**" if is_claimed else change
+    return f"**{cell}**" if is_claimed else cell
 
 
 def _second_model(read: Read) -> str:
@@ -317,7 +317,7 @@ def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]
     for measure, label in measures.items():
         for name, part in parts.items():
             if len(means := part[part["measure"] == measure].sort_values("layer")["mean"]):
-                rows.append((label, name, *(f"{100 * mean:.0f}" for mean in means)))
+                rows.append((label, name, *(percent(mean) for mean in means)))
     return _markdown(("in %", title, *map(str, range(1, len(rows[0]) - 1))), rows)
 
 
@@ -329,31 +329,21 @@ def _edits(read: Read) -> str:
     columns["in 6"] = ("true labels", "same_class", 6)
     columns["accuracy, from 4"] = ("true labels", "accuracy", 4)
     columns |= {f"{setting}, from 4": (setting, "same_class", 4) for setting in EDITED_SETTINGS}
-    rows = [(edit, *(_percent(row[column], 0) for column in columns.values())) for edit, row in kept.iterrows()]
+    rows = [(edit, *(_percent(row[column]) for column in columns.values())) for edit, row in kept.iterrows()]
     itself = table[table["edit"] == "donor: the review itself"]  # whose class is the review's
     by_measure = itself.pivot(index=["setting", "layer"], columns="measure", values="mean")
     constants = (by_measure["donors_class"] - by_measure["above_constant"]).xs(4, level="layer")
-    cells = [_percent(constants[setting], 0) if kind == "same_class" else "" for setting, kind, _ in columns.values()]
+    cells = [_percent(constants[setting]) if kind == "same_class" else "" for setting, kind, _ in columns.values()]
     return _markdown(("values or edges", *columns), [*rows, ("better constant answer", *cells)])
 
 
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # no -0
+def _percent(part: float) -> str:
+    return f"{percent(part)} %"
 
 
-def _share(row: Any) -> str:
-    """Return a share in percent with its interval."""
-    low, high = (round(100 * row[end]) + 0 for end in ("ci_low", "ci_high"))
-    return f"{_percent(row['mean'], 0)} [{low}, {high}]"
-
-
-def _interval(row: Any) -> str:
-    """Return the interval of a change in percentage points; nothing for a single seed."""
-    return "" if pd.isna(row["ci_low"]) else f" {_ends(row['ci_low'], row['ci_high'])}"
-
-
-def _ends(low: float, high: float) -> str:
-    return f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+def _change(row: Any) -> str:
+    """Return a change with its interval, which a single seed does not have."""
+    return points(row["mean"]) if pd.isna(row["ci_low"]) else change(row)
 
 
 def planted(read: Read) -> str:
@@ -368,9 +358,14 @@ def planted(read: Read) -> str:
     return _markdown(("case", "from others", *PLANTED), [*rows, ("cases that fool it", "", *fooled)])
 
 
-def with_tables(text: str, made: dict[str, str]) -> str:
-    """Return the document `text` with its tables filled in; `KeyError` for a table that is not in `made`."""
-    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[4], text)
+def render_parts(read: Read) -> dict[str, str]:
+    """Return every generated part of the documents by its name."""
+    return render_texts(read) | tables() | results(read)
+
+
+def update(document: str, parts: dict[str, str]) -> str:
+    """Return a document with its generated parts filled in; `KeyError` for one that is not in `parts`."""
+    return MARKED.sub(lambda match: match[1] + parts[match[3]] + match[5], document)
 
 
 def _code(formula: str) -> str:
@@ -384,7 +379,11 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def read_file(path: str) -> Any:
     """Return a csv as a table, a metrics file as what it holds."""
-    text = Path(path).read_text(encoding="utf-8")
+    return parse_results(path, Path(path).read_text(encoding="utf-8"))
+
+
+def parse_results(path: str, text: str) -> Any:
+    """Return the content of a csv as a table, of a metrics file as what it holds."""
     return json.loads(text) if path.endswith(".json") else read_results(io.StringIO(text))
 
 
@@ -400,10 +399,13 @@ def check_default_run() -> None:
 
 def main() -> None:
     check_default_run()
-    made = tables() | results(read_file)
+    try:
+        parts = render_parts(read_file)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     for name in DOCUMENTS:
         path = Path(name)
-        path.write_text(with_tables(path.read_text(encoding="utf-8"), made), encoding="utf-8")
+        path.write_text(update(path.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

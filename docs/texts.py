@@ -1,0 +1,120 @@
+"""Texts of the documents that contain measured numbers, rendered from the result files.
+
+`docs/texts/NAME.md.j2` is the Jinja template of the text between `<!-- text: NAME -->` and `<!-- end of text -->`.
+Expressions take the place of its numbers: `table(path)` is a csv file (`Table`), `metrics(path)` the content of a JSON
+file, and the functions of `docs/number_formats.py` are filters. `require(condition, claim)` is for what a sentence says
+in words: a false condition is an error.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from docs import measured
+from docs.derived_values import (
+    compute_label_effect,
+    compute_paired_effect,
+    compute_ratio_changes,
+    find_largest_spread,
+    read_seed_values,
+)
+from docs.number_formats import change, decimal, interval, percent, points, rounded, share
+
+TEMPLATES = Path(__file__).with_name("texts")
+SUFFIX = ".md.j2"
+FORMATS = {function.__name__: function for function in (decimal, rounded, percent, points, interval, change, share)}
+FUNCTIONS = (find_largest_spread, read_seed_values, compute_label_effect, compute_paired_effect)
+"""The functions of `docs/derived_values.py` that templates call without their first argument."""
+
+
+class Table:
+    """Rows of a results file, which are selected by the values of their columns."""
+
+    def __init__(self, frame: pd.DataFrame, name: str) -> None:
+        self.frame = frame
+        self.name = name
+
+    def __getitem__(self, column: str) -> pd.Series:
+        """Return a column."""
+        self._require_columns(column)
+        return self.frame[column]
+
+    def where(self, **values: object) -> Table:
+        """Return the rows with these values; `LookupError` if there are none."""
+        self._require_columns(*values)
+        frame = self.frame
+        for column, value in values.items():
+            frame = frame[frame[column] == value]
+        return self._select(frame, ", ".join(f"{column}={value!r}" for column, value in values.items()))
+
+    def query(self, condition: str) -> Table:
+        """Return the rows that meet a condition in the syntax of pandas; `LookupError` if there are none."""
+        return self._select(self.frame.query(condition), condition)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows, by column."""
+        return self.frame.to_dict("records")
+
+    def row(self, **values: object) -> dict[str, Any]:
+        """Return the only row with these values."""
+        table = self.where(**values)
+        if len(table.frame) > 1:
+            raise LookupError(f"{table.name}: {len(table.frame)} rows instead of one")
+        return table.rows()[0]
+
+    def _require_columns(self, *columns: str) -> None:
+        for column in columns:
+            if column not in self.frame:
+                raise LookupError(f"{self.name}: no column {column}; its columns: {', '.join(self.frame)}")
+
+    def _select(self, frame: pd.DataFrame, condition: str) -> Table:
+        if frame.empty:
+            raise LookupError(f"{self.name}: no row with {condition}")
+        return Table(frame, f"{self.name} where {condition}" if condition else self.name)
+
+
+def render_texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
+    """Return every text by its name; `ValueError` names the template that cannot be rendered and why.
+
+    Args:
+        read: Returns a csv file as a table and a JSON file as its content, by the path from the repository's root.
+        templates: The folder of the templates.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(templates),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        extensions=["jinja2.ext.do"],
+        autoescape=False,  # Markdown
+    )
+    environment.filters |= FORMATS
+    environment.globals |= FORMATS | {
+        "table": lambda path: Table(read(path), path),
+        "metrics": read,
+        "require": require,
+        "terabytes": measured.terabytes,
+        "read_rates": measured.read_rates,
+        "compute_ratio_changes": lambda *arguments: Table(
+            compute_ratio_changes(read, *arguments), "changes of reviews"
+        ),
+        **{function.__name__: partial(function, read) for function in FUNCTIONS},
+    }
+    rendered = {}
+    for file in sorted(templates.glob(f"*{SUFFIX}")):
+        try:
+            rendered[file.name.removesuffix(SUFFIX)] = environment.get_template(file.name).render()
+        except (LookupError, TemplateError, ValueError) as error:
+            raise ValueError(f"docs/texts/{file.name}: {error}") from error
+    return rendered
+
+
+def require(condition: object, claim: str) -> None:
+    """Raise an error if a claim that a template makes in words does not hold."""
+    if not condition:
+        raise ValueError(f"no longer true: {claim}")
