@@ -184,16 +184,24 @@ def test_codes_of_a_terminal_in_words_of_the_user_are_shown_and_not_obeyed() -> 
 
 
 def test_names_of_classes_and_files_reach_the_terminal_without_codes(
-    workspace: Workspace, tiny_bert: Path, capfd: pytest.CaptureFixture[str]
+    workspace: Workspace,
+    tiny_bert: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     code = "\x1b[31m"
     rows = [f"the film was {word} {number},{code}{word}" for number in range(20) for word in ("good", "bad")]
     folder = workspace(model={"name": str(tiny_bert)}, dataset={"name": "own.csv", "test_split": "test"})
     (folder / "own.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    with pytest.raises(SystemExit) as end, as_command("download"):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that the command logs to the terminal
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
+    logging.warning("own.csv holds %s", code)
     assert r"holds the class '\x1b[31mbad'" in str(end.value)
-    assert code not in str(end.value) + "".join(capfd.readouterr())
+    printed = "".join(capfd.readouterr())
+    assert r"own.csv holds \x1b[31m" in printed
+    assert code not in str(end.value) + printed
     with pytest.raises(InputError, match=r"there is no file or folder \\x1b\[31mown.csv") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
     assert code not in str(error.value)  # which is what a stage prints of an error
