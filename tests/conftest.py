@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.resources import files
@@ -20,6 +21,7 @@ from attnmix.core.arithmetic import environment
 environment.set_variables(environment.PORTABLE)  # before the libraries are loaded, as every stage does
 # To start processes takes longer than the small figures of the tests.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
+gc.disable()  # until all is imported, as what is imported stays
 
 # ruff: noqa: E402  # the imports below must come after the line above
 import numpy as np
@@ -28,6 +30,7 @@ import pytest
 import torch
 import yaml
 from browser import Opened, browser
+from hypothesis import settings
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -49,6 +52,19 @@ from stages.common.parameters import read_parameters
 
 kernels.set_arithmetic(environment.PORTABLE)
 torch.set_num_threads(1)  # products of tiny models, which more threads slow down
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try more random examples in the long tier."""
+    settings.register_profile("tier", max_examples=100 if "not long" in config.option.markexpr else 500)
+    settings.load_profile("tier")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of the searches of the garbage collector."""
+    gc.freeze()
+    gc.enable()
+
 
 REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
@@ -140,6 +156,21 @@ def digest(folder: Path) -> str:
     return sha256.hexdigest()
 
 
+BOOTSTRAP_SAMPLES = 200
+"""Of the stages that run in the tests' process: the tests of intervals choose their own number."""
+
+
+@contextmanager
+def few_samples() -> Iterator[None]:
+    """Let intervals come from `BOOTSTRAP_SAMPLES`, as the library's ten times as many take most of a tiny run."""
+    modules = ("core.statistics", "faithfulness.class_use", "measures.sample_tables", "runs.measure")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(f"attnmix.{module}.BOOTSTRAP_SAMPLES", BOOTSTRAP_SAMPLES)
+        yield
+
+
+@few_samples()
 def run_tokenized(*stages: Any) -> None:
     """Run `tokenize` and then `stages`, modules, in the current folder; without predictions they are the labels."""
     run = Run(Path())
@@ -221,20 +252,24 @@ LITTLE: dict[str, dict[str, Any]] = {
 """Parameters of a run that does little in every stage, on the reviews and the model of these names."""
 
 
-def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`.
+@contextmanager
+def little_work() -> Iterator[None]:
+    """Let stages take few samples, and `render` leave out the animation and most matrices."""
+    from stages import render  # loads matplotlib
 
-    `render` leaves out the animation and most matrices.
-    """
+    with few_samples(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "write_animation", lambda *_: None)
+        patch.setattr(render, "draw_all", partial(draw_few, render.draw_all))
+        yield
+
+
+def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
+    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`."""
     sections = LITTLE.keys() | changes.keys()
     write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
-    with chdir(folder), pytest.MonkeyPatch.context() as patch:
+    with chdir(folder), little_work():
         for stage in stages or STAGES:
-            module = import_module(f"stages.{stage}")
-            if stage == "render":
-                patch.setattr(module, "write_animation", lambda *_: None)
-                patch.setattr(module, "draw_all", partial(draw_few, module.draw_all))
-            module.main(read_parameters())
+            import_module(f"stages.{stage}").main(read_parameters())
     return folder
 
 

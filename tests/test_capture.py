@@ -37,18 +37,15 @@ def captured_rows(parameters: Parameters) -> list[int]:
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
 
-@pytest.mark.parametrize(
-    ("model", "dtype", "tolerance"), [("tiny_bert", "float16", 2 * HALF), ("default_weights", "float32", 1e-5)]
-)
 def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidden_states(
-    workspace: Workspace, request: pytest.FixtureRequest, tmp_path: Path, model: str, dtype: str, tolerance: float
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    weights, checkpoint = request.getfixturevalue(model), tmp_path / "classifier"
+    checkpoint = tmp_path / "classifier"
     torch.manual_seed(0)
-    load_classifier(weights).save_pretrained(checkpoint)
-    AutoTokenizer.from_pretrained(weights).save_pretrained(checkpoint)
+    load_classifier(tiny_bert).save_pretrained(checkpoint)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(checkpoint)
     text = "I can't say a bad word about it, and <br /> I shan't try. The ending? Unforgettable!"
-    chosen = {"points": list(POINTS), "documents": [], "texts": [text], "dtype": dtype, "max_length": 60}
+    chosen = {"points": list(POINTS), "documents": [], "texts": [text], "dtype": "float16", "max_length": 60}
     run_capture(workspace(capture=chosen), checkpoint)
     ids = Run(Path()).tokens["token_id"].tolist()
     expected = {Site(*at): array for at, array in run_reference("bert", load_base(checkpoint), ids).features.items()}
@@ -62,7 +59,7 @@ def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidd
         assert np.abs(expected[site] - states[0].numpy()).max() <= 1e-5
     for site, features in expected.items():
         stored = store.read_features(ACTIVATIONS, site).astype(np.float64)
-        assert np.abs(stored - features).max() <= tolerance * np.abs(features).max(), site
+        assert np.abs(stored - features).max() <= 2 * HALF * np.abs(features).max(), site
 
 
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
@@ -83,39 +80,30 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
 
 
 def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
-    workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest
+    workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
     request.getfixturevalue("small_shards")
-    run_capture(workspace("together", capture=documents | {"batch_tokens": 8192}), tiny_bert)
-    for site, features in alone.items():
-        array = store.open_store(ACTIVATIONS, site)
-        assert array.shards == (8, 24)
-        assert len(features) > 5 * 8
-        assert np.abs(features - array[:]).max() <= 1e-5, site
-
-
-def test_shards_that_are_computed_together_hold_the_rows_of_shards_one_by_one(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
-    run_capture(workspace("one by one", capture=documents), tiny_bert)
-    alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
     groups = []
     original = module._batches
 
     def batches(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
-        groups.append(rows)
+        groups.append(rows.stop - rows.start)
         return original(ids, lengths, rows, *options)
 
-    monkeypatch.setattr(module, "group_tokens", lambda _device: 3 * 8)
     monkeypatch.setattr(module, "_batches", batches)
-    run_capture(workspace("together", capture=documents), tiny_bert)
-    assert {rows.stop - rows.start for rows in groups[:-1]} == {3 * 8}
-    for site, features in alone.items():
-        assert np.abs(features - store.open_store(ACTIVATIONS, site)[:]).max() <= 1e-5, site
+    for shards_at_once in (1, 3):
+        monkeypatch.setattr(module, "group_tokens", lambda _device, number=shards_at_once: number * 8)
+        run_capture(workspace(f"{shards_at_once} shards at once", capture=documents), tiny_bert)
+        assert set(groups[:-1]) == {shards_at_once * 8}
+        groups.clear()
+        for site, features in alone.items():
+            array = store.open_store(ACTIVATIONS, site)
+            assert array.shards == (8, 24)
+            assert len(features) > 5 * 8
+            assert np.abs(features - array[:]).max() <= 1e-5, site
 
 
 def test_a_pass_asks_for_one_number_whatever_the_number_of_points(tiny_bert: Path) -> None:

@@ -434,7 +434,7 @@ def test_an_adapter_is_taken_without_model_base(own: Path) -> None:
     assert not [path.name for path in Path("models").rglob("*") if "adapter" in path.name or "tmp" in path.name]
 
 
-@pytest.mark.parametrize("name", ["bert", "bart", "t5"])
+@pytest.mark.parametrize("name", ["bert", *(pytest.param(name, marks=pytest.mark.families) for name in ("bart", "t5"))])
 def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) -> None:
     prepare_adapter(name, with_head=True)
     run_download(epochs=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pandas as pd
 import pytest
 import torch
 from conftest import REPOSITORY, toy_reviews, write_tiny_bert
-from family_reference import run_reference
+from family_reference import ReferenceLayer, mixing_ratio, run_reference
 from scipy.stats import t as student
 from test_shared import by_loops
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
 from attnmix import api, comparison
+from attnmix.core import statistics
 from attnmix.core.errors import InputError
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
@@ -31,6 +33,14 @@ from experiments import training, trainings
 REVIEWS = toy_reviews(24, seed=3)
 TEXTS, LABELS = REVIEWS["text"].tolist(), REVIEWS["label_name"].tolist()
 RATIO = "attnresln_n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def draws() -> Iterator[None]:
+    """Draw the samples of as many texts once: it takes most of the time of a comparison of small models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "Draws", cache(statistics.Draws))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +77,38 @@ def mean_over_tokens(by_text: list[Any]) -> float:
     return float(np.concatenate(by_text).mean())
 
 
-@pytest.mark.parametrize("method", [RATIO, "attn_n"])
-def test_controls_of_the_same_pass_are_those_of_an_independent_computation(
-    model: attnmix.Model, result: attnmix.Measures, method: str
-) -> None:
-    base = AutoModel.from_pretrained(model.name)
-    references = [run_reference("bert", base, each.ids.tolist()) for each in result.documents]
-    table = result.controls(method)
-    for control in ("text_mean_value", "without_value_bias"):
-        for layer, mean in means_of(table, control).items():
-            values = [reference.layers[layer - 1] for reference in references]
-            expected = mean_over_tokens([each.controls(each.value)[control][method] for each in values])
-            assert mean == pytest.approx(expected, abs=1e-5), (control, layer)
+@cache
+def run_by_hand(checkpoint: str, ids: tuple[int, ...]) -> list[ReferenceLayer]:
+    """Return the layers of a text, computed once for all tests."""
+    return run_reference("bert", AutoModel.from_pretrained(checkpoint), list(ids)).layers
+
+
+def layers_of(result: attnmix.Measures) -> list[list[ReferenceLayer]]:
+    """Return the layers of every text of a result."""
+    return [run_by_hand(result.model.name, tuple(document.ids.tolist())) for document in result.documents]
+
+
+def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
+    """Return two ratios of every token in a layer with other values `[heads, tokens, head size]`."""
+    other = copy.copy(layer)
+    other.split(value)
+    return {"attn_n": mixing_ratio(other.F), RATIO: mixing_ratio(other.T)}
+
+
+def test_controls_of_the_same_pass_are_those_of_an_independent_computation(result: attnmix.Measures) -> None:
+    for number, layers in enumerate(zip(*layers_of(result), strict=True), start=1):
+        ratios = {
+            "text_mean_value": [
+                ratios_with_value(each, np.broadcast_to(each.value.mean(1, keepdims=True), each.value.shape))
+                for each in layers
+            ],
+            "without_value_bias": [ratios_with_value(each, each.value - each.value_bias) for each in layers],
+        }
+        for control, by_text in ratios.items():
+            for method in ("attn_n", RATIO):
+                expected = mean_over_tokens([each[method] for each in by_text])
+                mean = means_of(result.controls(method), control)[number]
+                assert mean == pytest.approx(expected, abs=1e-5), (control, method, number)
 
 
 def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_weights(
@@ -106,11 +136,8 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
             hidden = model.network.base_model.embeddings(torch.tensor(document.ids[None].astype(np.int64)))
             inputs.append(hidden)
             values.append(layer.attention.self.value(hidden)[0].double().numpy())
-    references = [
-        run_reference("bert", AutoModel.from_pretrained(model.name), d.ids.tolist()) for d in result.documents
-    ]
     ratios = {}
-    for number, reference in enumerate(references):
+    for number, (first, *_) in enumerate(layers_of(result)):
         others = [place for place in range(len(kinds)) if place != number]
         corpus = []
         for kind in kinds[number]:
@@ -120,9 +147,8 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
                 corpus.append(np.mean(same or alike, axis=0))
         if len(corpus) < len(kinds[number]):
             continue
-        heads = reference.layers[0].weights.heads
-        by_head = np.stack(corpus).reshape(len(corpus), heads, -1).swapaxes(0, 1)
-        ratios[number] = reference.layers[0].controls(by_head)["corpus_value"][RATIO]
+        by_head = np.stack(corpus).reshape(len(corpus), first.weights.heads, -1).swapaxes(0, 1)
+        ratios[number] = ratios_with_value(first, by_head)[RATIO]
     return ratios
 
 
@@ -205,10 +231,9 @@ def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
 
 
 def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interval(
-    model: attnmix.Model, result: attnmix.Measures
+    result: attnmix.Measures,
 ) -> None:
-    base = AutoModel.from_pretrained(model.name)
-    layers = [run_reference("bert", base, each.ids.tolist()).layers[1] for each in result.documents]
+    layers = [layers[1] for layers in layers_of(result)]
     W_O = layers[0].weights.arrays["out"][:-1]
     others = []
     for layer in layers:
@@ -367,13 +392,22 @@ def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their
 
 @pytest.mark.parametrize(
     ("trainings", "fixed", "column"),
-    [(1, False, "these_models"), (3, False, "trainings"), (5, False, "trainings"), (3, True, "trainings")],
+    [
+        (1, False, "these_models"),
+        (3, False, "trainings"),
+        (3, True, "trainings"),
+        pytest.param(5, False, "trainings", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize(
+    ("repeats", "most"),  # one claim of twenty is expected; more than `most` have a chance below 1 in 1,000
+    [(40, 7), pytest.param(100, 13, marks=pytest.mark.long)],
 )
 def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing_differs(
-    trainings: int, fixed: bool, column: str
+    trainings: int, fixed: bool, column: str, repeats: int, most: int
 ) -> None:
     generator, claims = np.random.default_rng(0), 0
-    for _ in range(100):
+    for _ in range(repeats):
         texts = {name: generator.normal(size=(24, 6)) for name in "abc"}
         sides = []
         for side in (0, 1):
@@ -392,7 +426,7 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
             sides.append(comparison.Trainings(["model"] * len(means), means, one_model))
         rows = comparison.Comparison(*sides, cells, cells, [], "a").all_rows()
         claims += bool(rows[column].isin(["higher", "lower"]).any())
-    assert claims <= 13  # 5 are expected; more than 13 have a chance below 1 in 1,000
+    assert claims <= most
 
 
 def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: attnmix.Model) -> None:
@@ -422,19 +456,16 @@ def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measu
         assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
 
 
-def test_models_and_texts_are_compared_like_their_results(
-    model: attnmix.Model, result: attnmix.Measures, changed: attnmix.Measures
-) -> None:
-    other = longer_attention(model, 1.5)
-    options = {"controls": CONTROL_NAMES, "labels": iter(LABELS)}
-    compared = attnmix.compare(model, other, (text for text in TEXTS), **options)
-    pd.testing.assert_frame_equal(compared.all_rows(), attnmix.compare(result, changed).all_rows())
-    sides: list[list[Any]] = [[model, other], [result, changed]]
-    for first, several in zip((model, result), sides, strict=True):
-        given = {"texts": TEXTS, "methods": RATIO} if first is model else {}
-        rows = attnmix.compare(first, several, **given).by_layer(RATIO)
-        mean = (result.by_layer()["mean"] + changed.by_layer()["mean"])[result.by_layer()["method"] == RATIO] / 2
-        np.testing.assert_allclose(rows["after"], mean, atol=1e-6)
+def test_models_and_texts_are_compared_like_their_results(model: attnmix.Model) -> None:
+    models, texts, labels = [model, longer_attention(model, 1.5)], TEXTS[:8], LABELS[:8]
+    options = {"methods": ["attn_n", RATIO], "controls": ["text_mean_value", "class_share"]}
+    results = [attnmix.measure(each, texts, labels=labels, **options) for each in models]
+    compared = attnmix.compare(*models, (text for text in texts), labels=iter(labels), **options)
+    pd.testing.assert_frame_equal(compared.all_rows(), attnmix.compare(*results).all_rows())
+    means = [each.by_layer().query("method == @RATIO")["mean"] for each in results]
+    for sides, given in ((models, {"texts": texts, "methods": RATIO}), (results, {})):
+        rows = attnmix.compare(sides[0], sides, **given).by_layer(RATIO)
+        np.testing.assert_allclose(rows["after"], np.mean(means, axis=0), atol=1e-6)
 
 
 def test_a_model_that_is_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,6 +664,8 @@ def test_table_says_what_is_claimed_of_each_pair_of_trainings(
     monkeypatch.setattr(trainings, "read_reviews", lambda *_: (reviews, reviews, reviews))
     monkeypatch.setattr(trainings, "trained", lambda _dataset, _checkpoint, name, _seed: folders[name])
     monkeypatch.setattr(trainings, "set_arithmetic", lambda _name: None)
+    measure_once = cache(lambda name: real(attnmix.load(name), TEXTS, **trainings.OPTIONS))
+    monkeypatch.setattr(attnmix, "measure", lambda model, *_arguments, **_options: measure_once(model.name))
     trainings.write_claims("none", tmp_path / "trainings.csv")
     claims = pd.read_csv(tmp_path / "trainings.csv")
     assert claims["comparison"].unique().tolist() == list(trainings.COMPARISONS)

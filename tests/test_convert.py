@@ -172,7 +172,9 @@ def write_adapter(base: Path, folder: Path, size: float, **changes: Any) -> tupl
     return adapted.eval(), folder
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "distilbert", "deberta-v2"])
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", *(pytest.param(name, marks=pytest.mark.families) for name in ("distilbert", "deberta-v2"))]
+)
 def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Path) -> None:
     base = write_family(name, tmp_path / "base")
     adapted, folder = write_adapter(base, tmp_path / "adapter", 0.3)

@@ -199,12 +199,13 @@ def logged_files(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
     return {name: int(number) for number, name in (part.split(" rows of ", 1) for part in parts)}
 
 
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 500), marks=pytest.mark.long)])
 def test_rows_of_500_random_folders_are_those_of_the_files_that_are_logged_and_watched(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, seeds: range
 ) -> None:
     caplog.set_level(logging.INFO)
     layouts = (flat_folder, nested_folder, folder_of_shards, folder_without_splits, saved_folder)
-    for seed in range(500):
+    for seed in seeds:
         way = random.Random(seed)
         caplog.clear()
         with TemporaryDirectory() as root:

@@ -36,19 +36,20 @@ def base(tiny_bert: Path) -> Any:
     return load_base(tiny_bert).double().requires_grad_(False)
 
 
-def jacobians(base: Any, reference: str) -> np.ndarray:
-    """d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd."""
+@pytest.fixture(scope="module")
+def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
+    """d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference."""
+    base = load_base(tiny_bert).double().requires_grad_(False)
     words = base.get_input_embeddings()(IDS).detach()
 
     def outputs(embedded: torch.Tensor) -> torch.Tensor:
         return torch.stack(base(inputs_embeds=embedded, output_hidden_states=True).hidden_states[1:])[:, 0]
 
     jacobian = torch.autograd.functional.jacobian
-    if reference == "word_embedding":
-        return jacobian(outputs, words)[:, :, :, 0].numpy()
     states = base(inputs_embeds=words, output_hidden_states=True).hidden_states
     layers = zip(base.encoder.layer, states, strict=False)
-    return np.stack([jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0].numpy() for f, x in layers])
+    by_layer = [jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0].numpy() for f, x in layers]
+    return {"word_embedding": jacobian(outputs, words)[:, :, :, 0].numpy(), "layer_input": np.stack(by_layer)}
 
 
 def exact_levels(jacobian: np.ndarray) -> np.ndarray:
@@ -64,8 +65,10 @@ def exact_levels(jacobian: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_norms_and_levels_are_those_of_autograds_jacobians(base: Any, reference: Any) -> None:
-    exact, chains = jacobians(base, reference), document_chains(base, IDS)
+def test_norms_and_levels_are_those_of_autograds_jacobians(
+    base: Any, jacobians: dict[str, np.ndarray], reference: Any
+) -> None:
+    exact, chains = jacobians[reference], document_chains(base, IDS)
     entries = np.sqrt((exact**2).sum((2, 4)))
     with torch.no_grad():
         norms = derivative_norms(chains, reference, WIDTH, seed=0)
@@ -77,8 +80,10 @@ def test_norms_and_levels_are_those_of_autograds_jacobians(base: Any, reference:
     assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / 40**0.5 + 1e-12).all()
 
 
-def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_the_exchange(base: Any) -> None:
-    exact = jacobians(base, "layer_input")
+def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_the_exchange(
+    base: Any, jacobians: dict[str, np.ndarray]
+) -> None:
+    exact = jacobians["layer_input"]
     donor_ids = IDS.flip(-1).roll(2, -1)
     states, donor_states = (base(ids, output_hidden_states=True).hidden_states for ids in (IDS, donor_ids))
     actual = layer_swap_ratios(document_chains(base, IDS), document_chains(base, donor_ids)).numpy()
@@ -94,14 +99,16 @@ def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_
             assert actual[number, 1, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
 
 
-def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(base: Any, tiny_bert: Path) -> None:
+def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(
+    jacobians: dict[str, np.ndarray], tiny_bert: Path
+) -> None:
     measurer = DocumentMeasurer(load_base(tiny_bert), list(RATIOS), list(LAYER_MATRICES))
     ids = IDS[0].numpy().astype(np.int32)
     agreement = measurer.derivatives(ids, [ids], directions=24, seed=0)["agreement"][..., 0]
     matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
     names = [*RATIOS, *MATRICES]
     for (place, reference), layer in product(enumerate(REFERENCES), range(3)):
-        norms = np.sqrt((jacobians(base, reference)[layer] ** 2).sum((1, 3)))
+        norms = np.sqrt((jacobians[reference][layer] ** 2).sum((1, 3)))
         for method in ("attention", "alti", "globenc_rollout"):
             rows = zip(matrices[method][layer], norms, strict=True)
             expected = np.mean([stats.spearmanr(*pair).statistic for pair in rows])

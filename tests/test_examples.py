@@ -134,16 +134,6 @@ def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pyte
             assert [words(each) for each in outputs] == [words(each) for each in before.get("outputs", [])]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_shows_the_own_share_no_later_than_a_ratio(notebook: Path) -> None:
-    code = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
-    own_shares = [number for number, source in enumerate(code) if "own_share" in source]
-    ratios = [number for number, source in enumerate(code) if "attnres" in source]
-    if ratios:
-        assert own_shares[:1] <= ratios[:1]
-        assert own_shares
-
-
 BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_sdist(to); build_wheel(to)"
 NEEDED = {
     *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),

@@ -101,7 +101,9 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
     return np.array([part[-1] @ state["score.weight"].T for part in normed])
 
 
-@pytest.mark.parametrize("name", DECOMPOSED)
+@pytest.mark.parametrize(
+    "name", [*BY_HAND, *(pytest.param(name, marks=pytest.mark.families) for name in DECOMPOSED if name not in BY_HAND)]
+)
 def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     review, model = reviewed(write_family(name, tmp_path)), library(tmp_path)
     with torch.no_grad():

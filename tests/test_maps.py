@@ -411,6 +411,7 @@ def reduced(workspace: Workspace) -> dict[str, bytes]:
     return outputs()
 
 
+@pytest.mark.long  # two processes that load umap-learn
 def test_same_bytes_with_one_worker_and_with_two(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = reduced(workspace)
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -31,8 +32,9 @@ from attnmix.core.settings import (
 from attnmix.core.store.runs import Run
 from attnmix.core.terminal import printable
 from attnmix.data.source import read_source
-from stages import capture, faithfulness, finetune, inspect, measure, reduce, render
-from stages.common.cli import WITHOUT_BARS, as_command
+from attnmix.models.loading import load_base, load_classifier
+from stages import capture, download, faithfulness, finetune, inspect, measure, reduce, render
+from stages.common.cli import as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
 
@@ -181,36 +183,46 @@ def test_codes_of_a_terminal_in_words_of_the_user_are_shown_and_not_obeyed() -> 
     assert str(InputError(f"{CODES}\n")) == ESCAPED + r"\n"
 
 
-def test_names_of_classes_and_files_reach_the_terminal_without_codes(tmp_path: Path, tiny_bert: Path) -> None:
+def test_names_of_classes_and_files_reach_the_terminal_without_codes(
+    workspace: Workspace,
+    tiny_bert: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     code = "\x1b[31m"
     rows = [f"the film was {word} {number},{code}{word}" for number in range(20) for word in ("good", "bad")]
-    (tmp_path / "own.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    dataset = {"name": "own.csv", "test_split": "test"}
-    write_parameters(tmp_path, model={"name": str(tiny_bert)}, dataset=dataset)
-    command = [sys.executable, "-m", "stages", "download"]
-    run = run_to_its_end(command, tmp_path, PATHS)
-    assert (run.returncode, code in run.stderr + run.stdout) == (1, False), run.stderr
-    assert r"holds the class '\x1b[31mbad'" in run.stderr
+    folder = workspace(model={"name": str(tiny_bert)}, dataset={"name": "own.csv", "test_split": "test"})
+    (folder / "own.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that the command logs to the terminal
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
+        download.main(read_parameters())
+    logging.warning("own.csv holds %s", code)
+    assert r"holds the class '\x1b[31mbad'" in str(end.value)
+    printed = "".join(capfd.readouterr())
+    assert r"own.csv holds \x1b[31m" in printed
+    assert code not in str(end.value) + printed
     with pytest.raises(InputError, match=r"there is no file or folder \\x1b\[31mown.csv") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
     assert code not in str(error.value)  # which is what a stage prints of an error
 
 
-LOADING = """
-import logging, sys
-from pathlib import Path
-from attnmix.models.loading import load_base, load_classifier
-logging.getLogger("transformers").setLevel(logging.INFO)
-folder = Path(sys.argv[1])
-load_base(folder)
-load_classifier(folder, {number: str(number) for number in range(5)})
-assert logging.getLogger("transformers").level == logging.INFO
-"""
-
-
-def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_bert: Path, tmp_path: Path) -> None:
-    run = run_to_its_end([sys.executable, "-c", LOADING, str(tiny_bert)], tmp_path, PATHS | WITHOUT_BARS)
-    assert (run.returncode, run.stderr) == (0, "")
+def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_bert: Path) -> None:
+    messages: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = messages.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        load_base(tiny_bert)
+        load_classifier(tiny_bert, {number: str(number) for number in range(5)})
+        assert logger.level == logging.INFO
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert messages == []
 
 
 def test_a_home_that_cannot_be_written_gives_libraries_a_temporary_cache(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import traceback
 import tracemalloc
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partialmethod
 from itertools import chain, combinations, product
@@ -17,13 +12,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
+from conftest import (
+    BOOTSTRAP_SAMPLES,
+    Workspace,
+    plain_document,
+    run_tokenized,
+    tokenized_documents,
+    write_tiny_bert,
+)
 from families import make_tokenizer
 
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.core.store import texts as texts_store
 from attnmix.core.store.runs import Run
-from attnmix.measures import batches as batches_of_measures
 from attnmix.measures import mixing_tables
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
@@ -116,44 +116,6 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, check_exact=True, obj=path.stem)
     pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, check_exact=True)
-
-
-def test_a_number_crosses_the_modules_that_contributing_names(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compare the table with the callers of the formula of `attn_n`, of its mean, and of the writer of its csv file."""
-    prepare(workspace, 4)
-    crossed: dict[str, set[str]] = {}
-
-    def watched(name: str, function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if name not in crossed:
-                files = [Path(frame.filename) for frame in traceback.extract_stack()]
-                files.append(Path(inspect.getfile(function)))
-                paths = [file.relative_to(REPOSITORY) for file in files if file.is_relative_to(REPOSITORY)]
-                crossed[name] = {path.as_posix() for path in paths if path.parts[0] in ("attnmix", "stages")}
-            return function(*arguments, **options)
-
-        return call
-
-    def at_once(_device: Any, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(function(*arguments))
-        return done
-
-    monkeypatch.setattr(batches_of_measures, "submit_task", at_once)  # a thread's stack does not say who asked for it
-    ratio = RATIOS["attn_n"]
-    monkeypatch.setitem(RATIOS, "attn_n", replace(ratio, formula=watched("formula", ratio.formula)))
-    monkeypatch.setattr(Resampled, "interval", watched("interval", Resampled.interval))
-    monkeypatch.setattr(Draws, "resample", watched("resample", Draws.resample))
-    monkeypatch.setattr(pd.DataFrame, "to_csv", watched("csv", pd.DataFrame.to_csv))
-    run_tokenized(measure)
-    assert len(crossed) == 4
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = text.partition("### The way of one number")[2].partition("\n## ")[0]
-    named = re.findall(r"^\| `(.+\.py)` \|", section, re.MULTILINE)
-    assert set.union(*crossed.values()) == set(named)
-    assert len(named) <= 8
 
 
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

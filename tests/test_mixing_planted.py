@@ -175,7 +175,7 @@ def test_a_model_whose_numbers_mean_something_else_is_one_error(tiny_bert: Path,
 
 
 def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_weights: Path) -> None:
-    text = "Time flies like an arrow; fruit flies like bananas, and unforgettably so."
+    text = "Time flies, unforgettably so."
     (document,) = tokenized_documents(load_tokenizer(default_weights), {"text/0": text}, 64)
     base = load_base(default_weights)
     (measures,) = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id).measures([document])

@@ -58,16 +58,19 @@ USES = {
 }
 TRY_EACH = """
 import os, sys
+every = {{module for modules in {modules!r}.values() for module in modules}}
+sys.modules.update(dict.fromkeys(every))
 import attnmix, numpy
 from attnmix.core.errors import InputError
-attnmix.load({tiny!r})  # imports torch and transformers, which need no extra, once for all
+print("without any", len(attnmix.measure(attnmix.load({tiny!r}), "time flies").ratios), sep="\\n", flush=True)
 for extra, uses in {uses!r}.items():
     print("without", extra, flush=True)
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         continue
-    sys.modules.update(dict.fromkeys({modules!r}[extra]))
+    for module in every.difference({modules!r}[extra]):
+        del sys.modules[module]
     for use in uses:
         try:
             exec(use, {{"attnmix": attnmix, "numpy": numpy, "os": os, "tiny": {tiny!r}}})
@@ -77,18 +80,13 @@ for extra, uses in {uses!r}.items():
             print("no error: " + use)
     break
 """
-"""Tries the uses of each extra in a fork of its own, in which its modules cannot be imported."""
+"""Measures where the modules of no extra can be imported, then tries the uses of each without its own, in a fork."""
 
 
 def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [*(arguments or (sys.executable,)), "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **OFFLINE, **variables}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def without(modules: Iterable[str]) -> str:
-    """Return the beginning of a program in which these modules cannot be imported."""
-    return f"import sys; sys.modules.update(dict.fromkeys({list(modules)!r}))\n"
 
 
 def test_the_table_of_extras_is_that_of_the_distribution() -> None:
@@ -104,7 +102,7 @@ def test_the_table_of_extras_is_that_of_the_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """The lines that the uses of each extra print where its modules are missing."""
+    """What is printed without any extra, and the lines that the uses of each print where its modules are missing."""
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr
@@ -121,12 +119,9 @@ def test_a_part_whose_extra_is_missing_is_one_error_that_names_it(
     assert [line for line in lines if not line.endswith(f'; install them by pip install "attnmix[{extra}]"')] == []
 
 
-def test_measuring_needs_no_extra(tmp_path: Path, tiny_bert: Path) -> None:
-    every = [module for modules in EXTRA_MODULES.values() for module in modules]
-    program = f"import attnmix; print(len(attnmix.measure(attnmix.load({str(tiny_bert)!r}), 'time flies').ratios))"
-    run = run_python(without(every) + program, tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 0
+def test_measuring_needs_no_extra(printed_without: dict[str, list[str]]) -> None:
+    (ratios,) = printed_without["any"]
+    assert int(ratios) > 0
 
 
 def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:

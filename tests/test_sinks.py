@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from families import write_family
-from family_reference import run_reference
+from family_reference import Reference, run_reference
 from transformers import AutoModel
 
 import attnmix
@@ -19,19 +18,17 @@ TEXTS = ["time flies like an arrow", "the film was very good , and not so cold .
 FAMILIES = ["bert", "gpt2", "bart"]
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def result(family: str, tmp_path: Path) -> attnmix.Measures:
-    model = attnmix.load(str(write_family(family, tmp_path / family)))
+@pytest.fixture(scope="module", params=FAMILIES)
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Measures:
+    model = attnmix.load(str(write_family(request.param, tmp_path_factory.mktemp(request.param))))
     return attnmix.measure(model, TEXTS, controls=["without_special_sources"])
 
 
-def references(result: attnmix.Measures, family: str) -> list[Any]:
-    return [run_reference(family, result.model.network.base_model, each.ids.tolist()) for each in result.documents]
+@pytest.fixture(scope="module")
+def references(result: attnmix.Measures) -> list[Reference]:
+    """The texts, run by hand."""
+    base = result.model.network.base_model
+    return [run_reference(base.config.model_type, base, each.ids.tolist()) for each in result.documents]
 
 
 def special_places(result: attnmix.Measures, number: int, layer: int) -> list[int]:
@@ -42,28 +39,31 @@ def special_places(result: attnmix.Measures, number: int, layer: int) -> list[in
     return [0, *(np.flatnonzero(words[:-1] < 0) + 1).tolist()]
 
 
-def test_ratios_without_special_sources_leave_out_what_those_give(result: attnmix.Measures, family: str) -> None:
-    texts = references(result, family)
-    for method in result.methods:
-        table = result.controls(method)
-        for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
-            ratios = [
-                reference.layers[layer - 1].without_sources(special_places(result, number, layer))[method]
-                for number, reference in enumerate(texts)
-            ]
+def test_ratios_without_special_sources_leave_out_what_those_give(
+    result: attnmix.Measures, references: list[Reference]
+) -> None:
+    tables = {method: result.controls(method) for method in result.methods}
+    for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
+        ratios = [
+            reference.layers[layer - 1].without_sources(special_places(result, number, layer))
+            for number, reference in enumerate(references)
+        ]
+        for place, (method, table) in enumerate(tables.items()):
             row = table[table["layer"] == layer].iloc[0]
-            assert row["mean"] == pytest.approx(np.concatenate(ratios).mean(), abs=1e-5), (method, layer)
-            whole = np.concatenate([array[result.methods.index(method), layer - 1] for array in result.ratios_by_text])
+            expected = np.concatenate([each[method] for each in ratios]).mean()
+            assert row["mean"] == pytest.approx(expected, abs=1e-5), (method, layer)
+            whole = np.concatenate([array[place, layer - 1] for array in result.ratios_by_text])
             assert row["below"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
 
 
-def test_sink_measures_are_those_of_attention_values_and_outputs(result: attnmix.Measures, family: str) -> None:
-    texts = references(result, family)
+def test_sink_measures_are_those_of_attention_values_and_outputs(
+    result: attnmix.Measures, references: list[Reference]
+) -> None:
     sinks = result.sinks().set_index(["layer", "measure"])["mean"]
     for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
         expected = dict[str, list[float]]({name: [] for name in SINK_MEASURES})
         to_first = []
-        for reference in texts:
+        for reference in references:
             step = reference.layers[layer - 1]
             weights, lengths = step.attention.mean(0), np.sqrt((step.value**2).sum((0, 2)))
             between = lengths[1:-1].mean()
