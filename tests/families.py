@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,20 +20,64 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from attnmix.core.names import MATRIX_NAMES, POINTS
+from attnmix.models.families import FAMILIES as TABLE
+from attnmix.models.families import Family, family_of
 
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
 FAMILIES = tuple(TINY)
 # One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
 KINDS = ("gpt_neox", "qwen3", "bart")
+# Properties of a stack, beside its norms, that decide how a layer adds vectors.
+ALGEBRA_PROPERTIES = ("parallel", "own_attention", "cross_attention", "gated")
 
 
-def each_family(*by_default: str) -> list[Any]:
-    """Return every family as a parameter of a long test, those that are not named for `pytest -m families`."""
-    return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
+def each_family(*by_default: str, names: Sequence[str] = FAMILIES) -> list[Any]:
+    """Return families as parameters of a test, those not in `by_default` for `pytest -m families` only."""
+    return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in names]
 
 
 EACH_FAMILY = each_family(*KINDS)
+
+
+def tiny_family(name: str) -> Family:
+    """Return the entry of the table for the tiny model."""
+    depends_on_config = TABLE[name].keys() & {"parallel", "gated_where"}
+    if not depends_on_config:  # the configurations of all families take two seconds to import
+        return family_of(SimpleNamespace(model_type=name))
+    return family_of(AutoConfig.for_model(name, **TINY[name]["config"]))
+
+
+def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
+    """Return, for each stack, the norms of a layer and the properties of its sublayers.
+
+    Families with the same algebra have the same measures, and run the same code of the library in every stage.
+    """
+    algebra = []
+    for stack in family.stacks:
+        properties = {name for name in ALGEBRA_PROPERTIES if getattr(stack, name)}
+        if stack.layers.count("*") > 1:
+            properties.add("shared layers")
+        algebra.append(frozenset({*stack.parts(), *properties}))
+    return tuple(algebra)
+
+
+def one_of_each_algebra() -> list[str]:
+    """Return the first family of each layer algebra, preferring models whose heads have a width of their own.
+
+    The heads of these are together wider or narrower than the residual stream.
+    """
+    own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
+    chosen: dict[Any, str] = {}
+    for name in (*own_width, *FAMILIES):
+        chosen.setdefault(layer_algebra(tiny_family(name)), name)
+    return sorted(chosen.values(), key=FAMILIES.index)
+
+
+ALGEBRAS = one_of_each_algebra()
+"""Families for tests of whole pipelines."""
+OWN_WIDTH, DECODER = "qwen3", "bart"
+"""Those for what is special to heads with a width of their own, and to a decoder beside an encoder."""
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers give token_type_ids
 
 
@@ -137,6 +186,14 @@ def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -
         measure={"documents": 2, "matrices": list(MATRIX_NAMES), "gradient_documents": 1, "gradient_max_length": 8},
         umap={"layouts": list(layouts)},
     )
+
+
+@cache
+def tiny_folder(name: str) -> Path:
+    """Return the folder of a family's tiny model, which is written once in a process and must not be changed."""
+    folder = tempfile.mkdtemp(prefix=f"{name}-")
+    atexit.register(shutil.rmtree, folder)
+    return write_family(name, Path(folder))
 
 
 def write_family(name: str, folder: Path, seed: int = 0) -> Path:

@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def tanh_gelu(x: Array) -> Array:
-    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x))) / 2
 
 
 ACTIVATIONS = {
@@ -506,7 +506,7 @@ class ReferenceLayer:
 
 def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
     """Integrated gradients of an elementwise function from 0 to `total`, by Gauss's rule and differences."""
-    points, weights = np.polynomial.legendre.leggauss(200)
+    points, weights = np.polynomial.legendre.leggauss(60)
     slope = np.zeros_like(total)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         slope += weight * (activation(point * total + 1e-6) - activation(point * total - 1e-6)) / 2e-6
@@ -515,7 +515,7 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
 
 def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array) -> Array:
     """Integrated gradients of activation(gate) * up from 0 to `total`, along parts of both, by differences."""
-    points, weights = np.polynomial.legendre.leggauss(60)
+    points, weights = np.polynomial.legendre.leggauss(20)  # as exact as 60
     part = np.zeros_like(up)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         ends = [

@@ -110,7 +110,7 @@ def test_each_architecture_of_the_hub_works_or_is_refused_with_the_sentence_in_t
     assert list(outcomes) == list(classifiers.CLASSIFIERS)
     for name, outcome in outcomes.items():
         if outcome == classifiers.WORKS:
-            assert name in FAMILIES  # tests/test_families_pipeline.py takes each of them to the page
+            assert name in FAMILIES  # tests/test_families.py compares each of them with a reference
         else:
             assert classifiers.outcome(name)["outcome"] == outcome
 

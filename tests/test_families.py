@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from families import each_family, write_family
+from families import (
+    ALGEBRA_PROPERTIES,
+    ALGEBRAS,
+    DECODER,
+    OWN_WIDTH,
+    TINY,
+    TOKENS,
+    each_family,
+    one_of_each_algebra,
+    tiny_folder,
+)
 from family_reference import Reference, mixing_ratio, parts_from_input, run_reference
 
 from attnmix.core.errors import InputError
@@ -40,14 +51,29 @@ TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and
 STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
 
 
+def test_every_property_of_a_stack_is_part_of_its_algebra_or_a_path() -> None:
+    names = {field.name for field in fields(families.Stack)}
+    norms = {name for name in names if name.endswith("_norm") and name != "final_norm"}
+    paths = {"layers", "attention", "output", "feed_forward", "embedding", "final_norm", "activation"}
+    assert names == {*norms, *ALGEBRA_PROPERTIES, *paths}
+
+
+def test_a_family_with_an_algebra_of_its_own_gets_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TINY.keys() == families.FAMILIES.keys()
+    assert {OWN_WIDTH, DECODER} <= set(ALGEBRAS)
+    assert {TOKENS[name].kind for name in ALGEBRAS} == {tokens.kind for tokens in TOKENS.values()}
+    monkeypatch.setitem(families.FAMILIES, "roberta", families.FAMILIES["roberta"] | {"input_norm": "a_norm"})
+    assert set(one_of_each_algebra()) == {*ALGEBRAS, "roberta"}
+
+
 @pytest.fixture(scope="module", params=each_family(*STRUCTURES))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(family, tmp_path_factory.mktemp(family))
+def folder(family: str) -> Path:
+    return tiny_folder(family)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +139,7 @@ def test_every_point_holds_what_an_independent_computation_says(
         for site, array in true.items():
             close(features[site][place, : len(ids)].numpy(), array, site)
     assert widths(base) == {site: feature.shape[-1] for site, feature in features.items()}
+    assert sum(families.layer_counts(base)) == max(site.layer for site in features)
 
 
 def test_the_identities_hold_at_every_layer(both: Any) -> None:
@@ -256,7 +283,7 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
         def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
             return call.whole(x)[0]
 
-        jacobian = torch.autograd.functional.jacobian(output, call.whole.hidden)[:, :, 0]
+        jacobian = torch.autograd.functional.jacobian(output, call.whole.hidden, vectorize=True)[:, :, 0]
         torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
     layers = len(calls)
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
@@ -275,7 +302,8 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
             base(inputs_embeds=embedded, **decoder)
         return tuple(features[Site(layer, "layer_output")][0] for layer in range(1, layers + 1))
 
-    return [jacobian[:, :, 0] for jacobian in torch.autograd.functional.jacobian(outputs, words)]
+    jacobians = torch.autograd.functional.jacobian(outputs, words, vectorize=True)
+    return [jacobian[:, :, 0] for jacobian in jacobians]
 
 
 @pytest.mark.parametrize(
@@ -303,9 +331,9 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
     ],
 )
 def test_a_wrong_entry_is_caught(
-    model_type: str, key: str, wrong: object, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, key: str, wrong: object, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_family(model_type, tmp_path / model_type)
+    folder = tiny_folder(model_type)
     base = load_base(folder)
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
     measured(base, folder, texts)
@@ -319,10 +347,9 @@ def test_a_wrong_entry_is_caught(
 
 @pytest.mark.parametrize("model_type", ["mpnet", "gpt_neo"])
 def test_attention_of_its_own_that_no_entry_names_is_one_error(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_family(model_type, tmp_path / model_type)
-    base = load_base(folder)
+    base = load_base(tiny_folder(model_type))
     monkeypatch.setitem(families.FAMILIES, model_type, families.FAMILIES[model_type] | {"own_attention": False})
     with pytest.raises(InputError, match=r"layer 1 did not call .* \(own_attention of the family in attnmix/models/"):
         run_layers(base, padded([[5, 6, 7]], 0), lambda *_: None)

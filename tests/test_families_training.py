@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EACH_FAMILY, TOKENS, corpus, make_tokenizer, write_family
+from families import EACH_FAMILY, TOKENS, corpus, make_tokenizer, tiny_folder, write_family
 from tokenizers import processors
 from transformers import (
     AutoConfig,
@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=EACH_FAMILY)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def family(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """A family's name and the folder of its tiny model."""
-    return request.param, write_family(request.param, tmp_path_factory.mktemp("family"))
+    return request.param, tiny_folder(request.param)
 
 
 def texts_for(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import EACH_FAMILY, write_family
+from families import EACH_FAMILY, tiny_folder
 from family_reference import Reference, run_reference
 
 from attnmix.core.errors import InputError
@@ -25,9 +25,9 @@ from attnmix.models.loading import load_base
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
 
 
-def recorded(name: str, folder: Path) -> tuple[dict[str, Any], Reference]:
+def recorded(name: str) -> tuple[dict[str, Any], Reference]:
     """What is kept of `TEXT`, and the same text run by hand."""
-    write_family(name, folder)
+    folder = tiny_folder(name)
     base = load_base(folder).double()
     ids = load_tokenizer(folder)(TEXT)["input_ids"]
     layers = max(site.layer for site in widths(base))
@@ -35,8 +35,8 @@ def recorded(name: str, folder: Path) -> tuple[dict[str, Any], Reference]:
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_path: Path) -> None:
-    parts, reference = recorded(name, tmp_path)
+def test_every_part_is_that_of_a_computation_from_the_weights(name: str) -> None:
+    parts, reference = recorded(name)
     if FAMILIES[name].get("own_attention"):  # which shows no queries and keys
         assert parts == {}
         return
@@ -64,8 +64,8 @@ def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_pat
         np.testing.assert_allclose(output, w.linear("out", points["attention_heads"]), **close)
 
 
-def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tmp_path: Path) -> None:
-    parts, _ = recorded("mistral", tmp_path / "mistral")
+def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept() -> None:
+    parts, _ = recorded("mistral")
     assert parts["key"].shape[1] == 2
     assert parts["query"].shape[1] == 4
     last = parts["reach"][0, -1]
@@ -80,7 +80,7 @@ def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnmix.measures.heads.VECTOR_BYTES", 100)
-    parts, _ = recorded("gpt2", tmp_path / "model")
+    parts, _ = recorded("gpt2")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)
     write_heads(arrays_folder("heads", "finetuned", "text/0", Run(Path()).inspected), parts)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from families import each_family, randomise, write_family
+from families import each_family, randomise, tiny_folder
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, StaticCache
@@ -46,8 +46,8 @@ class InDouble(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-def in_memory(family: str, folder: Path, kind: Any = AutoModel, dtype: torch.dtype = torch.float64) -> attnmix.Model:
-    write_family(family, folder)
+def in_memory(family: str, kind: Any = AutoModel, dtype: torch.dtype = torch.float64) -> attnmix.Model:
+    folder = tiny_folder(family)
     config = AutoConfig.from_pretrained(folder)
     config.update({"pad_token_id": load_tokenizer(folder).pad_token_id})
     network = kind.from_config(config)
@@ -121,8 +121,8 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @FAMILY
-def test_derivatives_of_an_edited_network_are_those_of_finite_differences(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_derivatives_of_an_edited_network_are_those_of_finite_differences(family: str) -> None:
+    model = in_memory(family)
     inputs = {"input_ids": batch(model, TEXTS[:1])["input_ids"]}
     parameters = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -152,8 +152,8 @@ def test_derivatives_of_an_edited_network_are_those_of_finite_differences(family
 
 
 @FAMILY
-def test_silenced_heads_are_zeroed_weights_in_every_way_to_call_a_network(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_silenced_heads_are_zeroed_weights_in_every_way_to_call_a_network(family: str) -> None:
+    model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     first, second = ({layer: [head] for layer in heads} for head in HEADS)
     with torch.no_grad(), zeroed(model, heads) as changed, ThreadPoolExecutor(2) as pool:
@@ -173,8 +173,8 @@ def test_silenced_heads_are_zeroed_weights_in_every_way_to_call_a_network(family
 
 
 @FAMILY
-def test_a_single_layer_is_edited_by_its_number(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_a_single_layer_is_edited_by_its_number(family: str) -> None:
+    model = in_memory(family)
     inputs = batch(model)
     for layer in range(1, model.layers + 1):
         edited = model.intervene(without_heads({layer: HEADS}))
@@ -209,11 +209,11 @@ def generated(network: Any, inputs: Mapping[str, Tensor], **options: Any) -> Ten
 
 
 @pytest.mark.parametrize("family", each_family("gpt2", "gpt_neo", "bloom", "qwen3", "gemma3_text", "bart", "t5"))
-def test_generation_is_edited_with_and_without_a_cache(family: str, tmp_path: Path) -> None:
+def test_generation_is_edited_with_and_without_a_cache(family: str) -> None:
     kind = generating_class(family)
     if kind is None:
         pytest.skip("this family does not generate text")
-    model = in_memory(family, tmp_path / family, _from(kind))
+    model = in_memory(family, _from(kind))
     network: Any = model.network
     network.generation_config.eos_token_id = None
     inputs, heads = batch(model, TEXTS[:1]), heads_of_all_layers(model)
@@ -239,8 +239,8 @@ def _from(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "bloom", "llama"])
-def test_cut_edges_are_the_same_tokens_with_and_without_a_cache(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family, _from(generating_class(family)))
+def test_cut_edges_are_the_same_tokens_with_and_without_a_cache(family: str) -> None:
+    model = in_memory(family, _from(generating_class(family)))
     model.network.generation_config.eos_token_id = None
     inputs = batch(model, TEXTS[:1])
     edit = without_edges(slice(3, None), [1])
@@ -251,8 +251,8 @@ def test_cut_edges_are_the_same_tokens_with_and_without_a_cache(family: str, tmp
         assert float((generated(model.network, inputs) - without_cache).abs().max()) > 1e-6
 
 
-def test_positions_in_a_cache_that_does_not_hold_one_key_for_each_token_are_an_error(tmp_path: Path) -> None:
-    model = in_memory("llama", tmp_path / "llama", _from(generating_class("llama")), torch.float32)
+def test_positions_in_a_cache_that_does_not_hold_one_key_for_each_token_are_an_error() -> None:
+    model = in_memory("llama", _from(generating_class("llama")), torch.float32)
     inputs = batch(model, TEXTS[:1])
     cache = StaticCache(config=model.network.config, max_cache_len=40)
     message = r"^edit: the cache of keys in layer 1 does not hold one key"
@@ -274,8 +274,8 @@ def replica(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt_neo"])
-def test_replicas_in_other_threads_are_edited(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_replicas_in_other_threads_are_edited(family: str) -> None:
+    model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     with torch.no_grad(), zeroed(model, heads) as changed, ThreadPoolExecutor(2) as pool:
         expected = vectors(changed.eval(), inputs)
@@ -287,8 +287,8 @@ def test_replicas_in_other_threads_are_edited(family: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "mpnet"])
-def test_half_precision_is_edited_on_a_cpu(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family, dtype=dtype)
+def test_half_precision_is_edited_on_a_cpu(family: str, dtype: torch.dtype) -> None:
+    model = in_memory(family, dtype=dtype)
     inputs, heads = batch(model), heads_of_all_layers(model)
     with torch.no_grad(), zeroed(model, heads) as changed, model.intervene(without_heads(heads)) as network:
         found, expected = vectors(network, inputs), vectors(changed.eval(), inputs)
@@ -296,8 +296,8 @@ def test_half_precision_is_edited_on_a_cpu(family: str, dtype: torch.dtype, tmp_
         assert float((found - expected).norm() / expected.norm()) < 0.05
 
 
-def test_dropout_of_a_network_in_training_mode_applies_inside(tmp_path: Path) -> None:
-    model = in_memory("bert", tmp_path / "bert")
+def test_dropout_of_a_network_in_training_mode_applies_inside() -> None:
+    model = in_memory("bert")
     inputs = batch(model)
     with torch.no_grad(), model.intervene(recorded({})) as network:
         network.train()
@@ -306,8 +306,8 @@ def test_dropout_of_a_network_in_training_mode_applies_inside(tmp_path: Path) ->
     assert not model.network.training
 
 
-def test_edited_weights_are_the_attentions_that_the_network_returns(tmp_path: Path) -> None:
-    model = in_memory("bert", tmp_path / "bert")
+def test_edited_weights_are_the_attentions_that_the_network_returns() -> None:
+    model = in_memory("bert")
     with torch.no_grad(), model.intervene(without_edges([0], [1])) as network:
         attentions = network(**batch(model, TEXTS[:1]), output_attentions=True).attentions
     assert len(attentions) == model.layers
@@ -375,8 +375,8 @@ def test_a_copy_from_inside_an_intervention_is_no_network_to_edit(tiny_bert: Pat
         torch.testing.assert_close(vectors(network, inputs), vectors(changed, inputs), atol=1e-5, rtol=1e-5)
 
 
-def test_an_interrupted_pass_leaves_no_mode_of_torch_behind(tmp_path: Path) -> None:
-    model = in_memory("gpt_neo", tmp_path / "gpt_neo")
+def test_an_interrupted_pass_leaves_no_mode_of_torch_behind() -> None:
+    model = in_memory("gpt_neo")
     inputs, classes = batch(model), [type(module) for module in model.network.modules()]
 
     def interrupt(_layer: int, _weights: Tensor, _value: Tensor) -> tuple[Tensor, Tensor]:
@@ -426,10 +426,8 @@ def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # the name in transformers 5.17 and after
 @pytest.mark.parametrize("family", ["bert", "gpt_neo"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_derivatives_after_the_context_are_those_of_the_edited_pass(
-    family: str, use_reentrant: bool, tmp_path: Path
-) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str, use_reentrant: bool) -> None:
+    model = in_memory(family)
     network: Any = model.network
     inputs = batch(model, TEXTS[:1])
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -452,8 +450,8 @@ def test_derivatives_after_the_context_are_those_of_the_edited_pass(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
-def test_a_compiled_wrapper_is_edited(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_a_compiled_wrapper_is_edited(family: str) -> None:
+    model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     compiled: Any = torch.compile(model.network, backend="eager")
     with torch.no_grad(), zeroed(model, heads) as changed:
@@ -485,15 +483,15 @@ def test_an_intervention_waits_for_a_measure_in_another_thread(tiny_bert: Path) 
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "t5", "deberta"])
-def test_weights_that_a_family_returns_before_the_edit_are_an_error(family: str, tmp_path: Path) -> None:
-    model = in_memory(family, tmp_path / family)
+def test_weights_that_a_family_returns_before_the_edit_are_an_error(family: str) -> None:
+    model = in_memory(family)
     message = "^output_attentions: models of the family .* return the weights before the edit; allowed: False"
     with model.intervene(without_heads({1: [0]})) as network, pytest.raises(InputError, match=message):
         network(**batch(model), output_attentions=True)
 
 
-def test_cross_attention_shows_its_weights_inside(tmp_path: Path) -> None:
-    model = in_memory("bart", tmp_path / "bart")
+def test_cross_attention_shows_its_weights_inside() -> None:
+    model = in_memory("bart")
     network: Any = model.network
     network.set_attn_implementation("eager")
     with torch.no_grad():
@@ -530,8 +528,8 @@ def test_after_contexts_that_end_in_another_order_the_network_is_as_it_was(tiny_
         assert vars(module).keys() == before[name].keys()
 
 
-def test_values_and_padding_of_a_batch_are_edited_as_those_of_each_text(tmp_path: Path) -> None:
-    model = in_memory("gpt2", tmp_path / "gpt2")
+def test_values_and_padding_of_a_batch_are_edited_as_those_of_each_text() -> None:
+    model = in_memory("gpt2")
     inputs = model.tokenizer(TEXTS, padding=True, padding_side="left", return_tensors="pt")
     mask = inputs["attention_mask"]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -545,8 +543,8 @@ def test_values_and_padding_of_a_batch_are_edited_as_those_of_each_text(tmp_path
             torch.testing.assert_close(together[place, mask[place] == 1], expected, rtol=1e-8, atol=1e-8)
 
 
-def test_a_shared_layer_outside_of_its_stack_is_an_error(tmp_path: Path) -> None:
-    model = in_memory("albert", tmp_path / "albert")
+def test_a_shared_layer_outside_of_its_stack_is_an_error() -> None:
+    model = in_memory("albert")
     base: Any = model.network.base_model
     width = base.config.hidden_size
     message = r"^edit: a layer that is called several times has no number of its own"

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import run_stages, tokenized_documents, toy_reviews, write_tiny_bert
-from families import each_family, write_family
+from families import ALGEBRAS, each_family, tiny_folder
 from second_device import DEVICE, DEVICE_RULES, REAL_GPU, counted
 from transformers import AutoModelForSequenceClassification
 
@@ -151,18 +151,18 @@ def class_use(folder: Path, device: torch.device) -> Arrays:
     return arrays
 
 
-@pytest.mark.parametrize("name", each_family("bert", "mistral"))
-def test_every_family_gives_the_cpus_measures(name: str, tmp_path: Path, second_device: torch.device) -> None:
-    folder = write_family(name, tmp_path)
+@pytest.mark.parametrize("name", each_family("bert", names=ALGEBRAS))
+def test_every_algebra_gives_the_cpus_measures(name: str, second_device: torch.device) -> None:
+    folder = tiny_folder(name)
     with counted() as counts:
         found = measures(folder, second_device)
     assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
     assert_same(found, measures(folder, CPU))
 
 
-@pytest.mark.parametrize("name", each_family("gpt2"))
-def test_every_family_gives_the_cpus_scores_and_class(name: str, tmp_path: Path, second_device: torch.device) -> None:
-    folder = write_family(name, tmp_path)
+@pytest.mark.parametrize("name", each_family("gpt2", names=ALGEBRAS))
+def test_every_algebra_gives_the_cpus_scores_and_class(name: str, second_device: torch.device) -> None:
+    folder = tiny_folder(name)
     with counted() as counts:
         found = class_use(folder, second_device)
     assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
@@ -201,11 +201,19 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     return arrays
 
 
-@pytest.mark.parametrize("name", each_family("bert"))
-def test_every_family_is_called_from_python_where_its_model_is(
+@pytest.mark.parametrize(
+    ("name", "any_device"),
+    [
+        ("bert", True),
+        ("bert", False),
+        *(pytest.param(name, REAL_GPU, marks=pytest.mark.families) for name in ALGEBRAS if name != "bert"),
+    ],
+    indirect=["any_device"],
+)
+def test_every_algebra_is_called_from_python_where_its_model_is(
     name: str, tmp_path: Path, any_device: torch.device
 ) -> None:
-    folder = write_family(name, tmp_path / "model")
+    folder = tiny_folder(name)
     model = user_model(folder, any_device)
     found = called_from_python(model, tmp_path / "found")
     assert {parameter.device for parameter in model.network.parameters()} == {any_device}
@@ -255,8 +263,13 @@ def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
 STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness")
 
 
-@pytest.mark.long  # the pipeline three times
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "targets": ["query", "value"]}], ids=["full", "lora"])
+@pytest.mark.long  # the pipeline twice
+@pytest.mark.parametrize(
+    ("any_device", "lora"),
+    [(REAL_GPU, None), (True, {"rank": 2, "alpha": 4, "targets": ["query", "value"]})],
+    ids=["full", "lora"],
+    indirect=["any_device"],
+)
 def test_every_stage_gives_the_cpus_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device, lora: dict[str, Any] | None
 ) -> None:
@@ -293,7 +306,6 @@ FAULTS = [
 def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
     function: str,
     compute: Callable[[Path, torch.device], Arrays],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     second_device: torch.device,
 ) -> None:
@@ -306,7 +318,7 @@ def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
 
     monkeypatch.setattr(owner, name, left_behind)
     with pytest.raises(RuntimeError, match="all tensors to be on the same device"):
-        compute(write_family("bert", tmp_path), second_device)
+        compute(tiny_folder("bert"), second_device)
 
 
 @counts_operators
@@ -351,7 +363,7 @@ def test_a_batch_launches_no_more_whatever_its_texts_and_waits_for_few_numbers(t
     assert counted_names > MOST_LAUNCHES.keys()
 
 
-def test_a_gpu_holds_the_matrices_of_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_holds_the_matrices_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
 
     def watched(declared: Any, by_layer: Any, starts: Any) -> Any:
@@ -359,7 +371,7 @@ def test_a_gpu_holds_the_matrices_of_one_layer(tmp_path: Path, monkeypatch: pyte
         return contributions(declared, by_layer, starts)
 
     monkeypatch.setattr("attnmix.measures.contributions.contributions", watched)
-    measurer = DocumentMeasurer(load_base(write_family("bert", tmp_path)), list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(load_base(tiny_folder("bert")), list(RATIOS), list(LAYER_MATRICES))
     measurer.base.to(DEVICE)
     measurer.contributions(np.arange(5, 12, dtype=np.int32))
     assert set(kept) == {CPU}

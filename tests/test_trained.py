@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import SHORT, STAGES, Workspace, digest, run_stages, toy_reviews, write_reviews, write_tiny_bert
-from families import EACH_FAMILY, write_family
+from families import EACH_FAMILY, tiny_folder
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
@@ -53,6 +53,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
         assert (again / csv).read_bytes() == (trained / csv).read_bytes(), name
 
 
+@pytest.mark.long  # all stages
 def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
     changes = {
         "model": {"name": str(trained / "models/finetuned")},
@@ -80,10 +81,10 @@ def prepared(workspace: Workspace, tiny_bert: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_the_head_of_every_family_is_reordered_by_the_names_of_classes(tmp_path: Path, name: str) -> None:
-    write_family(name, tmp_path)
-    plain, turned = load_trained(tmp_path, NAMES), load_trained(tmp_path, {0: "POSITIVE", 1: "negative"})
-    ids = load_tokenizer(tmp_path)("time flies", return_tensors="pt")["input_ids"]
+def test_the_head_of_every_family_is_reordered_by_the_names_of_classes(name: str) -> None:
+    folder = tiny_folder(name)
+    plain, turned = load_trained(folder, NAMES), load_trained(folder, {0: "POSITIVE", 1: "negative"})
+    ids = load_tokenizer(folder)("time flies", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         logits = plain(ids).logits
         torch.testing.assert_close(turned(ids).logits, logits[:, [1, 0]], rtol=0, atol=1e-6)
