@@ -30,7 +30,7 @@ from experiments import __main__ as command
 from experiments import answer, few_tokens, fits
 from experiments.answer_edits import edited_logits, layer_inputs
 from experiments.answer_tables import differences_of_edits, differences_of_settings, write_tables
-from experiments.tables import over_seeds, paired_differences, read_experiments
+from experiments.tables import holm, over_seeds, paired_differences, read_experiments
 from experiments.training import Reviews
 
 STUDY = REPOSITORY / "docs/study"
@@ -115,6 +115,11 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     alone = over_seeds(table[table["seed"] == 0])
     assert alone[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
     assert (alone["seeds"] == 1).all()
+
+
+def test_holm_s_adjusted_p_values_do_not_fall() -> None:
+    p = [0.5, 0.011, 0.01]  # the second smallest one, twice itself, would be below three times the smallest
+    assert holm(pd.Series(p)).tolist() == pytest.approx(closed_test(p))
 
 
 def test_two_settings_are_compared_seed_by_seed() -> None:

@@ -22,6 +22,7 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainingAr
 
 from attnmix.core.arithmetic.environment import TORCH_THREADS
 from attnmix.core.errors import InputError
+from attnmix.core.store.runs import Run
 from attnmix.models.checkpoint import load_tokenizer
 from experiments.fits import write_fits
 from stages import finetune
@@ -71,6 +72,7 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
         f1.append(2 * right / sum(counts))
         expected = [label, *counts, right / counts[1], right / counts[0], f1[label]]
         assert by_class.loc[name].tolist() == pytest.approx(expected, abs=1e-6)
+    assert pd.read_parquet(Run(finetuned).test_predictions_file)["predicted"].tolist() == chosen.tolist()
     accuracy = float((chosen == truth).double().mean())
     assert accuracy > 0.8
     test = metrics["test"]
@@ -158,6 +160,12 @@ def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Works
         assert labels != given
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text())
     assert metrics["best_epoch"] == 2  # the first has the lower loss
+
+
+def test_permuted_labels_follow_from_the_seed() -> None:
+    reviews = toy_reviews(40, seed=1)
+    one, same, other = (finetune.permuted_labels(reviews, seed)["label"].tolist() for seed in (1, 1, 2))
+    assert one == same != other
 
 
 def test_frozen_layers_keep_their_weights_and_the_embeddings_too(workspace: Workspace, tiny_bert: Path) -> None:

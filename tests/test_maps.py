@@ -126,6 +126,15 @@ def test_maps_are_bit_for_bit_those_of_umap(chain: list[Any]) -> None:
     assert np.array_equal(lay_out(near, 0.1, seed=7), expected)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "manhattan"])
+def test_the_graph_of_a_map_connects_the_nearest_by_its_metric(chain: list[Any], metric: str) -> None:
+    nearest = np.argsort(all_distances(chain[0], metric), axis=1)[:, 1:15]
+    connected = np.zeros((60, 60), dtype=bool)
+    np.put_along_axis(connected, nearest, True, axis=1)
+    graph = neighbourhood(chain[0], metric, 15, seed=2).graph.toarray()
+    np.testing.assert_array_equal(graph > 0, connected | connected.T)
+
+
 @pytest.mark.long  # AlignedUMAP is compiled for half a minute
 def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(chain: list[Any]) -> None:
     from umap import AlignedUMAP

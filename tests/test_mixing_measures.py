@@ -156,6 +156,13 @@ def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) ->
     assert ((interval.low <= 0) & (interval.high >= 0)).mean() == pytest.approx(0.95, abs=0.02)
 
 
+def test_an_interval_counts_documents_and_not_their_tokens() -> None:
+    values = np.random.default_rng(0).normal(size=(10, 3))
+    short = resample(values, np.ones((10, 1)), 200, 0)
+    long = resample(64 * values, np.full((10, 1), 64.0), 200, 0)
+    np.testing.assert_allclose(long.interval(), short.interval())
+
+
 def test_one_document_has_no_interval() -> None:
     sums, counts = np.tile([[3.0, 0.0], [5.0, 0.0]], (10, 1)), np.tile([1.0, 0.0], (20, 1))
     sums[0, 1], counts[0, 1] = 4.0, 1.0
