@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pypdfium2
 import pytest
-from browser import Opened, browser
+from browser import LOOKS, Opened, browser
 from colours import distance, lab, linear, shade
 from page_pictures import SVG, ZOOM, Label, Picture, as_array, as_colour, difference, in_pixels
 from page_run import choose, tokens
@@ -20,7 +20,6 @@ from scipy import signal
 
 from attnmix.core.store.runs import Run
 
-SCREEN = {"width": 1400, "height": 900}
 TOKEN = 14  # of the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
@@ -33,6 +32,11 @@ READABLE = 7  # points, of a text on paper
 SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementById('bar').style.display = 'none'; }"
 
 
+ARE_DRAWN = """() => document.getAnimations().length === 0 &&
+  [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
+"""Whether nothing changes any more; a canvas is 300 pixels wide until something is painted on it."""
+
+
 class Saved(NamedTuple):
     """The files that a view's buttons save, and the view as the page shows it."""
 
@@ -42,16 +46,16 @@ class Saved(NamedTuple):
     rows: list[dict[str, str]]
 
 
-def open_all(process: Any, path: Path, **context: Any) -> Opened:
-    """Open the page with everything unfolded, the text test/0 in one layer, and a token selected."""
-    shown = Opened(process, path, **{"viewport": SCREEN} | context)
+def unfold(shown: Opened) -> Opened:
+    """Unfold everything, and choose the text test/0, a layer and a token."""
     page = shown.page
     choose(page, "document", "0")
     choose(page, "layer", str(LAYER))
     page.locator(f"#token-{TOKEN}").click()
     for summary in page.locator(".fold > summary").all():
         summary.click()
-    page.wait_for_timeout(500)  # until the small pictures of heads are drawn, and shades have changed
+    # Until the small pictures of heads are drawn, and shades have changed.
+    page.wait_for_function(ARE_DRAWN)
     return shown
 
 
@@ -60,24 +64,39 @@ def panes(page: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-@pytest.fixture(scope="module", params=["chromium", pytest.param("firefox", marks=pytest.mark.long)])
-def saved(request: pytest.FixtureRequest, run: Path) -> dict[str, Saved]:
-    """Every view of the page that saves pictures, by the id of its pane."""
-    with browser(request.param) as process:
-        opened = open_all(process, Run(run).page)
-        page, views = opened.page, {}
-        for pane in panes(page):
-            picture, png = Picture(opened.file(pane, "SVG")[1]), as_array(opened.file(pane, "PNG")[1])
-            rows = opened.values(pane)
-            locator = page.locator(f"#{pane}")
-            locator.evaluate(SHOW_AS_SAVED)
-            views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
-            locator.evaluate("pane => pane.classList.remove('paper')")
-        # Every button that saves a picture was pressed.
-        for kind in ("SVG", "PNG"):
-            assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
-        opened.close()
+def save_all(opened: Opened) -> dict[str, Saved]:
+    """Save every view of a page that has pictures, and return them by the ids of their panes."""
+    unfold(opened)
+    page, views = opened.page, {}
+    for pane in panes(page):
+        picture, png = Picture(opened.file(pane, "SVG")[1]), as_array(opened.file(pane, "PNG")[1])
+        rows = opened.values(pane)
+        locator = page.locator(f"#{pane}")
+        locator.evaluate(SHOW_AS_SAVED)
+        views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
+        locator.evaluate("pane => pane.classList.remove('paper')")
+    # Every button that saves a picture was pressed.
+    for kind in ("SVG", "PNG"):
+        assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
     return views
+
+
+@pytest.fixture(scope="module")
+def saved(run: Path, other_tab: Opened) -> dict[str, Saved]:
+    return save_all(other_tab.open(Run(run).page, **LOOKS))
+
+
+@pytest.mark.long
+def test_pictures_of_firefox_are_whole_and_show_what_the_screen_shows(run: Path) -> None:
+    with browser("firefox") as firefox:
+        opened = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
+        saved = save_all(opened)
+        opened.close()
+    test_every_picture_is_whole_and_of_svgs_own_marks(saved)
+    test_every_picture_shows_what_the_screen_shows(saved)
+    test_texts_of_a_line_are_apart_in_a_wider_font_too(saved)
+    for chart in CHARTS:
+        test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved, chart)
 
 
 CHARTS = ("answer-chart", "layers-chart", "probes")
@@ -328,20 +347,21 @@ def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     assert sum(label.colour == "#be2367" for label in picture.labels) == 1
 
 
-def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(run: Path, chromium: Any) -> None:
-    light, dark = (open_all(chromium, Run(run).page, color_scheme=scheme) for scheme in ("light", "dark"))
+def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(
+    run: Path, tab: Any, saved: dict[str, Saved]
+) -> None:
+    dark = unfold(tab(Run(run).page, color_scheme="dark"))
     background = dark.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    for pane in panes(light.page):
-        words = dark.page.locator("#words")
+    assert background != "rgb(255, 255, 255)"
+    words = dark.page.locator("#words")
+    for pane, each in saved.items():
         words.evaluate("words => { words.style.maxHeight = '4rem'; words.scrollTop = 40 }")
         place = dark.page.evaluate("[scrollY, document.getElementById('words').scrollTop]")
         assert place[1] == 40
         words.evaluate("words => { words.style.maxHeight = '' }")
-        assert dark.file(pane, "SVG") == light.file(pane, "SVG"), pane
+        assert dark.file(pane, "SVG")[1].decode("utf-8") == each.picture.text, pane
     assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == background
     assert dark.page.locator(".paper").count() == 0
-    for shown in (light, dark):
-        shown.close()
 
 
 # Print.
@@ -368,17 +388,14 @@ class Printed:
         self.text = textpage.get_text_range()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_printed_charts_and_map_are_those_of_the_screen(
-    run: Path, chromium: Any, tmp_path: Path, scheme: str, width: int
-) -> None:
-    shown = open_all(chromium, Run(run).page, color_scheme=scheme, viewport={"width": width, "height": 900})
+@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1400, marks=pytest.mark.long), ("dark", 400)])
+def test_printed_charts_and_map_are_those_of_the_screen(run: Path, tab: Any, scheme: str, width: int) -> None:
+    shown = unfold(tab(Run(run).page, color_scheme=scheme, width=width))
     screen = shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML")
     places = shown.drawn()["pixels"]
     content = shown.page.pdf(format="A4", prefer_css_page_size=True)
     assert shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML") == screen
     assert shown.drawn()["pixels"] == places
-    shown.close()
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
     assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
     charts = [page for page in pages if "Share of a token's vector" in page.text]

@@ -22,7 +22,8 @@ import {
 const run = makeRun([numbers(7).map((n) => `a${n}`), numbers(9).map((n) => `b${n}`), ["c"]]);
 const SCALING = 0.4;
 const SOFTCAP = 2; // of the second layer
-const KEY_HEADS = 1; // both heads share it
+const KEY_HEADS = 2; // each of two heads
+const keyHeadOf = (layer: number, head: number) => (layer - 1) * KEY_HEADS + (head < HEADS / 2 ? 0 : 1);
 const around = () => 4 * random() - 2;
 
 type Numbers = { query: number[][][]; key: number[][][]; sums: number[]; norms: number[]; isCausal: boolean };
@@ -102,7 +103,7 @@ function expectedRow({ query, key, sums, isCausal }: Numbers, layer: number, hea
   const at = (layer - 1) * HEADS + head;
   const length = query[0].length;
   const sources = numbers(isCausal ? i + 1 : length);
-  const dots = sources.map((j) => total(query[at][i].map((each, n) => each * key[layer - 1][j][n])));
+  const dots = sources.map((j) => total(query[at][i].map((each, n) => each * key[keyHeadOf(layer, head)][j][n])));
   const capped = (score: number) => (layer === 2 ? SOFTCAP * Math.tanh(score / SOFTCAP) : score);
   const scores = dots.map((dot) => capped(dot * SCALING));
   const raised = scores.map(Math.exp);
@@ -172,13 +173,13 @@ test("products are those of query and key, and masked keys have no weight", () =
   const heads = attention.headsOf(1, "finetuned")!;
   const { query, sources, scaling, softcap } = attention.meeting(heads, 2, 1, 4);
   assert.deepEqual([scaling, softcap], [SCALING, SOFTCAP]);
-  assertClose(query, long.query[3][4], 1e-3);
+  assertClose(query, long.query[HEADS + 1][4], 1e-3);
   for (const { j, seen, key, product: found, weight } of sources) {
     assert.equal(seen, j <= 4);
-    assertClose(key, long.key[1][j], 1e-3);
+    assertClose(key, long.key[keyHeadOf(2, 1)][j], 1e-3);
     assertClose(
       found,
-      long.key[1][j].map((each, n) => each * long.query[3][4][n]),
+      long.key[keyHeadOf(2, 1)][j].map((each, n) => each * long.query[HEADS + 1][4][n]),
       1e-2,
     );
     assert.ok(seen || weight === 0);
@@ -196,12 +197,11 @@ function normed(vector: number[], eps: number, isCentred: boolean, constants: nu
 test("the steps from the weights to the layer's vector are the model's", () => {
   const heads = attention.headsOf(0, "finetuned")!;
   for (const layer of [1, 2, 3])
-    for (const i of [0, 3]) {
-      const head = 1;
+    for (const [i, head] of product([0, 3], [1, 2])) {
       const met = attention.meeting(heads, layer, head, i);
       const { steps, values, weighted, off } = attention.afterSoftmax(heads, layer, head, i, met)!;
       const { weights } = expectedRow(short, layer, head, i);
-      const value = vectors.value[layer - 1];
+      const value = vectors.value[keyHeadOf(layer, head)];
       for (const j of numbers(7)) {
         assertClose(values[j], value[j], 1e-5);
         assertClose(
@@ -212,7 +212,9 @@ test("the steps from the weights to the layer's vector are the model's", () => {
       }
       const attended = numbers(WIDTH).map((n) => total(weights.map((weight, j) => weight * value[j][n])));
       const given = numbers(HEADS).map((each) => vectors.given[(layer - 1) * HEADS + each][i]);
-      const output = numbers(HIDDEN).map((n) => given[0][n] + given[1][n] + vectors.output_bias[layer - 1][n]);
+      const output = numbers(HIDDEN).map(
+        (n) => total(given.map((each) => each[n])) + vectors.output_bias[layer - 1][n],
+      );
       const outputNorm = normed(output, 1e-5, false, vectors.attention_output_norm[layer - 1]);
       const input = vectors.input[(layer - 1) * 7 + i];
       const skip = input.map((each, n) => each + outputNorm[n]);

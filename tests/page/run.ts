@@ -34,7 +34,7 @@ export const product = <const L extends readonly (readonly unknown[])[]>(...list
 export const total = (values: number[]) => values.reduce((sum, value) => sum + value, 0);
 
 export const MODELS = ["pretrained", "finetuned"];
-export const [LAYERS, HEADS, WIDTH, HIDDEN, KEPT] = [3, 2, 4, 6, 4];
+export const [LAYERS, HEADS, WIDTH, HIDDEN, KEPT] = [3, 4, 4, 6, 4];
 export const RATIOS = ["attn_w", "attnresln_n"];
 const MATRICES = ["parts", "alti", "attention", "alti_rollout"];
 export const MATRIX_NAMES = {
