@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/src
+SCRIPTS := $(SCRIPT) attnmix/serve.js tests/page
 PIP := "$(BIN)/python" -m pip --disable-pip-version-check
 # On a terminal pip shows what it downloads, which can be gigabytes, elsewhere nothing. Its warnings, such as those of a
 # mirror that lacks a package, are shown where it fails. It compiles all modules: where PYTHONDONTWRITEBYTECODE is set, as
@@ -67,8 +68,8 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, t
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
-	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT) attnmix/serve.js
-	@$(IN_VENV) oxfmt --check $(SCRIPT) attnmix/serve.js
+	@$(IN_VENV) oxlint --deny-warnings $(SCRIPTS)
+	@$(IN_VENV) oxfmt --check $(SCRIPTS)
 	@if command -v npm >/dev/null; then npm ci --silent --ignore-scripts && npm run --silent check; \
 	   else echo "npm is not installed: the types of the page's script and its bundle are not checked"; fi
 	@$(IN_VENV) pip check
@@ -81,7 +82,7 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, t
 format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
-	@$(IN_VENV) oxfmt $(SCRIPT) attnmix/serve.js
+	@$(IN_VENV) oxfmt $(SCRIPTS)
 
 bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs Node
 	@$(IN_VENV) python -m attnmix.page.shape > $(SCRIPT)/payload.d.ts

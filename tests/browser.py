@@ -17,6 +17,7 @@ import axe_playwright_python
 import pytest
 
 LIMIT_MILLISECONDS = 300_000  # for a busy machine; it decides no test
+LOOKS = {"media": "null", "color_scheme": "light", "forced_colors": "none", "reduced_motion": "no-preference"}
 WHOLE = "html[data-whole]"
 """A page whose parts below the first screen are drawn too; `data-ready` says that the first screen is."""
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
@@ -24,8 +25,8 @@ NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
-# Firefox as its makers build it is driven through WebDriver BiDi.
-# Playwright learns of no downloads from it, so its pages keep what they save.
+# Playwright learns of no downloads from Firefox as its makers build it, and Chromium refuses many downloads that follow
+# each other at once, so that pages keep what they save.
 KEEP_SAVED_FILES = """() => {
   window.savedFiles = [];
   HTMLAnchorElement.prototype.click = function () { window.savedFiles.push([this.download, window.lastBlob]); };
@@ -64,23 +65,40 @@ def _playwright() -> Any:
     return driver
 
 
-DOWNLOAD_PAUSE_MILLISECONDS = 700
-"""Chromium refuses more than ten downloads of a page that follow each other at once."""
+RESET = """() => {
+  for (const each of document.querySelectorAll("details")) each.open = false;
+  history.replaceState(null, "", location.pathname);
+  dispatchEvent(new PopStateEvent("popstate"));
+  dispatchEvent(new Event("afterprint"));
+  scrollTo(0, 0);
+}"""
+"""Chooses what a page opens with."""
 
 
 class Opened:
     """A page from disk, its errors and its requests."""
 
-    def __init__(self, process: Any, path: Path, **context: Any) -> None:
+    def __init__(self, process: Any, path: Path | None = None, **context: Any) -> None:
         self.context = process.new_context(**context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LIMIT_MILLISECONDS)
-        self.errors, self.requests = list[str](), list[str]()
+        self.addresses, self.errors, self.requests = list[str](), list[str](), list[str]()
         self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.resolve().as_uri())
+        self.page.on("request", lambda request: self.requests.append(request.url.split("#")[0]))
+        if path is not None:
+            self.open(path)
+
+    def open(self, path: Path, width: int = 1400, height: int = 900, **looks: str) -> Opened:
+        """Open another page in the same tab, which takes a third of the time, and return the tab."""
+        self.page.goto("about:blank")
+        if looks:
+            self.page.set_viewport_size({"width": width, "height": height})
+            self.page.emulate_media(**looks)
+        self.addresses.append(path.resolve().as_uri())
+        self.page.goto(self.addresses[-1])
         self.page.wait_for_selector(WHOLE, state="attached")
+        return self
 
     def drawn(self) -> dict[str, Any]:
         """Return what the map shows once nothing moves: tokens, their pixels and names."""
@@ -95,23 +113,27 @@ class Opened:
     def file(self, pane: str, kind: str) -> tuple[str, bytes]:
         """Return name and content of a pane's csv, SVG or PNG."""
         button = self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True)
-        if self.context.browser.browser_type.name == "firefox":
-            self.page.evaluate(f"window.savedFiles || ({KEEP_SAVED_FILES})()")
-            button.click()
-            self.page.wait_for_function("() => window.savedFiles.length > 0")
-            name, content = self.page.evaluate(READ_SAVED_FILE)
-            return str(name), base64.b64decode(content)
-        self.page.wait_for_timeout(DOWNLOAD_PAUSE_MILLISECONDS)
-        with self.page.expect_download() as download:
-            button.click()
-        return download.value.suggested_filename, download.value.path().read_bytes()
+        self.page.evaluate(f"window.savedFiles || ({KEEP_SAVED_FILES})()")
+        button.click()
+        self.page.wait_for_function("() => window.savedFiles.length > 0")
+        name, content = self.page.evaluate(READ_SAVED_FILE)
+        return str(name), base64.b64decode(content)
+
+    def reset(self) -> None:
+        """Show what the page opens with, and forget where the pointer was."""
+        self.page.mouse.move(0, 0)
+        self.page.evaluate(RESET)
+
+    def check(self) -> None:
+        """Assert that pages have not complained, or asked for anything but themselves."""
+        assert self.errors == []
+        allowed = ("data:", "blob:", *self.addresses)
+        assert [each for each in self.requests if not each.startswith(allowed)] == []
 
     def close(self) -> None:
-        """Close the page; it must not have complained, or asked for anything but itself."""
-        url = self.page.url.split("#")[0]
+        """Close the tab, and check its pages."""
         self.context.close()
-        assert self.errors == []
-        assert [each for each in self.requests if each != url and not each.startswith(("data:", "blob:"))] == []
+        self.check()
 
 
 def violations(page: Any) -> list[tuple[str, list[Any]]]:

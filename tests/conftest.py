@@ -29,7 +29,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from browser import Opened, browser
+from browser import LOOKS, Opened, browser
 from hypothesis import settings
 from transformers import (
     AutoModelForSequenceClassification,
@@ -359,11 +359,34 @@ def chromium() -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture
-def opened(run: Path, chromium: Any) -> Iterator[Opened]:
-    page = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
+@pytest.fixture(scope="session")
+def open_page(page_folder: Path, chromium: Any) -> Iterator[Opened]:
+    """The page of `page_folder`, opened once for each worker."""
+    page = Opened(chromium, Run(page_folder).page, viewport={"width": 1400, "height": 900})
     yield page
     page.close()
+
+
+@pytest.fixture
+def opened(run: Path, open_page: Opened) -> Iterator[Opened]:
+    """The page as it opens. Tests choose on it what they like, and change nothing else."""
+    open_page.reset()
+    yield open_page
+    open_page.check()
+
+
+@pytest.fixture(scope="session")
+def other_tab(chromium: Any) -> Iterator[Opened]:
+    tab = Opened(chromium, bypass_csp=True)
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def tab(other_tab: Opened) -> Iterator[Callable[..., Opened]]:
+    """A function that opens any page, in a window of any size and looks, in place of the one before."""
+    yield lambda path, **window: other_tab.open(path, **LOOKS | window)
+    other_tab.check()
 
 
 @pytest.fixture

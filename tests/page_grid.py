@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from attnmix.core.names import INPUT_PARTS
 from attnmix.core.store.runs import Run
-
-MATRICES = ("parts", "alti", "attention")
 
 
 def drawn(page: Any) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
 def share_from_others(checkpoint: str, document: str, method: str) -> Any:
     """Return what the picture shows `[layers, tokens]`, from the run's files."""
     run = Run(Path())
-    if method in MATRICES:
+    if method == INPUT_PARTS:
         matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)
         return 1 - np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
     rows = run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")

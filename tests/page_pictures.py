@@ -90,11 +90,11 @@ class Picture:
         return float(np.abs(self.pixels[rows, columns] - np.array(colour)).max(axis=-1).min())
 
 
-def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.float64]:
+def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int16]:
     """Return means over squares, as each program smooths the edges of letters its own way."""
     height, width = (length - length % size for length in pixels.shape[:2])
-    squares = pixels[:height, :width].reshape(height // size, size, width // size, size, 3)
-    return np.asarray(squares.mean(axis=(1, 3)))
+    squares = Image.fromarray(pixels[:height, :width].astype(np.uint8)).reduce(size)
+    return np.asarray(squares, dtype=np.int16)
 
 
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:

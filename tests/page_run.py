@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import shutil
+import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import Opened
 from conftest import (
     REPOSITORY,
     run_tokenized,
@@ -29,6 +33,7 @@ from attnmix.core.store.writers import write_metrics, write_plot
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.probes import TARGETS
 from attnmix.figures import labels
+from attnmix.page.arrays import pack
 from attnmix.page.assembly import write_page
 from stages import capture, inspect, measure, reduce
 from stages.common.parameters import read_parameters
@@ -45,7 +50,7 @@ HOSTILE = [
     "javascript:window.hacked=1//%{x}${x}{{ 7*7 }}",
     "&lt;i&gt;<a href='https://example.org/'>x</a>",
 ]
-LAYOUTS = ["joint", "separate", "aligned", "pca"]
+LAYOUTS = ["aligned", "pca"]
 COMMIT = "c" * 40
 COPIED = ("finetune/finetune_by_class", "faithfulness/faithfulness", "faithfulness/margins")
 
@@ -116,12 +121,22 @@ def choose(page: Any, label: str, option: str) -> None:
         page.locator(f"#{label}").select_option(value=option)
 
 
-def open_changed(chromium: Any, points_per_second: int = 20) -> Opened:
-    """Write the page of the changed run in the current folder and open it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
-        render_page()
-    return Opened(chromium, Run(Path()).page)
+def payload(page: Path) -> dict[str, Any]:
+    """Return the data that a page's script reads."""
+    packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert packed
+    return dict(json.loads(zlib.decompress(base64.b64decode(packed[1]))))
+
+
+def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
+    """Write the page of the run in the current folder with changed data into `folder`, and return it."""
+    page = Run(Path()).page
+    data = payload(page)
+    change(data)
+    text = re.sub(r'(id="data">)[^<]*', rf"\g<1>{pack(data)}", page.read_text(encoding="utf-8"))
+    changed = folder / "changed.html"
+    changed.write_text(text, encoding="utf-8")
+    return changed
 
 
 def save_page(result: Any, folder: Path) -> Path:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
 import re
 import shutil
-import zlib
 from html import escape
 from pathlib import Path
 from types import UnionType
@@ -20,15 +18,16 @@ import pandas as pd
 import pytest
 from browser import WHOLE, Opened, browser, violations
 from conftest import REPOSITORY
-from page_run import COMMIT, HOSTILE, LAYOUTS, choose, open_changed, tokens
+from page_run import COMMIT, HOSTILE, LAYOUTS, change_page, choose, payload, render_page, tokens
 
+from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.page.answer import headline
 from attnmix.page.arrays import as_json, visible
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
 from attnmix.page.shape import HEADS_SHAPE, SHAPE, typescript
-from stages import render
+from stages import reduce, render
 from stages.common.parameters import read_parameters
 from stages.render import TYPICAL, page_subject
 
@@ -46,6 +45,7 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
         shown.page.keyboard.press("ArrowRight")
         assert visible(tokens()["token"][4]) in shown.page.locator("#selected").inner_text()
         assert len(shown.drawn()["tokens"]) == len(tokens())
+        assert shown.page.evaluate("document.getElementById('grid-canvas').drawn().cells.length") > 0
         shown.close()
 
 
@@ -68,20 +68,23 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     assert page.locator("#words [aria-selected=true]").count() == 1  # a word is selected already
 
 
-def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None:
-    run = Run(Path())
-    curves = run.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
-    ratios = run.captured_ratios(tokens()["document"].unique().tolist())
+def test_opening_text_is_the_median_of_the_captured_ones(run: Path) -> None:
+    files = Run(run)
+    curves = files.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
+    ratios = files.captured_ratios(files.tokens["document"].unique().tolist())
     rows = ratios[(ratios["checkpoint"] == "finetuned") & (ratios["layer"] == curves.idxmax())]
     means = rows.groupby("document", sort=False)["attnresln_n"].mean()
-    chosen = opened.page.locator("#document option:checked").inner_text()
-    assert chosen.startswith(means.sort_values().index[(len(means) - 1) // 2] + ":")
-
-
-def follow(page: Any, link: str) -> None:
-    page.goto("about:blank")
-    page.goto(link)
-    page.wait_for_selector(WHOLE, state="attached")
+    data = payload(files.page)
+    opening = data["documents"][data["opens"]["document"]]
+    assert opening["name"] == means.sort_values().index[(len(means) - 1) // 2]
+    # The word of each text is that with the largest single source.
+    for document, position in zip(data["documents"], data["opens"]["positions"], strict=True):
+        matrix = np.asarray(files.matrix("finetuned", document["name"], "alti")[curves.idxmax() - 1], dtype=float)
+        matrix /= matrix.sum(axis=1, keepdims=True)
+        np.fill_diagonal(matrix, 0)
+        labels = files.tokens.query(f"document == '{document['name']}'")["token"].tolist()
+        words = [n for n, text in enumerate(labels) if text.isalpha() and len(text) >= 5] or list(range(len(labels)))
+        assert matrix[position, words].max() == matrix[np.ix_(words, words)].max()
 
 
 CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "share": "attention", "threshold": "7"}
@@ -97,39 +100,27 @@ def chosen_model(page: Any) -> str:
     return str(page.locator("#checkpoint [aria-pressed=true]").get_attribute("value"))
 
 
-def test_a_link_shows_what_its_sender_saw_and_ignores_foreign_names(opened: Opened) -> None:
+def test_a_link_shows_what_its_sender_saw_and_back_goes_through_words_and_models(opened: Opened) -> None:
     page = opened.page
+    page.locator("#token-4").click()
+    page.locator("#words span").nth(1).click()
+    choose(page, "checkpoint", "pretrained")
+    page.go_back()
+    page.wait_for_selector("#checkpoint [value=finetuned][aria-pressed=true]")
+    page.go_back()
+    page.wait_for_selector("#token-4.chosen")
     for control, option in CHOICES.items():
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
     selected = page.locator("#selected").inner_text()
     page.wait_for_function("() => location.hash.includes('token=') && location.hash.includes('lines=norm')")
-    follow(page, page.url)
+    page.reload()
+    page.wait_for_selector(WHOLE, state="attached")
     assert chosen_now(page) == CHOICES
     assert page.locator("#selected").inner_text() == selected
-    first = page.url.partition("#")[0]
-    follow(page, first)
-    opening = chosen_now(page)
-    for hostile in ("document=foo&layer=99&method=<b>&token=-1", "%E0%A4%A=1", "__proto__=1&constructor=2", "tour=9"):
-        follow(page, f"{first}#{hostile}")
-        assert chosen_now(page) == opening
 
 
-def test_back_goes_through_texts_models_and_words(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "document", "0")
-    for token in (3, 4):
-        page.locator(f"#token-{token}").click()
-    choose(page, "checkpoint", "pretrained")
-    states = []
-    for _ in range(3):
-        states.append((chosen_model(page), page.locator("#words .chosen").get_attribute("id")))
-        page.go_back()
-        page.wait_for_timeout(100)
-    assert states == [("pretrained", "token-4"), ("finetuned", "token-4"), ("finetuned", "token-3")]
-
-
-def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
+def test_what_is_said_of_the_run_is_what_its_files_say_in_whole_sentences(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     page.locator("#run > summary").click()
     test = run.metrics("finetune")["test"]
@@ -155,11 +146,6 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     assert "The measures were computed on this device: " in origins
     assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in origins
     assert "The reviews come from data/sample." in origins
-
-
-def test_every_sentence_about_the_run_has_a_beginning_and_an_end(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#run > summary").click()
     sentences = page.locator("#findings p, #findings > ul:not(.facts) li, main > .note").all_inner_texts()
     assert len(sentences) > 8
     for text in sentences:
@@ -226,9 +212,8 @@ def test_foreign_scripts_are_stopped_and_broken_data_is_an_error(run: Path, chro
 
 def test_data_have_the_declared_shape_which_is_that_of_the_scripts_types(run: Path) -> None:
     page = Run(run).page.read_text(encoding="utf-8")
-    packed, head_parts = (re.search(rf'id="{name}">([^<]*)<', page)[1] for name in ("data", "head-parts"))
-    check_shape(json.loads(zlib.decompress(base64.b64decode(packed))), SHAPE)
-    check_shape(json.loads(head_parts), HEADS_SHAPE)
+    check_shape(payload(Run(run).page), SHAPE)
+    check_shape(json.loads(re.search(r'id="head-parts">([^<]*)<', page)[1]), HEADS_SHAPE)
     bare = [re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())]
     assert bare[0].endswith(f"exporttypePayload={bare[1]}")
     script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
@@ -261,7 +246,7 @@ def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
     for printed in ("headline", "grid-canvas", "words", "card", "heads-lines", "map-canvas", "findings"):
         assert page.locator(f"#{printed}").is_visible(), printed
     assert re.search(r"revision v1\.0.*Printed \d{4}-\d\d-\d\d\.", page.locator("footer").inner_text())
-    page.emulate_media(media=None)
+    page.emulate_media(media="null")
 
 
 @pytest.mark.parametrize(
@@ -279,40 +264,65 @@ def test_headline_tells_the_layers_apart(run: Path, means: tuple[float, ...], se
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["joint", "separate", *LAYOUTS])
 def test_page_and_figures_of_any_single_layout(
     copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    others = [name for name in LAYOUTS if name != layout]
-    for other in others:
-        (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
+    umap = parameters.umap.model_copy(update={"layouts": [layout], "stability_seeds": []})
     figures = parameters.render.model_copy(update={"formats": ["png"]})
+    shutil.rmtree(Run(Path()).maps)
     monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # which do not depend on maps
-    render.main(parameters.model_copy(update={"render": figures}))
+    for stage in (reduce, render):
+        stage.main(parameters.model_copy(update={"umap": umap, "render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
     assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
-    shown = open_changed(chromium)
+    shown = Opened(chromium, Run(Path()).page)
     options = shown.page.locator("#layout option").evaluate_all("all => all.map(each => each.value)")
     assert options == [layout]
     assert shown.drawn()["tokens"]
     shown.close()
 
 
-def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_that_do_not_fit_are_counted(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = tokens().groupby("document", sort=False).size()
     monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", int(lengths.iloc[:2].sum()))
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
-    shown = open_changed(chromium)
-    assert "1 more captured text is not on this page" in shown.page.locator("body").inner_text()
-    choose(shown.page, "document", "1")
-    shown.page.locator("#words span").first.click()
-    assert "features/inspect/contributions" in shown.page.locator("#card").inner_text()
-    shown.close()
-    shutil.rmtree(Run(Path()).inspected / "contributions")
-    shown = open_changed(chromium)
-    assert "Name contribution matrices in measure.matrices." in shown.page.locator("#card").inner_text()
-    shown.close()
+    monkeypatch.setattr("attnmix.page.payload.MAX_PARTS_TOKENS", 5)
+    write_table(Run(Path()).predictions_file, Run(Path()).predictions.assign(read_position=[2, -1, 0]))
+    render_page()
+    page = Run(Path()).page
+    assert "1 more captured text is not on this page" in page.read_text("utf-8")
+    data = payload(page)
+    assert [each["name"] for each in data["documents"]] == lengths.index[:2].tolist()
+    assert list(data["contributions"]) == [lengths.index[0]]
+    assert data["partsLimit"] == 5
+    assert [each["reads"] for each in data["documents"]] == [2, None]
+    assert "features/inspect/contributions" in data["wording"]["matrices_elsewhere"]
+    assert data["wording"]["no_matrices"].endswith("Name contribution matrices in measure.matrices.")
+
+
+def test_what_is_not_on_the_page_is_said(run: Path, tab: Any, tmp_path: Path) -> None:
+    def change(data: Any) -> None:
+        del data["contributions"]["test/0"]["parts"]
+        del data["contributions"]["test/1"]
+        data["partsLimit"] = 5
+
+    shown = tab(change_page(tmp_path, change))
+    page = shown.page
+    choose(page, "document", "0")
+    length = (tokens()["document"] == "test/0").sum()
+    assert page.locator("#parts-note").inner_text() == (
+        f"This text has {length} tokens. Exact parts are taken of texts of at most 5, as their time grows with the "
+        "square of the length. Choose another share."
+    )
+    choose(page, "share", "alti")
+    assert "Choose another share" not in page.locator("#parts-note").inner_text()
+    choose(page, "document", "1")
+    page.locator("#words span").first.click()
+    assert "features/inspect/contributions" in page.locator("#card").inner_text()
+    tab(change_page(tmp_path, lambda data: data.update(matrices=[], contributions={})))
+    assert "Name contribution matrices in measure.matrices." in page.locator("#card").inner_text()
 
 
 def test_no_text_ends_the_element_of_the_json_that_holds_it() -> None:
@@ -373,7 +383,7 @@ def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path
     text = "".join("".join(ElementTree.fromstring(content).itertext()).split())
     assert all("".join(visible(each, kept="").split()) in text for each in HOSTILE)
     (tmp_path / name).write_bytes(content)
-    alone = opened.context.browser.new_page()
+    alone = opened.context.new_page()
     alone.goto((tmp_path / name).as_uri())
     assert alone.evaluate("window.hacked") is None
     alone.close()
@@ -386,10 +396,8 @@ OTHER_SCREENS = [("light", 768, "active"), ("dark", 2560, "none")]
 @pytest.mark.parametrize(
     ("scheme", "width", "forced"), [*SCREENS, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHER_SCREENS)]
 )
-def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: str, width: int, forced: str) -> None:
-    looks = {"color_scheme": scheme, "forced_colors": forced, "bypass_csp": True, "reduced_motion": "reduce"}
-    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 900}, **looks)
-    page = shown.page
+def test_page_is_accessible_on_every_screen(run: Path, tab: Any, scheme: str, width: int, forced: str) -> None:
+    page = tab(Run(run).page, width=width, color_scheme=scheme, forced_colors=forced, reduced_motion="reduce").page
     page.locator("#token-3").click()
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     for name in ("Layer", "Place in the model"):
@@ -398,4 +406,3 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
     page.evaluate("scrollTo(0, 0)")  # where the bar, which stays on the screen, covers nothing
     assert violations(page) == []
-    shown.close()

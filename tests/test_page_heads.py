@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 
 @pytest.fixture
 def family(
-    name: str, pages: Callable[[str], tuple[Path, Reference]], chromium: Any
-) -> Iterator[tuple[Opened, Reference, str]]:
+    name: str, pages: Callable[[str], tuple[Path, Reference]], tab: Callable[..., Opened]
+) -> tuple[Opened, Reference, str]:
     """The opened page of a family, the same model run by hand, and the family's name."""
     path, reference = pages(name)
-    shown = Opened(chromium, path, viewport={"width": 1400, "height": 900})
-    yield shown, reference, name
-    shown.close()
+    return tab(path), reference, name
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -140,12 +138,11 @@ def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference,
 
 
 def test_heads_of_a_long_text_say_which_tokens_they_show_and_name_no_values(
-    tiny_bert: Path, tmp_path: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, tmp_path: Path, tab: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
     result = attnmix.measure(attnmix.load(str(tiny_bert)), "time flies like an arrow " * 6)
-    shown = Opened(chromium, save_page(result, tmp_path))
-    page = shown.page
+    page = tab(save_page(result, tmp_path)).page
     assert page.locator("#weight > summary").inner_text().endswith("product, softmax")
     said = {}
     for name, key in (("chosen", "Home"), ("none", "Escape")):
@@ -153,7 +150,6 @@ def test_heads_of_a_long_text_say_which_tokens_they_show_and_name_no_values(
         said[name] = page.locator("#heads").inner_text()
     assert "Only tokens on the selected token's strongest lines (at most 36) are shown." in said["chosen"]
     assert "Only tokens on the strongest lines (at most 36) are shown." in said["none"]
-    shown.close()
 
 
 def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

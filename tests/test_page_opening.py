@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import LIMIT_MILLISECONDS, WHOLE, Opened, browser
+from browser import LIMIT_MILLISECONDS, WHOLE, browser
 from page_run import choose, tokens
 from PIL import Image
 
@@ -29,16 +29,24 @@ WINDOW = {"width": 1280, "height": 720}
 
 
 @contextmanager
-def page_at(process: Any, address: str, until: str, script: str = "", **context: Any) -> Iterator[Any]:
-    """Yield the page of an address once it is so far; a script runs before its own."""
+def new_tab(process: Any, script: str = "", **context: Any) -> Iterator[Any]:
+    """Yield an empty tab, in whose pages a script runs before their own."""
     held = process.new_context(**{"viewport": WINDOW} | context)
     held.add_init_script(script)
     page = held.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)
-    page.goto(address)
-    page.wait_for_selector(until, state="attached")
     yield page
     held.close()
+
+
+def open_until(page: Any, address: str, until: str, width: int = WINDOW["width"], **looks: str) -> Any:
+    """Open an address in a tab, with a width and looks of its window, and return the page once it is so far."""
+    page.goto("about:blank")
+    page.set_viewport_size(WINDOW | {"width": width})
+    page.emulate_media(**{"color_scheme": "light", "media": "null"} | looks)
+    page.goto(address)
+    page.wait_for_selector(until, state="attached")
+    return page
 
 
 @pytest.fixture
@@ -46,12 +54,25 @@ def address(run: Path) -> str:
     return Run(run).page.resolve().as_uri()
 
 
-@pytest.fixture
-def ready(address: str, chromium: Any) -> Iterator[Any]:
-    """A page that stays as it is in the moment when it is ready."""
-    with page_at(chromium, address, READY, STAY_READY) as page:
-        assert page.locator(UNDRAWN).count() > 0
+@pytest.fixture(scope="module")
+def held_tab(chromium: Any) -> Iterator[Any]:
+    """A tab whose pages stay as they are in the moment when they are ready."""
+    with new_tab(chromium, STAY_READY) as page:
         yield page
+
+
+@pytest.fixture(scope="module")
+def tab(chromium: Any) -> Iterator[Any]:
+    with new_tab(chromium) as page:
+        yield page
+
+
+@pytest.fixture
+def ready(address: str, held_tab: Any) -> Any:
+    """A page that stays as it is in the moment when it is ready."""
+    open_until(held_tab, address, READY)
+    assert held_tab.locator(UNDRAWN).count() > 0
+    return held_tab
 
 
 def pixels(page: Any, **options: Any) -> Any:
@@ -64,27 +85,59 @@ def assert_alike(one: Any, other: Any) -> None:
     assert np.abs(one - other).max() <= SMOOTHING
 
 
-LOOKS = {
-    "wide": {},
-    "narrow": {"viewport": {"width": 400, "height": 720}},
-    "dark": {"color_scheme": "dark"},
+def printed(page: Any) -> Any:
+    """Return the pixels of the page on paper; browsers tell a page of it before they lay it out for paper."""
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(UNDRAWN).count() == 0
+    page.emulate_media(media="print")
+    return pixels(page, full_page=True)
+
+
+def assert_ready_as_whole(ready: Any, whole: Any) -> None:
+    """Assert that two pages, of which one is drawn as far as its window, show the same, and print the same."""
+    assert ready.locator(UNDRAWN).count() > 0
+    assert whole.locator(UNDRAWN).count() == 0
+    assert_alike(pixels(ready), pixels(whole))
+    assert_alike(printed(ready), printed(whole))
+
+
+def test_ready_page_shows_and_prints_what_the_whole_page_does(address: str, ready: Any, tab: Any) -> None:
+    assert_ready_as_whole(ready, open_until(tab, address, WHOLE))
+
+
+def test_ready_page_of_a_narrow_dark_window_shows_what_the_whole_page_does(
+    address: str, held_tab: Any, tab: Any
+) -> None:
+    ready = open_until(held_tab, address, READY, width=400, color_scheme="dark")
+    assert ready.locator(UNDRAWN).count() > 0
+    assert_alike(pixels(ready), pixels(open_until(tab, address, WHOLE, width=400, color_scheme="dark")))
+
+
+LOOKS: dict[str, dict[str, Any]] = {
     "enlarged": {"viewport": {"width": 640, "height": 360}, "device_scale_factor": 2},
     "forced colours": {"forced_colors": "active"},
     "high": {"viewport": {"width": 1280, "height": 2000}},
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("look", LOOKS)
-def test_window_of_a_ready_page_shows_what_that_of_the_whole_page_does(address: str, chromium: Any, look: str) -> None:
-    with page_at(chromium, address, READY, STAY_READY, **LOOKS[look]) as page:
-        assert page.locator(UNDRAWN).count() > 0
-        first = pixels(page)
-    with page_at(chromium, address, WHOLE, **LOOKS[look]) as page:
-        assert page.locator(UNDRAWN).count() == 0
-        assert_alike(first, pixels(page))
+def test_ready_window_of_other_looks_shows_what_the_whole_page_does(address: str, chromium: Any, look: str) -> None:
+    shown = []
+    for script, until in ((STAY_READY, READY), ("", WHOLE)):
+        with new_tab(chromium, script, **LOOKS[look]) as page:
+            page.goto(address)
+            page.wait_for_selector(until, state="attached")
+            assert (page.locator(UNDRAWN).count() > 0) == (until == READY)
+            shown.append(pixels(page))
+    assert_alike(*shown)
 
 
 def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
+    box = ready.locator("#grid-canvas").bounding_box()  # the whole picture of the text
+    assert box["y"] > 0
+    assert box["x"] + box["width"] <= WINDOW["width"]
+    assert box["y"] + box["height"] <= WINDOW["height"]
     choose(ready, "document", "0")
     choose(ready, "checkpoint", "pretrained")
     choose(ready, "layer", "2")
@@ -99,60 +152,30 @@ def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
         ready.locator("#grid > .title").get_by_role("button", name="SVG").click()
     assert download.value.path().read_text(encoding="utf-8").count("<rect") > len(cells["cells"]) / 2
     assert ready.locator(UNDRAWN).count() > 0
-
-
-def test_choice_before_the_rest_is_drawn_is_what_the_rest_shows(address: str, chromium: Any) -> None:
-    with page_at(chromium, address, READY, STAY_READY) as page:
-        choose(page, "checkpoint", "pretrained")
-        page.locator("nav a[href='#layers']").click()  # which draws the rest
-        assert "pretrained" in page.locator("#text .title").inner_text()
-        assert "pretrained" in page.locator("#heads .title").inner_text()
-
-
-def printed(page: Any) -> Any:
-    """Return the pixels of the page on paper; browsers tell a page of it before they lay it out for paper."""
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator(UNDRAWN).count() == 0
-    page.emulate_media(media="print")
-    return pixels(page, full_page=True)
-
-
-def test_page_that_is_printed_before_it_is_whole_is_printed_whole(address: str, chromium: Any) -> None:
-    with page_at(chromium, address, READY, STAY_READY) as page:
-        early = printed(page)
-    with page_at(chromium, address, WHOLE) as page:
-        assert_alike(early, printed(page))
-
-
-@pytest.mark.parametrize("place", ["text", "map", "run"])
-def test_link_to_a_place_leads_there_before_the_rest_is_drawn(address: str, chromium: Any, place: str) -> None:
-    with page_at(chromium, f"{address}#{place}", READY, STAY_READY) as page:
-        top = page.locator(f"#{place}").bounding_box()["y"]
-        bar = page.locator("#bar").bounding_box()
-        assert bar["y"] + bar["height"] <= top < WINDOW["height"] / 2
-
-
-def test_link_that_is_clicked_before_the_rest_is_drawn_leads_to_its_place(ready: Any) -> None:
-    ready.locator("nav a[href='#map']").click()
+    choose(ready, "checkpoint", "pretrained")
+    ready.locator("nav a[href='#map']").click()  # which draws the rest
     assert 0 < ready.locator("#map").bounding_box()["y"] < WINDOW["height"] / 2
     assert ready.evaluate("document.getElementById('map-canvas').drawn().tokens.length") == len(tokens())
+    for part in ("text", "heads"):  # and shows what was chosen before
+        assert "pretrained" in ready.locator(f"#{part} .title").inner_text()
+
+
+@pytest.mark.parametrize("place", ["map", *(pytest.param(each, marks=pytest.mark.long) for each in ("text", "run"))])
+def test_link_to_a_place_leads_there_before_the_rest_is_drawn(address: str, held_tab: Any, place: str) -> None:
+    page = open_until(held_tab, f"{address}#{place}", READY)
+    top = page.locator(f"#{place}").bounding_box()["y"]
+    bar = page.locator("#bar").bounding_box()
+    assert bar["y"] + bar["height"] <= top < WINDOW["height"] / 2
 
 
 def test_page_without_frames_as_in_the_background_is_drawn_whole(address: str, chromium: Any) -> None:
-    with page_at(chromium, address, WHOLE, NO_FRAMES) as page:
+    with new_tab(chromium, NO_FRAMES) as page:
+        open_until(page, address, WHOLE)
         assert page.locator(UNDRAWN).count() == 0
         assert page.locator("#map-canvas").count() == 1
 
 
 @pytest.mark.long
 def test_page_opens_in_firefox_as_in_chromium(address: str) -> None:
-    with browser("firefox") as firefox:
-        with page_at(firefox, address, READY, STAY_READY) as page:
-            first = pixels(page)
-            early = printed(page)
-        with page_at(firefox, address, WHOLE) as page:
-            assert_alike(first, pixels(page))
-            assert_alike(early, printed(page))
-        shown = Opened(firefox, Run(Path()).page, viewport=WINDOW)
-        assert len(shown.drawn()["tokens"]) == len(tokens())
-        shown.close()
+    with browser("firefox") as firefox, new_tab(firefox, STAY_READY) as held, new_tab(firefox) as tab:
+        assert_ready_as_whole(open_until(held, address, READY), open_until(tab, address, WHOLE))

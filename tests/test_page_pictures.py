@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pypdfium2
 import pytest
-from browser import Opened, browser
+from browser import LOOKS, Opened, browser
 from colours import distance, lab, linear, shade
 from page_pictures import SVG, ZOOM, Label, Picture, as_array, as_colour, difference, in_pixels
 from page_run import choose, tokens
@@ -20,7 +20,6 @@ from scipy import signal
 
 from attnmix.core.store.runs import Run
 
-SCREEN = {"width": 1400, "height": 900}
 TOKEN = 14  # of the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
@@ -33,25 +32,32 @@ READABLE = 7  # points, of a text on paper
 SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementById('bar').style.display = 'none'; }"
 
 
+WITH_PNG = ("text", "heads", "layers-chart")
+"""Panes whose PNG is looked at: it is made of the SVG, in one way for all of them."""
+ARE_DRAWN = """() => document.getAnimations().length === 0 &&
+  [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
+"""Whether nothing changes any more; a canvas is 300 pixels wide until something is painted on it."""
+
+
 class Saved(NamedTuple):
     """The files that a view's buttons save, and the view as the page shows it."""
 
     picture: Picture
-    png: npt.NDArray[np.int16]
+    png: npt.NDArray[np.int16] | None
     shown: npt.NDArray[np.int16]
     rows: list[dict[str, str]]
 
 
-def open_all(process: Any, path: Path, **context: Any) -> Opened:
-    """Open the page with everything unfolded, the text test/0 in one layer, and a token selected."""
-    shown = Opened(process, path, **{"viewport": SCREEN} | context)
+def unfold(shown: Opened) -> Opened:
+    """Unfold everything, and choose the text test/0, a layer and a token."""
     page = shown.page
     choose(page, "document", "0")
     choose(page, "layer", str(LAYER))
     page.locator(f"#token-{TOKEN}").click()
     for summary in page.locator(".fold > summary").all():
         summary.click()
-    page.wait_for_timeout(500)  # until the small pictures of heads are drawn, and shades have changed
+    # Until the small pictures of heads are drawn, and shades have changed.
+    page.wait_for_function(ARE_DRAWN)
     return shown
 
 
@@ -60,24 +66,40 @@ def panes(page: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-@pytest.fixture(scope="module", params=["chromium", pytest.param("firefox", marks=pytest.mark.long)])
-def saved(request: pytest.FixtureRequest, run: Path) -> dict[str, Saved]:
-    """Every view of the page that saves pictures, by the id of its pane."""
-    with browser(request.param) as process:
-        opened = open_all(process, Run(run).page)
-        page, views = opened.page, {}
-        for pane in panes(page):
-            picture, png = Picture(opened.file(pane, "SVG")[1]), as_array(opened.file(pane, "PNG")[1])
-            rows = opened.values(pane)
-            locator = page.locator(f"#{pane}")
-            locator.evaluate(SHOW_AS_SAVED)
-            views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
-            locator.evaluate("pane => pane.classList.remove('paper')")
-        # Every button that saves a picture was pressed.
-        for kind in ("SVG", "PNG"):
-            assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
-        opened.close()
+def save_all(opened: Opened) -> dict[str, Saved]:
+    """Save every view of a page that has pictures, and return them by the ids of their panes."""
+    unfold(opened)
+    page, views = opened.page, {}
+    for pane in panes(page):
+        picture = Picture(opened.file(pane, "SVG")[1])
+        png = as_array(opened.file(pane, "PNG")[1]) if pane in WITH_PNG else None
+        rows = opened.values(pane)
+        locator = page.locator(f"#{pane}")
+        locator.evaluate(SHOW_AS_SAVED)
+        views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
+        locator.evaluate("pane => pane.classList.remove('paper')")
+    # No button that saves a picture was forgotten.
+    for kind in ("SVG", "PNG"):
+        assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
     return views
+
+
+@pytest.fixture(scope="module")
+def saved(run: Path, other_tab: Opened) -> dict[str, Saved]:
+    return save_all(other_tab.open(Run(run).page, **LOOKS))
+
+
+@pytest.mark.long
+def test_pictures_of_firefox_are_whole_and_show_what_the_screen_shows(run: Path) -> None:
+    with browser("firefox") as firefox:
+        opened = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
+        saved = save_all(opened)
+        opened.close()
+    test_every_picture_is_whole_and_of_svgs_own_marks(saved)
+    test_every_picture_shows_what_the_screen_shows(saved)
+    test_texts_of_a_line_are_apart_in_a_wider_font_too(saved)
+    for chart in CHARTS:
+        test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved, chart)
 
 
 CHARTS = ("answer-chart", "layers-chart", "probes")
@@ -93,8 +115,8 @@ def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -
         }, pane
         assert not re.search(r"var\(|class=|style=|<style", picture.text), pane
         assert all(label.colour.startswith("#") for label in picture.labels), pane
-        assert np.shape(png)[:2] == pytest.approx((2 * picture.height, 2 * picture.width), abs=2), pane
-        for pixels in (png, picture.pixels):
+        for pixels in (picture.pixels,) if png is None else (picture.pixels, png):
+            assert pixels.shape[:2] == pytest.approx((2 * picture.height, 2 * picture.width), abs=2), pane
             edges = [pixels[:8], pixels[-8:], pixels[:, :8], pixels[:, -8:]]
             assert all((edge == WHITE).all() for edge in edges), f"{pane} is cut"
 
@@ -103,11 +125,13 @@ def test_every_picture_shows_what_the_screen_shows(saved: dict[str, Saved]) -> N
     for pane, (picture, png, shown, _) in saved.items():
         screen = shown.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
         top, left = round(-ZOOM * picture.top), round(-ZOOM * picture.left)
-        height = min(screen.shape[0], png.shape[0] - top)
-        width = min(screen.shape[1], png.shape[1] - left)
-        part = png[top : top + height, left : left + width]
-        assert difference(part, screen[:height, :width]) < ALIKE, pane
-        assert difference(png, picture.pixels) < NEARLY_ALIKE, pane
+        pixels = picture.pixels if png is None else png
+        height = min(screen.shape[0], pixels.shape[0] - top)
+        width = min(screen.shape[1], pixels.shape[1] - left)
+        part = pixels[top : top + height, left : left + width]
+        assert difference(part, screen[:height, :width]) < (NEARLY_ALIKE if png is None else ALIKE), pane
+        if png is not None:
+            assert difference(png, picture.pixels) < NEARLY_ALIKE, pane
 
 
 def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tuple[float, float]:
@@ -328,20 +352,21 @@ def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     assert sum(label.colour == "#be2367" for label in picture.labels) == 1
 
 
-def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(run: Path, chromium: Any) -> None:
-    light, dark = (open_all(chromium, Run(run).page, color_scheme=scheme) for scheme in ("light", "dark"))
+def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(
+    run: Path, tab: Any, saved: dict[str, Saved]
+) -> None:
+    dark = unfold(tab(Run(run).page, color_scheme="dark"))
     background = dark.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    for pane in panes(light.page):
-        words = dark.page.locator("#words")
+    assert background != "rgb(255, 255, 255)"
+    words = dark.page.locator("#words")
+    for pane, each in saved.items():
         words.evaluate("words => { words.style.maxHeight = '4rem'; words.scrollTop = 40 }")
         place = dark.page.evaluate("[scrollY, document.getElementById('words').scrollTop]")
         assert place[1] == 40
         words.evaluate("words => { words.style.maxHeight = '' }")
-        assert dark.file(pane, "SVG") == light.file(pane, "SVG"), pane
+        assert dark.file(pane, "SVG")[1].decode("utf-8") == each.picture.text, pane
     assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == background
     assert dark.page.locator(".paper").count() == 0
-    for shown in (light, dark):
-        shown.close()
 
 
 # Print.
@@ -353,8 +378,8 @@ class Printed:
     ZOOM = 200 / 72  # pixels by point
 
     def __init__(self, page: Any) -> None:
+        self.page = page
         self.height = page.get_height()
-        self.pixels = np.asarray(page.render(scale=self.ZOOM).to_pil().convert("RGB"), dtype=np.int16)
         textpage = page.get_textpage()
         texts = page.get_objects(filter=[raw.FPDF_PAGEOBJ_TEXT], textpage=textpage)
         self.texts = [
@@ -367,29 +392,29 @@ class Printed:
         ]
         self.text = textpage.get_text_range()
 
+    def pixels(self, zoom: float = ZOOM) -> npt.NDArray[np.int16]:
+        return np.asarray(self.page.render(scale=zoom).to_pil().convert("RGB"), dtype=np.int16)
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_printed_charts_and_map_are_those_of_the_screen(
-    run: Path, chromium: Any, tmp_path: Path, scheme: str, width: int
-) -> None:
-    shown = open_all(chromium, Run(run).page, color_scheme=scheme, viewport={"width": width, "height": 900})
+
+@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1400, marks=pytest.mark.long), ("dark", 400)])
+def test_printed_charts_and_map_are_those_of_the_screen(run: Path, tab: Any, scheme: str, width: int) -> None:
+    shown = unfold(tab(Run(run).page, color_scheme=scheme, width=width))
     screen = shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML")
     places = shown.drawn()["pixels"]
     content = shown.page.pdf(format="A4", prefer_css_page_size=True)
     assert shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML") == screen
     assert shown.drawn()["pixels"] == places
-    shown.close()
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
     assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
     charts = [page for page in pages if "Share of a token's vector" in page.text]
     band_lies_around_its_label(charts[0])
-    assert all((np.median(page.pixels, axis=(0, 1)) == 255).all() for page in pages)  # on white paper
+    assert all((np.median(page.pixels(0.5), axis=(0, 1)) == 255).all() for page in pages)  # on white paper
     ring_is_round(next(page for page in pages if "Nearest to" in page.text))
 
 
 def band_lies_around_its_label(page: Printed) -> None:
     """Assert that the band of the first chart on a page has the chosen layer's label in its middle."""
-    grey = np.abs(page.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1
+    grey = np.abs(page.pixels() - np.array((239, 239, 240))).max(axis=-1) <= 1
     columns = np.flatnonzero(grey.sum(axis=0) > 100)
     rows = np.flatnonzero(grey.sum(axis=1) > 100)
     bottom = page.height - rows.max() / page.ZOOM
@@ -405,7 +430,7 @@ def band_lies_around_its_label(page: Printed) -> None:
 
 def ring_is_round(page: Printed) -> None:
     """Assert that the ring around the selected token on the map is a circle; its name, in its colour, may touch it."""
-    marked = (np.abs(page.pixels - np.array(MARK)).max(axis=-1) < 40).astype(float)
+    marked = (np.abs(page.pixels() - np.array(MARK)).max(axis=-1) < 40).astype(float)
     radius = 8.5 * POINTS_BY_PIXEL * page.ZOOM
     fits = {}
     for across, along in ((1, 1), (1.2, 1), (1, 1.2)):  # times the radius

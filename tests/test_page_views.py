@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from browser import WHOLE, Opened
 from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
-from page_run import choose, open_changed, save_page, tokens
+from page_run import change_page, choose, payload, render_page, save_page, tokens
 
 import attnmix
 from attnmix.core.names import Site
 from attnmix.core.store.features import read_features
-from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.page.arrays import visible
 
@@ -91,29 +90,26 @@ def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
 
 def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(first: Opened) -> None:
     page = first.page
-    for layer in ("1", "3"):
-        choose(page, "layer", layer)
-        assert_shades(page, 1 - np.diagonal(shares("finetuned", int(layer), method="parts")))
-        choose(page, "share", "attnresln_n")
-        ratios = Run(Path()).captured_ratios(["test/0"]).query(f"checkpoint == 'finetuned' and layer == {layer}")
-        assert_shades(page, ratios["attnresln_n"])
-        legend = page.locator("#text-legend").inner_text()
-        assert re.search(r"0%\s+100%\s+mixing ratio", legend), legend
-        choose(page, "share", "parts")
+    choose(page, "layer", "3")
+    assert_shades(page, 1 - np.diagonal(shares("finetuned", 3, method="parts")))
+    choose(page, "share", "attnresln_n")
+    ratios = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned' and layer == 3")
+    assert_shades(page, ratios["attnresln_n"])
+    legend = page.locator("#text-legend").inner_text()
+    assert re.search(r"0%\s+100%\s+mixing ratio", legend), legend
     choose(page, "effect", "leave_one_out")
     scores = Run(Path()).token_scores.set_index("document")["score"]
     assert_shades(page, scores["test/0"] / scores.abs().max())
 
 
-@pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
-def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened, checkpoint: str) -> None:
+def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened) -> None:
     page = first.page
-    choose(page, "checkpoint", checkpoint)
+    choose(page, "checkpoint", "pretrained")
     page.locator("#token-3").click()
     page.locator("#token-5").hover()  # which changes nothing in the card
-    for method in ("parts", "alti", "attention", "value_zeroing", "norm"):
+    for method in ("parts", "attention"):
         choose(page, "share", method)
-        matrix = 100 * shares(checkpoint, 2, method=method)
+        matrix = 100 * shares("pretrained", 2, method=method)
         card = page.locator("#card").inner_text()
         others, own = re.search(r"([\d.]+)% from other tokens, ([\d.]+)% its own", card).groups()
         assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
@@ -135,7 +131,7 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened,
         assert sum(bool(row[column]) for row in rows) >= 8
 
 
-def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -> None:
+def test_the_difference_of_the_models_has_a_scale_with_two_ends_and_lists_changes(first: Opened) -> None:
     page = first.page
     choose(page, "share", "alti")
     page.get_by_label("Change by fine-tuning").check()
@@ -146,78 +142,20 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     assert_shades(page, changes)
     assert changes.min() < 0 < changes.max()
     page.locator("#token-3").click()
-    assert "+0.0" not in page.locator("#card").inner_text()
-    assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
+    change = 100 * (shares("finetuned", 2) - shares("pretrained", 2))[3]
+    change[3] = 0
+    largest = np.argsort(-np.abs(change), kind="stable")[:12]
+    listed = [number(text) for text in page.locator("#sources .number").all_inner_texts()]
+    assert listed == pytest.approx(change[largest[:8]].tolist(), abs=0.051)
+    underlined = page.locator("#words .took").evaluate_all("all => all.map(each => +each.dataset.token)")
+    assert set(underlined) == set(largest.tolist())
+    card = page.locator("#card").inner_text()
+    assert "12 largest changes" in card
+    assert "+0.0" not in card
+    assert "\N{MINUS SIGN}0.0 " not in card
 
 
-@pytest.mark.parametrize("method", ["parts", "alti", "attention", "norm"])
-def test_changes_of_sources_are_the_largest_of_the_whole_matrices(first: Opened, method: str) -> None:
-    page = first.page
-    choose(page, "share", method)
-    page.get_by_label("Change by fine-tuning").check()
-    change = 100 * (shares("finetuned", 2, method=method) - shares("pretrained", 2, method=method))
-    np.fill_diagonal(change, 0)
-    for token in (3, 7, 12):
-        page.locator(f"#token-{token}").click()
-        largest = np.argsort(-np.abs(change[token]), kind="stable")[:12]
-        listed = [number(text) for text in page.locator("#sources .number").all_inner_texts()]
-        assert listed == pytest.approx(change[token, largest[:8]].tolist(), abs=0.051)
-        rows = first.values("text")
-        saved = {int(row["position"]): row["contributed to the selected token"] for row in rows}
-        assert {place for place, share in saved.items() if share} == set(largest.tolist())
-        for place in largest:
-            assert 100 * float(saved[place]) == pytest.approx(change[token, place], abs=0.01)
-        underlined = page.locator("#words .took").evaluate_all("all => all.map(each => +each.dataset.token)")
-        assert set(underlined) == set(largest.tolist())
-    assert "12 largest changes" in page.locator("#card").inner_text()
-
-
-def test_no_share_is_listed_under_two_names_and_no_name_twice(opened: Opened) -> None:
-    options = opened.page.locator("#share option").all_inner_texts()
-    assert len(set(options)) == len(options)
-    assert not {"Attention", "Attention weights"} <= set(options)
-
-
-def opening_word(table: pd.DataFrame, document: str) -> int:
-    """Return the word of a text that the page chooses by its rule: that with the largest single source."""
-    curves = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")
-    matrix = shares("finetuned", int(curves["mean"].idxmax()), document)
-    np.fill_diagonal(matrix, 0)
-    rows = table[table["document"] == document]
-    words = [n for n, text in enumerate(rows["label"]) if text.isalpha() and len(text) >= 5] or list(range(len(rows)))
-    return int(rows.index[max(words, key=lambda number: matrix[number, words].max())])
-
-
-def test_word_is_kept_from_text_to_text_or_the_word_of_the_opening_rule_is_chosen(opened: Opened) -> None:
-    page, table = opened.page, tokens()
-    table["label"] = table["token"]
-    of_text = {name: rows["token"] for name, rows in table.groupby("document", sort=False)}
-    choose(page, "layer", "2")
-    kept = 0
-    for start, (number, name) in product(of_text, enumerate(of_text)):
-        if start == name:
-            continue
-        for token, word in of_text[start].items():
-            choose(page, "document", str(list(of_text).index(start)))
-            page.locator(f"#token-{token}").click()
-            choose(page, "document", str(number))
-            chosen = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-            same = of_text[name].index[of_text[name] == word]
-            position = token - of_text[start].index[0]
-            if len(same):
-                distances = np.abs(same - of_text[name].index[0] - position)
-                assert chosen in same[distances == distances.min()]
-                kept += 1
-            else:
-                assert chosen == opening_word(table, name)
-            assert page.locator("#layer").input_value() == "2"
-    assert kept
-    page.locator("#words").press("Escape")
-    choose(page, "document", "0")
-    assert page.locator("#words span[aria-selected=true]").count() == 0  # as none was chosen before
-
-
-def test_shares_are_grouped_with_the_recommended_first(opened: Opened) -> None:
+def test_shares_are_grouped_with_the_recommended_first_and_each_has_one_name(opened: Opened) -> None:
     groups = opened.page.locator("#share optgroup").evaluate_all(
         "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
     )
@@ -226,40 +164,18 @@ def test_shares_are_grouped_with_the_recommended_first(opened: Opened) -> None:
     assert title == "Other measures"
     assert len(others) == len(set(others)) > 8
     assert not {"parts", "attnresln_n"} & set(others)
-    choose(opened.page, "share", others[-1])
-    assert opened.page.locator("#share").input_value() == others[-1]
+    names = opened.page.locator("#share option").all_inner_texts()
+    assert len(set(names)) == len(names)
+    assert not {"Attention", "Attention weights"} <= set(names)
 
 
-def test_largest_changes_by_fine_tuning_are_listed_and_chosen_by_a_click(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "document", "0")
-    matrices = [Run(Path()).matrix(name, "test/0", "parts") for name in ("pretrained", "finetuned")]
-    before, after = (np.diagonal(np.asarray(each, float), axis1=1, axis2=2) for each in matrices)
-    changes_LT = 100 * (before - after)  # of what is not its own
-    layers, columns = np.abs(changes_LT).argmax(axis=0), np.arange(changes_LT.shape[1])
-    largest = changes_LT[layers, columns]
-    order = np.argsort(-np.abs(largest), kind="stable")[:6]
-    buttons = page.locator("#changes button")
-    texts = [text.replace("\N{MINUS SIGN}", "-") for text in buttons.all_inner_texts()]
-    values = [float(re.search(r"([-+][\d.]+) points", text)[1]) for text in texts]
-    assert values == pytest.approx(largest[order].tolist(), abs=0.06)
-    buttons.nth(1).click()
-    assert page.locator("#words .chosen").get_attribute("id") == f"token-{order[1]}"
-    assert page.locator("#layer").input_value() == str(layers[order[1]] + 1)
-
-
-def test_token_that_the_classifier_reads_is_marked(copied: Path, chromium: Any) -> None:
-    run = Run(Path())
-    write_table(run.predictions_file, run.predictions.assign(read_position=[0, 2, -1]))
-    shown = open_changed(chromium)
-    starts = tokens().groupby("document", sort=False).apply(lambda rows: rows.index[0])
-    for number, (name, position) in enumerate({"test/0": 0, "test/1": 2, "text/0": None}.items()):
-        choose(shown.page, "document", str(number))
-        marked = shown.page.locator('#words span[title*="read by the classifier"]')
-        ids = marked.evaluate_all("all => all.map(each => each.id)")
-        assert ids == ([] if position is None else [f"token-{starts[name] + position}"])
-        assert ("the classifier reads" in shown.page.locator("#grid").inner_text()) == (position is not None)
-    shown.close()
+def test_token_that_the_classifier_reads_is_marked(opened: Opened) -> None:
+    data = payload(Run(Path()).page)
+    assert [each["reads"] for each in data["documents"]] == [0, 0, 0]  # as the run's predictions say
+    choose(opened.page, "document", "1")
+    marked = opened.page.locator('#words span[title*="read by the classifier"]')
+    assert marked.evaluate_all("all => all.map(each => each.id)") == [f"token-{data['documents'][1]['start']}"]
+    assert "the classifier reads" in opened.page.locator("#grid").inner_text()
 
 
 # The map.
@@ -311,8 +227,8 @@ def test_slider_walks_through_the_points_and_the_places_are_the_files(opened: Op
             np.testing.assert_allclose(drawn, slope * expected[:, axis] + start, atol=error)
 
 
-def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
-    shown = open_changed(chromium, points_per_second=2)
+def test_points_are_seen_on_their_way_while_the_map_plays(run: Path, chromium: Any, tmp_path: Path) -> None:
+    shown = Opened(chromium, change_page(tmp_path, lambda data: data.update(pointsPerSecond=4)))
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()
@@ -329,13 +245,13 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
     page.clock.run_for(1000)  # until the map stands still there
     page.locator("#play").click()
     frames = []
-    for _ in range(64):  # of 16 ms: two capture points
+    for _ in range(34):  # of 16 ms: two capture points
         page.clock.run_for(16)
         frames.append(page.evaluate(LAST_PICTURE))
     assert page.locator("#play").inner_text() == "Stop"
     begins = [frame["moving"] for frame in frames].index(True)
     ends = [frame["moving"] for frame in frames].index(False, begins)
-    assert ends - begins > 10
+    assert ends - begins > 6
     dots = np.array([frame["dots"] for frame in frames[begins - 1 : ends + 1]])
     assert dots.shape[1] == len(tokens())
     assert np.isfinite(dots).all()
@@ -415,7 +331,7 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     for colour, legend in legends.items():
         choose(page, "colour", colour)
         assert legend in page.locator("#map-legend").inner_text()
-        page.wait_for_timeout(60)
+        page.evaluate("() => new Promise(requestAnimationFrame)")
         pictures.add(page.locator("#map-canvas").screenshot())
     assert len(pictures) == len(legends)
     few = len(opened.drawn()["words"])
@@ -424,6 +340,8 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     for _ in range(5):
         page.keyboard.press("+")
     assert np.ptp(opened.drawn()["pixels"], axis=0).max() > 2 * page.locator("#map-canvas").bounding_box()["width"]
+    page.keyboard.press("0")  # shows all texts again
+    assert np.ptp(opened.drawn()["pixels"], axis=0).max() < page.locator("#map-canvas").bounding_box()["width"]
 
 
 def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> None:
@@ -493,26 +411,16 @@ def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Open
     assert not re.search(r"[.:][A-Z]", page.locator("#layers").inner_text())
 
 
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [
-        ((0.0003, -0.0004, 0.001), "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 texts)"),
-        ((0.0, 0.0, 0.0), "by 0.0 percentage points (95% interval 0.0 to 0.0, 8 texts)"),
-        ((0.0003, -0.02, 0.03), "by 0.0 percentage points (95% interval -2.0 to +3.0, 8 texts)"),
-    ],
-)
-def test_change_of_a_layer_has_digits_that_keep_its_ends_from_0(
-    copied: Path, chromium: Any, ends: tuple[float, ...], said: str
-) -> None:
-    path = Path("reports/plots/measure/mixing.csv")
-    table = pd.read_csv(path)
-    table["documents"] = 8
-    table.loc[table["checkpoint"] == "difference", ["mean", "ci_low", "ci_high"]] = ends
-    table.to_csv(path, index=False)
-    shown = open_changed(chromium)
-    change = shown.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert said.replace("texts", "reviews") in change
-    shown.close()
+def test_change_of_a_layer_has_digits_that_keep_its_ends_from_0(run: Path, tab: Any, tmp_path: Path) -> None:
+    def change(data: Any) -> None:
+        series = data["curves"][data["method"]]["difference"]
+        for name, end in (("values", 0.0003), ("low", -0.0004), ("high", 0.001)):
+            series[name] = [end] * len(series[name])
+        series["texts"] = 8
+
+    shown = tab(change_page(tmp_path, change))
+    text = shown.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
+    assert "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 reviews)" in text
 
 
 def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:
@@ -534,52 +442,49 @@ def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_name
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
 
 
-def test_class_shares_are_the_files(copied: Path, chromium: Any) -> None:
-    file = Run(Path()).tables / "measure/geometry.csv"
-    rows = [
-        {"checkpoint": checkpoint, "measure": measure, "layer": layer, "mean": layer * size}
-        for checkpoint, measure, size in (
-            ("pretrained", "share_class", 0.01),
-            ("finetuned", "share_class", 0.2),
-            ("difference", "share_class", 0.19),
-            ("finetuned", "share_class_permuted", 0.02),
-        )
-        for layer in (1, 2, 3)
-    ]
-    pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
-    shown = open_changed(chromium)
-    shown.page.locator("#more > summary").click()
-    values = shown.values("class-shares")
-    for name, size in (("Before fine-tuning", 0.01), ("After fine-tuning", 0.2), ("Shuffled classes", 0.02)):
-        column = next(each for each in values[0] if each.startswith(name))
-        assert [float(row[column]) for row in values] == pytest.approx([size, 2 * size, 3 * size])
-    shown.close()
+def test_charts_of_classes_and_probes_are_the_data(run: Path, tab: Any, tmp_path: Path) -> None:
+    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
 
+    def change(data: Any) -> None:
+        empty: dict[str, list[Any]] = {"low": [None] * 3, "high": [None] * 3}
+        data["classShares"] = {name: {"values": [size, 2 * size, 3 * size]} | empty for name, size in sizes.items()}
+        data["probes"]["finetuned"]["The head itself, on other tokens"] = {"values": [0.5, 0.5, 0.5]} | empty
 
-def test_probes_are_the_files(first: Opened) -> None:
-    page, run = first.page, Run(Path())
+    shown = tab(change_page(tmp_path, change))
+    page, files = shown.page, Run(run)
     page.locator("#more > summary").click()
-    choose(page, "checkpoint", "pretrained")
-    probed = run.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
+    values = shown.values("class-shares")
+    for name, size in sizes.items():
+        assert [float(row[name]) for row in values] == pytest.approx([size, 2 * size, 3 * size])
+    dashed = page.locator("#probes .names line[stroke-dasharray='6 4']")
+    for checkpoint, lines in (("finetuned", 1), ("pretrained", 0)):
+        choose(page, "checkpoint", checkpoint)
+        assert dashed.count() == lines
+        assert page.locator("#probes", has_text="The dashed line shows").count() == lines
+    probed = files.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
+    rows = shown.values("probes")
     for name, quantity in (("Position of the token", "probe_position"), ("Which token it is", "probe_token")):
         for suffix, end in (("", ""), (": labels at random", "_control")):
             expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
-            assert [float(row[name + suffix]) for row in first.values("probes")] == pytest.approx(expected, rel=1e-3)
+            assert [float(row[name + suffix]) for row in rows] == pytest.approx(expected, rel=1e-3)
 
 
-def test_dashed_line_of_the_head_is_explained_where_it_is_drawn(copied: Path, chromium: Any) -> None:
-    file = Run(Path()).tables / "faithfulness/class_use.csv"
-    lens = {"checkpoint": "finetuned", "quantity": "lens_agreement", "group": "others"}
-    rows = [{**lens, "layer": layer, "mean": 0.5} for layer in (1, 2, 3)]
+def test_class_shares_of_the_page_are_the_files(copied: Path) -> None:
+    file = Run(Path()).tables / "measure/geometry.csv"
+    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
+    keys = (("pretrained", ""), ("finetuned", ""), ("finetuned", "_permuted"))
+    rows = [
+        {"checkpoint": checkpoint, "measure": f"share_class{control}", "layer": layer, "mean": layer * size}
+        for (checkpoint, control), size in zip(keys, sizes.values(), strict=True)
+        for layer in (1, 2, 3)
+    ]
+    rows += [{**row, "checkpoint": "difference"} for row in rows[3:6]]
     pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
-    shown = open_changed(chromium)
-    shown.page.locator("#more > summary").click()
-    dashed = shown.page.locator("#probes .names line[stroke-dasharray='6 4']")
-    for checkpoint, lines in (("pretrained", 0), ("finetuned", 1)):
-        choose(shown.page, "checkpoint", checkpoint)
-        assert dashed.count() == lines
-        assert shown.page.locator("#probes", has_text="The dashed line shows").count() == lines
-    shown.close()
+    render_page()
+    shown = payload(Run(Path()).page)["classShares"]
+    assert list(shown) == list(sizes)
+    for name, size in sizes.items():
+        assert shown[name]["values"] == pytest.approx([size, 2 * size, 3 * size])
 
 
 @pytest.mark.parametrize(
@@ -591,7 +496,7 @@ def test_dashed_line_of_the_head_is_explained_where_it_is_drawn(copied: Path, ch
     ],
     ids=["one", "long", "many"],
 )
-def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, chromium: Any, texts: list[str], layers: int) -> None:
+def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, tab: Any, texts: list[str], layers: int) -> None:
     model = tmp_path / "model"
     if len(texts[0]) == 1:
         write_family("gpt2", model)  # whose tokenizer adds nothing
@@ -602,7 +507,7 @@ def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, chromium: Any,
     result = attnmix.measure(attnmix.load(str(model)), texts, max_length=512 if layers == 12 else 60)
     path, lengths = save_page(result, tmp_path), [len(document) for document in result.documents]
     assert path.stat().st_size < 10e6  # 15 MB with a second checkpoint, which shares the room for heads
-    shown = Opened(chromium, path)
+    shown = tab(path)
     page = shown.page
     assert page.locator("#document option").count() == (len(lengths) if len(lengths) > 1 else 0)
     length = page.locator("#words span").count()
@@ -612,26 +517,26 @@ def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, chromium: Any,
     choose(page, "point", "2")
     choose(page, "colour", "ratio")
     assert len(shown.drawn()["tokens"]) == sum(lengths)
-    shown.close()
 
 
-def test_curves_of_few_documents_have_no_interval_and_stay_within_the_plot(copied: Path, chromium: Any) -> None:
-    path = Path("reports/plots/measure/mixing.csv")
-    table = pd.read_csv(path)
-    table["ci_low"], table["ci_high"] = -0.065, 1.37
-    table.to_csv(path, index=False)
-    for documents, expected in ((2, 0), (8, 1)):
-        pd.read_csv(path).assign(documents=documents).to_csv(path, index=False)
-        shown = open_changed(chromium)
-        bands = shown.page.locator("#layers-chart .band path").evaluate_all(
-            "all => all.filter(each => each.getBBox().width > 0).length"
-        )
-        assert (bands > 0) == expected
-        chart = shown.page.locator("#layers-chart svg.chart").bounding_box()
-        for path_box in shown.page.locator("#layers-chart .band path").all():
-            box = path_box.bounding_box()
-            assert not box or (box["y"] >= chart["y"] - 1 and box["y"] + box["height"] <= chart["y"] + chart["height"])
-        shown.close()
+def test_bands_stay_within_the_plot(run: Path, tab: Any, tmp_path: Path) -> None:
+    def change(data: Any) -> None:
+        for series in data["curves"][data["method"]].values():
+            series["low"], series["high"] = [-0.065] * 3, [1.37] * 3
+
+    shown = tab(change_page(tmp_path, change))
+    chart = shown.page.locator("#layers-chart svg.chart").bounding_box()
+    bands = [path.bounding_box() for path in shown.page.locator("#layers-chart .band path").all()]
+    drawn = [box for box in bands if box and box["width"] > 0]
+    assert drawn
+    for box in drawn:
+        assert box["y"] >= chart["y"] - 1
+        assert box["y"] + box["height"] <= chart["y"] + chart["height"]
+
+
+def test_curves_of_few_documents_have_no_band(opened: Opened) -> None:
+    boxes = [path.bounding_box() for path in opened.page.locator("#layers-chart .band path").all()]
+    assert not any(box and box["width"] for box in boxes)
 
 
 def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does(opened: Opened) -> None:
@@ -643,35 +548,28 @@ def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does
     page.evaluate("scrollBy(0, 300)")
     page.mouse.move(place["x"], place["y"])
     page.evaluate("scrollBy(0, -300)")
-    page.wait_for_timeout(300)
+    page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
     assert not term.locator("[role=tooltip]").is_visible()
     page.mouse.move(place["x"] + 3, place["y"])
     assert term.locator("[role=tooltip]").is_visible()
 
 
-@pytest.mark.parametrize("width", [400, 768, 1280])
-def test_explanations_stay_inside_the_window(run: Path, chromium: Any, width: int) -> None:
-    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 720})
-    for term in shown.page.locator(".term").all():
+@pytest.mark.parametrize("width", [400, *(pytest.param(each, marks=pytest.mark.long) for each in (640, 768, 1280))])
+def test_explanations_and_the_bar_stay_inside_the_window(run: Path, tab: Any, width: int) -> None:
+    page = tab(Run(run).page, width=width, height=720).page
+    page.locator("#token-3").click()
+    clear = page.locator("#clear")
+    assert clear.evaluate("button => button.scrollWidth <= button.clientWidth")
+    button, bar = clear.bounding_box(), page.locator("#bar").bounding_box()
+    assert button["x"] + button["width"] <= bar["x"] + bar["width"]
+    for term in page.locator(".term").all():
         if not term.is_visible():
             continue
         term.locator("button").focus()
         box = term.locator("[role=tooltip]").bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
-        assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
-    shown.close()
-
-
-@pytest.mark.parametrize("width", [400, 640])
-def test_button_that_clears_the_selection_holds_its_word(run: Path, chromium: Any, width: int) -> None:
-    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 800})
-    shown.page.locator("#token-3").click()
-    clear = shown.page.locator("#clear")
-    assert clear.evaluate("button => button.scrollWidth <= button.clientWidth")
-    button, bar = clear.bounding_box(), shown.page.locator("#bar").bounding_box()
-    assert button["x"] + button["width"] <= bar["x"] + bar["width"]
-    shown.close()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_frame_of_the_chosen_head_is_whole_at_every_edge(opened: Opened) -> None:

@@ -7,11 +7,11 @@ import difflib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 from browser import LIMIT_MILLISECONDS, WHOLE, violations
-from conftest import REPOSITORY, digest
+from conftest import REPOSITORY, digest, write_tiny_bert
 from playwright.sync_api import expect
 from starlette.types import Message, Scope
 
@@ -36,12 +36,9 @@ TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
 TEXTS = [
     "time flies like an arrow in " + SECRET,
-    f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET}",
-    f"{SECRET} 東京 \U0001f600 caf\u00e9",
-    f"שלום {SECRET} עולם",
-    f"{SECRET}\nhas two lines",
+    f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9",
     f"{SECRET} " + "and " * 20 + "then",
-    f"{SECRET} , once more : {SECRET} !",
+    f"שלום {SECRET} עולם\nhas two lines",
 ]
 
 
@@ -77,25 +74,40 @@ class Server:
         connection.close()
         return answer.status, text
 
-    def cpu_seconds(self) -> float:
-        """Return the processor's time that the server has used."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
-
-    def stop(self, by: signal.Signals = signal.SIGINT) -> str:
+    def stop(self, by: signal.Signals) -> str:
         """Stop it and return all that it printed."""
         self.process.send_signal(by)
         rest, _ = self.process.communicate(timeout=300)
         return "".join(self.printed) + rest
 
 
+def stop_and_look(server: Server, by: signal.Signals) -> str:
+    """Stop a server of a model in a folder, whose copy must be gone then, and return what it printed."""
+    assert len(list(server.temporary.rglob("*.safetensors"))) == 1
+    printed = server.stop(by)
+    assert server.process.returncode == 128 + signal.SIGTERM
+    assert list(server.temporary.rglob("model")) == []
+    return printed
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def model(default_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a tiny random model with the tokenizer of the default one, which knows every word."""
+    vocabulary = (default_weights / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    folder = write_tiny_bert(tmp_path_factory.mktemp("model"), vocab_size=len(vocabulary))
+    for path in default_weights.iterdir():
+        if "token" in path.name or path.name == "vocab.txt":
+            shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start one server for all tests; once they are done, whatever their order, none of their texts may be left."""
-    started = Server(tmp_path_factory.mktemp("serve"), "--allow-host", TUNNEL)
+    started = Server(tmp_path_factory.mktemp("serve"), "--model", str(model), "--allow-host", TUNNEL)
     yield started
     assert started.process.poll() is None
-    printed = started.stop()
+    printed = stop_and_look(started, signal.SIGTERM)
     assert "open http://127.0.0.1:" in printed
     assert SECRET[:4] not in printed
     assert "Traceback" not in printed
@@ -122,12 +134,9 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: 
     page.goto(server.address)
     for text in TEXTS:
         page.get_by_label("Type a text").fill(text)
-        started, computed = time.monotonic(), server.cpu_seconds()
         page.get_by_role("button", name="Measure").click()
         page.get_by_role("status").filter(has_text="Measured").wait_for()
         frame = shown(page)
-        used = server.cpu_seconds() - computed
-        print(f"{time.monotonic() - started:.2f} s, of a processor's time {used:.2f} s, for {text[:40]!r}")
         words = "".join(frame.locator("#words").inner_text().lower().split())
         assert "zan" in words
         assert [each.evaluate("window.hacked") for each in page.frames] == [None, None]
@@ -156,10 +165,8 @@ def test_chosen_word_layer_and_head_are_kept_for_the_next_text(server: Server, c
     frame.locator("#layer").fill("1")
     frame.get_by_role("button", name="Layer 1, head 1", exact=True).click()
     for text, positions in (
-        ("the film was not good", [5]),
-        ("good actors and the film was very good", [8]),  # of two, the nearer one
+        ("good actors and the film was very good", [1]),  # of two, the nearer one
         ("a film", []),
-        ("the film was good", []),  # a word that is gone is not chosen again
     ):
         frame = measure(text)
         chosen = frame.locator("#words .chosen").evaluate_all("all => all.map(each => each.id)")
@@ -180,7 +187,7 @@ def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(serv
     page.get_by_role("status").filter(has_text="Measured").wait_for()
     assert tuple(each.input_value() for each in fields) == EXAMPLES[example]
     unlike = (f"a {SECRET} film", "was the music so very warm ?")
-    for texts in (EXAMPLES[example], unlike[::-1], unlike):
+    for texts in (EXAMPLES[example], unlike):
         for field, text in zip(fields, texts, strict=True):
             field.fill(text)
         fields[1].press("Enter")
@@ -305,13 +312,16 @@ def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.Lo
     assert caplog.messages == ["a request could not be answered: RuntimeError"]
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
-def test_a_stopped_server_leaves_no_copy_of_the_model(tiny_bert: Path, tmp_path: Path, by: signal.Signals) -> None:
-    server = Server(tmp_path, "--model", str(tiny_bert))
-    assert len(list(server.temporary.rglob("*.safetensors"))) == 1
-    assert "Traceback" not in server.stop(by)
-    assert server.process.returncode == 128 + signal.SIGTERM
-    assert list(server.temporary.rglob("model")) == []
+@pytest.mark.long
+def test_a_server_whose_terminal_closes_leaves_no_copy_of_the_model(tiny_bert: Path, tmp_path: Path) -> None:
+    assert "Traceback" not in stop_and_look(Server(tmp_path, "--model", str(tiny_bert)), signal.SIGHUP)
+
+
+@pytest.mark.long
+def test_the_default_model_is_served_and_stopped_with_ctrl_c(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    assert server.ask("POST", "/measure", {"texts": [SECRET]})[0] == 200
+    assert "Traceback" not in server.stop(signal.SIGINT)
 
 
 def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, chromium: Any, tmp_path: Path) -> None:
@@ -323,8 +333,7 @@ def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, 
     )
     assert page.evaluate(post, server.address) == 0
     framed = f"<iframe src='{server.address}'></iframe>"
-    page.set_content(framed)
-    page.wait_for_timeout(500)
+    page.set_content(framed)  # until the frame has loaded, too
     assert all("Type a text" not in each.content() for each in page.frames[1:])
     page.close()
 

@@ -1,0 +1,15 @@
+// The page's modules as one file, which every `openPage` loads anew.
+
+export * as alignment from "../../attnmix/page/src/alignment";
+export * as attention from "../../attnmix/page/src/attention";
+export * as blocks from "../../attnmix/page/src/blocks";
+export * as cells from "../../attnmix/page/src/cells";
+export * as chosen from "../../attnmix/page/src/chosen";
+export * as colours from "../../attnmix/page/src/colours";
+export * as compared from "../../attnmix/page/src/compared";
+export * as comparison from "../../attnmix/page/src/comparison";
+export * as data from "../../attnmix/page/src/data";
+export * as format from "../../attnmix/page/src/format";
+export * as measures from "../../attnmix/page/src/measures";
+export * as state from "../../attnmix/page/src/state";
+export * as words from "../../attnmix/page/src/words";

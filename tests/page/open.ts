@@ -1,0 +1,64 @@
+// Opens the page's modules in Node: with data as a page holds them, and as much of a browser as they ask for.
+
+import { deflateSync } from "node:zlib";
+import type { Payload } from "../../attnmix/page/src/payload";
+
+export type Page = typeof import("./modules");
+/** A page that is open, with the addresses that it went to. */
+export type OpenPage = Page & { addresses: string[]; root: { dataset: Record<string, string> } };
+
+let opened = 0;
+
+/** Load the modules on data, at an address such as `#layer=2`, and in a dark or light window. */
+export async function openPage(data: Payload, heads: unknown = {}, hash = "", dark = false): Promise<OpenPage> {
+  const elements: Record<string, object> = {
+    data: { textContent: deflateSync(JSON.stringify(data)).toString("base64") },
+    "head-parts": { textContent: JSON.stringify(heads) },
+    app: { clientWidth: 900 },
+    "grid-canvas": {},
+  };
+  const addresses: string[] = [];
+  const root = { dataset: {} };
+  const createElement = () => ({ getContext: () => ({}) });
+  const go = (_state: null, _title: string, address: string) => addresses.push(address);
+  Object.assign(globalThis, {
+    window: globalThis,
+    document: { getElementById: (id: string) => elements[id], documentElement: root, createElement },
+    location: { hash, href: `file:///page.html${hash}`, protocol: "file:" },
+    history: { pushState: go, replaceState: go },
+    matchMedia: (query: string) => ({ matches: dark && query.includes("dark"), addEventListener() {} }),
+    addEventListener() {},
+    getComputedStyle: () => ({ getPropertyValue: (name: string) => name }),
+    innerHeight: 800,
+  });
+  // Node 20 has no `Map.groupBy`, which browsers have had since 2024.
+  Map.groupBy ??= <K, T>(items: Iterable<T>, keyOf: (item: T, index: number) => K) => {
+    const groups = new Map<K, T[]>();
+    for (const [n, item] of [...items].entries())
+      groups.set(keyOf(item, n), [...(groups.get(keyOf(item, n)) ?? []), item]);
+    return groups;
+  };
+  const address = `./modules.js?${opened++}`;
+  const modules: Page = await import(address);
+  return { ...modules, addresses, root };
+}
+
+type Node = { type: unknown; props: Record<string, any> };
+
+/** The elements of a kind in what a component without hooks draws. */
+export function elementsOf(node: unknown, kind: string): Node["props"][] {
+  if (Array.isArray(node)) return node.flatMap((each) => elementsOf(each, kind));
+  if (node === null || typeof node !== "object") return [];
+  const { type, props } = node as Node;
+  if (typeof type === "function") return elementsOf(type(props), kind);
+  return [...(type === kind ? [props] : []), ...elementsOf(props.children, kind)];
+}
+
+/** The text in what a component without hooks draws. */
+export function textOf(node: unknown): string {
+  if (Array.isArray(node)) return node.map(textOf).join("");
+  if (node === null || node === undefined || typeof node === "boolean") return "";
+  if (typeof node !== "object") return String(node);
+  const { type, props } = node as Node;
+  return textOf(typeof type === "function" ? type(props) : props.children);
+}

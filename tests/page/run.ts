@@ -1,0 +1,204 @@
+// A small run of random numbers: what a page holds of it, and the plain numbers that tests compute with.
+
+import { Buffer } from "node:buffer";
+import type { Payload } from "../../attnmix/page/src/payload";
+
+/** Random numbers from 0 to 1 (mulberry32), the same in every run. */
+function generator(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+export const random = generator(1);
+
+export const numbers = (end: number) => Array.from({ length: end }, (_, n) => n);
+export const grid = <T>(rows: number, columns: number, value: (i: number, j: number) => T) =>
+  numbers(rows).map((i) => numbers(columns).map((j) => value(i, j)));
+export const base64 = (array: Uint16Array | Int16Array | Float32Array) => Buffer.from(array.buffer).toString("base64");
+export const encode16 = (values: number[]) => base64(Uint16Array.from(values));
+/** Numbers between two ends in 16 bits; null for what is not there. */
+const quantise = (values: (number | null)[], low = 0, high = 1) =>
+  encode16(values.map((value) => (value === null ? 65535 : Math.round(((value - low) / (high - low)) * 65534))));
+export const floats = (values: number[]) => base64(Float32Array.from(values));
+type Items<L> = { [K in keyof L]: L[K] extends readonly (infer T)[] ? T : never };
+/** All combinations of the items of lists. */
+export const product = <const L extends readonly (readonly unknown[])[]>(...lists: L): Items<L>[] =>
+  lists.reduce<unknown[][]>(
+    (all, list) => all.flatMap((some) => list.map((each) => [...some, each])),
+    [[]],
+  ) as Items<L>[];
+export const total = (values: number[]) => values.reduce((sum, value) => sum + value, 0);
+
+export const MODELS = ["pretrained", "finetuned"];
+export const [LAYERS, HEADS, WIDTH, HIDDEN, KEPT] = [3, 4, 4, 6, 4];
+export const RATIOS = ["attn_w", "attnresln_n"];
+const MATRICES = ["parts", "alti", "attention", "alti_rollout"];
+export const MATRIX_NAMES = {
+  parts: "Exact parts since the input",
+  alti: "ALTI",
+  attention: "Attention weights",
+  alti_rollout: "ALTI since the input",
+};
+const METHOD_NAMES = { attn_w: "Weights", attnresln_n: "Norm-based" };
+
+/** The row of the first of three texts that is too small to be told from rounding, by all matrices. */
+export const LOST = { layer: 2, position: 5 };
+
+export type Matrix = number[][];
+export type Run = {
+  texts: string[][];
+  starts: number[];
+  ratios: Record<string, Record<string, number[][]>>; // by model and method `[layers, tokens]`
+  matrices: Record<string, Record<string, Record<string, Matrix[]>>>; // by model, text, method `[layers, T, T]`
+  effects: (number | null)[];
+  nearest: number[][][]; // `[sites, tokens, 2]`
+  payload: Payload;
+};
+
+function randomMatrix(length: number): Matrix {
+  const rows = grid(length, length, () => random() ** 3);
+  return rows.map((row) => row.map((value) => value / total(row)));
+}
+
+/** The numbers of the largest values, of equal ones the first. */
+export const largest = (values: number[], keep: number) =>
+  numbers(values.length)
+    .toSorted((a, b) => values[b] - values[a] || a - b)
+    .slice(0, keep);
+
+/** What a page keeps of matrices: each row's largest sources in every model, and its largest changes. */
+function contributionsOf(byModel: Record<string, Matrix[]>, hasLost: boolean) {
+  const kept: number[][] = [];
+  const rows = numbers(LAYERS).flatMap((layer) =>
+    Object.values(byModel)[0][layer].map((_, i) => ({
+      layer,
+      i,
+      isLost: hasLost && layer + 1 === LOST.layer && i === LOST.position,
+    })),
+  );
+  for (const { layer, i } of rows) {
+    const all = Object.values(byModel).map((matrices) => matrices[layer][i]);
+    const changes = all[0].map((share, j) => (all.length < 2 || i === j ? 0 : Math.abs(share - all[1][j])));
+    const sources = new Set([...all, changes].flatMap((values) => largest(values, KEPT)));
+    kept.push([...sources].toSorted((a, b) => a - b));
+  }
+  const checkpoints = Object.fromEntries(
+    Object.entries(byModel).map(([model, matrices]) => {
+      const shares = rows.flatMap(({ layer, i, isLost }, n) =>
+        kept[n].map((j) => (isLost ? null : Math.sqrt(matrices[layer][i][j]))),
+      );
+      const own = rows.map(({ layer, i, isLost }) => (isLost ? null : matrices[layer][i][i]));
+      return [model, { shares: quantise(shares), own: quantise(own) }];
+    }),
+  );
+  return { counts: encode16(kept.map(({ length }) => length)), sources: encode16(kept.flat()), checkpoints };
+}
+
+/** A run of texts, given as lists of tokens; the last of three or more has no matrices on the page. */
+export function makeRun(texts: string[][], models = MODELS, rightToLeft = false): Run {
+  const starts = texts.map((_, n) => total(texts.slice(0, n).map(({ length }) => length)));
+  const tokens = texts.flat();
+  const names = texts.map((_, n) => `text/${n}`);
+  const ratios = Object.fromEntries(
+    models.map((model) => [
+      model,
+      Object.fromEntries(RATIOS.map((name) => [name, grid(LAYERS, tokens.length, random)])),
+    ]),
+  );
+  const matrices = Object.fromEntries(
+    models.map((model) => [
+      model,
+      Object.fromEntries(
+        texts.map(({ length }, n) => [
+          names[n],
+          Object.fromEntries(MATRICES.map((name) => [name, numbers(LAYERS).map(() => randomMatrix(length))])),
+        ]),
+      ),
+    ]),
+  );
+  const onPage = texts.length > 2 ? names.slice(0, -1) : names;
+  const contributions = Object.fromEntries(
+    onPage.map((name, n) => [
+      name,
+      Object.fromEntries(
+        MATRICES.map((method) => {
+          const byModel = Object.fromEntries(models.map((model) => [model, matrices[model][name][method]]));
+          return [method, contributionsOf(byModel, texts.length > 2 && n === 0)];
+        }),
+      ),
+    ]),
+  );
+  const effects = tokens.map((_, n) => (starts.includes(n) ? null : random() - 0.5));
+  const sites = numbers(LAYERS + 1).map((layer) => ({
+    layer,
+    point: "layer_output",
+    label: `Layer ${layer}`,
+    reading: 0,
+  }));
+  const nearest = sites.map(() => tokens.map((_, n) => [(n + 1) % tokens.length, (n + 2) % tokens.length]));
+  const readings = { names: tokens, words: tokens, apart: tokens.map(() => 1), classes: tokens.map(() => 0) };
+  const places = sites.flatMap(() => tokens.map(random));
+  const payload = {
+    wording: { texts: "reviews" },
+    pointsPerSecond: 2,
+    labels: {
+      methods: METHOD_NAMES,
+      checkpoints: Object.fromEntries(models.map((name) => [name, name === "finetuned" ? "Fine-tuned" : "Pretrained"])),
+      matrices: MATRIX_NAMES,
+      importance: { leave_one_out: "Leave one out" },
+      controls: {},
+      derivatives: {},
+      layers: ["Input", ...numbers(LAYERS).map((n) => `Layer ${n + 1}`)],
+    },
+    captured: models.at(-1),
+    ownBasis: [],
+    method: "attnresln_n",
+    layer: LAYERS,
+    importance: { leave_one_out: { limit: 0.5, values: quantise(effects, -0.5, 0.5) } },
+    reviews: { names: [], total: 0, values: {} },
+    answer: { headline: "", sentences: [], notes: {}, chart: { title: "", series: [], unit: "", means: "" } },
+    sinceInput: ["parts", "alti_rollout"],
+    opens: { document: 0, positions: texts.map(() => 2) },
+    curves: {},
+    controls: {},
+    sources: {},
+    classShares: {},
+    probes: {},
+    neighboursKept: {},
+    documents: texts.map((text, n) => ({
+      ...{ name: names[n], start: starts[n], length: text.length, begins: text.slice(1, -1).join(" ") },
+      ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", predicted: "positive", reads: n === 0 ? 0 : null },
+    })),
+    encoder: null,
+    readings: [readings],
+    classNames: ["Word"],
+    ratios: {
+      methods: RATIOS,
+      layers: LAYERS,
+      values: Object.fromEntries(
+        models.map((model) => [
+          model,
+          Object.fromEntries(RATIOS.map((name) => [name, quantise(ratios[model][name].flat())])),
+        ]),
+      ),
+    },
+    contributions,
+    sourcesKept: KEPT,
+    partsLimit: 64,
+    matrices: MATRICES,
+    attention: { number: HEADS, width: WIDTH, skip: true },
+    sites,
+    mapNote: "",
+    maps: {
+      aligned: { x: quantise(places), y: quantise(places), absent: [] },
+      pca: { x: quantise(places), y: quantise(places), absent: [] },
+    },
+    variances: sites.map(() => [null, null]),
+    nearest: { number: 2, tokens: encode16(nearest.flat(2)) },
+  } as unknown as Payload;
+  return { texts, starts, ratios, matrices, effects, nearest, payload };
+}

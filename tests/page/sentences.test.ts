@@ -1,0 +1,292 @@
+// The sentences below the picture, and the tokens of the text: their words, numbers and what a click chooses.
+
+import assert from "node:assert/strict";
+import test, { beforeEach } from "node:test";
+import { elementsOf, openPage, textOf } from "./open";
+import { largest, makeRun, MODELS, numbers, total } from "./run";
+
+const TEXTS = [
+  "[CLS] the film was not the end [SEP]",
+  "[CLS] a good film and the plot [SEP]",
+  "[CLS] time flies [SEP]",
+];
+const run = makeRun(TEXTS.map((text) => text.split(" ")));
+const page = await openPage(run.payload);
+const opening = Object.fromEntries(Object.entries(page.state.state).map(([name, { value }]) => [name, value]));
+const PAIR = ["[CLS] the film was not good , it was great [SEP]", "[CLS] the film was good , it was not great [SEP]"];
+const pair = makeRun(
+  PAIR.map((text) => text.split(" ")),
+  ["pretrained"],
+);
+const compared = await openPage(pair.payload);
+
+beforeEach(() => page.state.set(opening));
+
+const percent = (share: number) => `${(100 * share).toFixed(1)}%`;
+/** The numbers of a text that have a decimal place. */
+const numbersIn = (text: string) =>
+  [...text.replaceAll("−", "-").matchAll(/[-+]?\d+\.\d/g)].map(([each]) => Number(each));
+function assertClose(found: number[], expected: number[]): void {
+  assert.equal(found.length, expected.length);
+  assert.ok(
+    found.every((each, n) => Math.abs(each - expected[n]) < 0.07),
+    `${found} is not ${expected}`,
+  );
+}
+const name = (text: number, position: number) => {
+  const names = run.texts[text];
+  const isOnly = names.filter((each) => each === names[position]).length === 1;
+  return isOnly ? names[position] : `${names[position]} (${position})`;
+};
+
+test("the chosen cell has its value in each model, and its largest sources there", () => {
+  for (const share of ["parts", "alti"])
+    for (const position of [2, 5]) {
+      page.state.set({ document: 0, token: position, layer: 3, share });
+      const text = textOf(page.chosen.ChosenText());
+      const rows = MODELS.map((model) => run.matrices[model]["text/0"][share][2][position]);
+      const place = share === "parts" ? "the input" : "the layer below";
+      const sources = (n: number) => largest(rows[n], 4).filter((j) => j !== position);
+      const said = (n: number) =>
+        sources(n)
+          .map((j) => `${name(0, j)} ${percent(rows[n][j])}`)
+          .join(", ");
+      const values = `${percent(1 - rows[0][position])} pretrained, ${percent(1 - rows[1][position])} fine-tuned`;
+      const expected =
+        `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the share from other tokens is ${values}. ` +
+        `The largest sources in ${place}, pretrained, are ${said(0)}. The largest sources in ${place}, fine-tuned, are ${said(1)}. `;
+      assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
+      assertClose(numbersIn(text), numbersIn(expected));
+    }
+  page.state.set({ share: "attnresln_n", token: 2 });
+  const text = textOf(page.chosen.ChosenText());
+  assert.match(text, /^“film” in layer 3: the mixing ratio is /);
+  assert.doesNotMatch(text, /sources/);
+  page.state.set({ token: null });
+  assert.match(textOf(page.chosen.ChosenText()), /^Click a cell/);
+});
+
+test("the tokens that fine-tuning changed most are listed with the sign of the change, and chosen by a click", () => {
+  page.state.set({ document: 1, token: null, layer: 1 });
+  const change = (layer: number, i: number) => {
+    const [before, after] = MODELS.map((model) => 1 - run.matrices[model]["text/1"].parts[layer][i][i]);
+    return after - before;
+  };
+  const largestOf = (i: number) => numbers(3).toSorted((a, b) => Math.abs(change(b, i)) - Math.abs(change(a, i)))[0];
+  const order = numbers(run.texts[1].length).toSorted(
+    (a, b) => Math.abs(change(largestOf(b), b)) - Math.abs(change(largestOf(a), a)),
+  );
+  const buttons = elementsOf(page.chosen.Changes(), "button");
+  assert.equal(buttons.length, 6);
+  for (const [n, button] of buttons.entries()) {
+    const [token, layer] = [order[n], largestOf(order[n])];
+    const said = textOf(button.children);
+    assert.ok(said.startsWith(`${name(1, token)} layer ${layer + 1} `), said);
+    assertClose(numbersIn(said), [100 * change(layer, token)]);
+  }
+  buttons[1].onClick();
+  const { token, layer } = page.state.state;
+  assert.deepEqual([token.value, layer.value], [run.starts[1] + order[1], 1 + largestOf(order[1])]);
+  page.state.set({ change: true });
+  const [said] = textOf(page.chosen.ChosenText()).split(" points");
+  assertClose(numbersIn(said), [100 * change(largestOf(order[1]), order[1])]);
+});
+
+/** Shares from others of both texts, without the word that stands elsewhere, `[layers, tokens]`. */
+const valuesOf = (text: number, without = "") =>
+  pair.matrices.pretrained[`text/${text}`].parts.map((matrix) =>
+    numbers(matrix.length)
+      .filter((i) => pair.texts[text][i] !== without)
+      .map((i) => 1 - matrix[i][i]),
+  );
+
+test("of two texts, what differs is said, marked, measured and chosen by a click", () => {
+  const { state, set } = compared.state;
+  set({ document: 0, token: null, layer: 2 });
+  assert.equal(
+    textOf(elementsOf(compared.compared.Differences(), "p")[0].children),
+    "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; “not” in text/1, nothing in text/0.",
+  );
+  const means = [0, 1].map((text) => total(valuesOf(text)[1]) / pair.texts[text].length);
+  const whole = textOf(elementsOf(compared.compared.Differences(), "p")[1].children);
+  assertClose(numbersIn(whole), [100 * means[0], 100 * means[1], 100 * (means[1] - means[0])]);
+  const [one, other] = [valuesOf(0, "not"), valuesOf(1, "not")];
+  const differences = one[0].map((_, column) => one.map((row, layer) => other[layer][column] - row[column]));
+  const most = differences.map((layers) => layers.toSorted((a, b) => Math.abs(b) - Math.abs(a))[0]);
+  const order = numbers(most.length).toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
+  const buttons = elementsOf(compared.compared.Differences(), "button");
+  assertClose(
+    buttons.map(({ children }) => numbersIn(textOf(children))[0]),
+    order.slice(0, 6).map((column) => 100 * most[column]),
+  );
+  buttons[0].onClick();
+  const layer = differences[order[0]].indexOf(most[order[0]]);
+  assert.equal(state.layer.value, layer + 1);
+  const text = textOf(compared.chosen.ChosenText());
+  const values = [one[layer][order[0]], other[layer][order[0]]];
+  const [cell, ...sources] = text.split("The largest sources in the input, ");
+  assertClose(
+    numbersIn(cell),
+    [...values, values[1] - values[0]].map((each) => 100 * each),
+  );
+  assert.deepEqual(
+    sources.map((each) => each.slice(0, 7)),
+    ["text/0,", "text/1,"],
+  );
+  assert.match(cell, /% in text\/0, [\d.]+% in text\/1, a difference of [−+][\d.]+ points\. $/);
+  assert.deepEqual(compared.comparison.differenceRange.value, [-0.25, 0.25]);
+  set({ stretch: true });
+  assertClose(
+    compared.comparison.differenceRange.value.map((each) => 100 * each),
+    [-100, 100].map((each) => each * Math.abs(most[order[0]])),
+  );
+  const frames = compared.cells
+    .marksOf(compared.blocks.layout.value)
+    .filter((mark) => mark.kind === "frame" && mark.stroke === "--ink");
+  assert.equal(frames.length, 2); // of the word that stands elsewhere
+  set({ token: 4 }); // which the second text does not have there
+  assert.match(textOf(compared.chosen.ChosenText()), /^“not” after layer .* In text\/1, no token stands in this column\. /);
+  set({ stretch: false });
+});
+
+test("each cell of a difference has its shade", () => {
+  const { shade } = compared.colours;
+  const layout = compared.blocks.layout.value;
+  const block = compared.blocks.blocks.value[2];
+  const boxes = compared.cells
+    .marksOf(layout)
+    .flatMap((mark) => (mark.kind === "boxes" ? mark.boxes.map((box) => [`${box[0]},${box[1]}`, mark.fill]) : []));
+  const fills = new Map(boxes as [string, string][]);
+  const columns = compared.alignment.columnsOf(0, 1);
+  let count = 0;
+  for (const [n, { first, second }] of columns.entries())
+    for (const layer of [1, 2, 3]) {
+      const fill = fills.get(`${layout.x(n)},${layout.y(block, layer)}`);
+      if (first === null || second === null) {
+        assert.equal(fill, undefined);
+        continue;
+      }
+      const [one, other] = [first, second - pair.starts[1]].map(
+        (i, text) => 1 - pair.matrices.pretrained[`text/${text}`].parts[layer - 1][i][i],
+      );
+      const near = [-1e-3, 0, 1e-3].map((off) => shade((other - one) / 0.25 + off).colour);
+      assert.ok(near.includes(fill!), `${fill} for ${other - one}`);
+      count += 1;
+    }
+  assert.equal(count, 30);
+});
+
+test("of texts with few tokens in common, only equal ones are compared", () => {
+  page.state.set({ document: 0, compare: 1 });
+  const columns = page.alignment.columnsOf(0, 1);
+  const same = columns.filter(page.alignment.isSame);
+  const said = textOf(elementsOf(page.compared.Differences(), "p")[0].children);
+  assert.equal(
+    said,
+    `These texts have few tokens in common. The same token stands in both in ${same.length} of ${columns.length} columns; differences by column are of these only.`,
+  );
+  for (const column of columns)
+    for (const layer of [1, 3]) {
+      const found = page.comparison.differenceOf(column, layer);
+      if (!page.alignment.isSame(column)) {
+        assert.equal(found, null);
+        continue;
+      }
+      const [one, other] = [column.first!, column.second! - run.starts[1]].map(
+        (i, text) => 1 - run.matrices.finetuned[`text/${text}`].parts[layer - 1][i][i],
+      );
+      assert.ok(Math.abs(found! - (other - one)) < 1e-3);
+    }
+});
+
+/** The text as the page shows it. */
+const drawnTokens = () =>
+  page.words.Tokens({
+    id: "words",
+    tokens: page.data.tokensOf(page.state.state.document.value),
+    prefix: "token-",
+    label: "Tokens",
+    marks: true,
+  });
+
+test("each token says its name, place and value, and has its shade", () => {
+  for (const [document, effect] of [
+    [0, ""],
+    [1, ""],
+    [1, "leave_one_out"],
+  ] as const) {
+    page.state.set({ document, effect, layer: 3, token: run.starts[document] + 1 });
+    const spans = elementsOf(drawnTokens(), "span");
+    assert.equal(spans.length, run.texts[document].length);
+    for (const [position, span] of spans.entries()) {
+      const token = run.starts[document] + position;
+      assert.equal(textOf(span.children), run.texts[document][position]);
+      assert.deepEqual([span.role, span.id, span["data-token"]], ["option", `token-${token}`, token]);
+      assert.equal(span["aria-selected"], position === 1);
+      const value = effect
+        ? run.effects[token]
+        : 1 - run.matrices.finetuned[`text/${document}`].parts[2][position][position];
+      const read = document === 0 && position === 0 ? ", read by the classifier" : "";
+      const begin = `${run.texts[document][position]}, position ${position}${read}`;
+      if (value === null) {
+        assert.equal(span.title, begin);
+        assert.equal(span.style.backgroundColor, undefined);
+        continue;
+      }
+      assert.ok(span.title.startsWith(`${begin}, ${effect ? "effect" : "share from other tokens"} `), span.title);
+      const shown = Number(span["data-share"].replace("−", "-").replace("%", ""));
+      assert.ok(Math.abs(shown - (effect ? value : 100 * value)) < (effect ? 0.006 : 0.06));
+      const place = effect ? value / 0.5 : value;
+      const near = [-2e-4, 0, 2e-4].map((off) => page.colours.shade(place + off).colour);
+      assert.ok(near.includes(span.style.backgroundColor));
+    }
+  }
+});
+
+test("tokens that the chosen one took from are underlined, and those that it gave to overlined", () => {
+  page.state.set({ document: 1, token: run.starts[1] + 3, layer: 2 });
+  const { took, gave } = page.measures.exchanged(run.starts[1] + 3)!;
+  for (const span of elementsOf(drawnTokens(), "span")) {
+    const has = (kind: string) => span.class.split(" ").includes(kind);
+    assert.equal(
+      has("took"),
+      took.some(({ token }) => token === span["data-token"]),
+    );
+    assert.equal(
+      has("gave"),
+      gave.some(({ token }) => token === span["data-token"]),
+    );
+    assert.equal(has("chosen"), span["aria-selected"]);
+  }
+});
+
+test("arrow keys, Home, End and Escape walk along the tokens", () => {
+  page.state.set({ document: 1, token: run.starts[1] + 3 });
+  const last = run.texts[1].length - 1;
+  const places: [string, number | null][] = [
+    ...([
+      ["ArrowRight", 4],
+      ["ArrowLeft", 3],
+      ["ArrowUp", 2],
+      ["ArrowDown", 3],
+      ["Home", 0],
+      ["ArrowLeft", 0],
+    ] as [string, number][]),
+    ...([
+      ["End", last],
+      ["ArrowRight", last],
+      ["a", last],
+      ["Escape", null],
+      ["ArrowRight", 0],
+    ] as [string, number | null][]),
+  ];
+  for (const [key, position] of places) {
+    const [list] = elementsOf(drawnTokens(), "div");
+    let stopped = false;
+    list.onKeyDown({ key, preventDefault: () => (stopped = true) });
+    assert.equal(stopped, key !== "a");
+    assert.equal(page.state.state.token.value, position === null ? null : run.starts[1] + position, key);
+    const [now] = elementsOf(drawnTokens(), "div");
+    assert.equal(now["aria-activedescendant"], position === null ? undefined : `token-${run.starts[1] + position}`);
+  }
+});

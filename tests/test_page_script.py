@@ -1,0 +1,16 @@
+"""The page's script without a browser: its tests in tests/page/, which Node runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from conftest import REPOSITORY
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+@pytest.mark.skipif(not (REPOSITORY / "node_modules/.bin/esbuild").exists(), reason="`make check` has not run `npm ci`")
+def test_logic_of_the_page_passes_the_tests_of_node() -> None:
+    ran = subprocess.run(["npm", "run", "--silent", "test"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
