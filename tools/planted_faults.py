@@ -25,8 +25,8 @@ from typing import NamedTuple
 import yaml
 from tqdm import tqdm
 
-from accept import copy_changes
-from verify import clone_commit
+from tools.accept import copy_changes
+from tools.verify import clone_commit
 
 TABLE = Path(__file__).with_suffix(".yaml")
 SCRIPT = Path("attnmix/page/src")

@@ -145,7 +145,10 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
     .filter((mark) => mark.kind === "frame" && mark.stroke === "--ink");
   assert.equal(frames.length, 2); // of the word that stands elsewhere
   set({ token: 4 }); // which the second text does not have there
-  assert.match(textOf(compared.chosen.ChosenText()), /^“not” after layer .* In text\/1, no token stands in this column\. /);
+  assert.match(
+    textOf(compared.chosen.ChosenText()),
+    /^“not” after layer .* In text\/1, no token stands in this column\. /,
+  );
   set({ stretch: false });
 });
 
