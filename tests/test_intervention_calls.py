@@ -402,6 +402,7 @@ def test_another_implementation_chosen_inside_is_an_error(tiny_bert: Path) -> No
             network(**batch(model))
 
 
+@pytest.mark.long  # torch.compile takes seconds to import
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
 def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny_bert: Path) -> None:
     models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
@@ -448,6 +449,7 @@ def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str,
     assert network.is_gradient_checkpointing
 
 
+@pytest.mark.long  # torch.compile takes seconds to import
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
 def test_a_compiled_wrapper_is_edited(family: str) -> None:

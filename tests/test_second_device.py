@@ -206,7 +206,8 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     [
         ("bert", True),
         ("bert", False),
-        *(pytest.param(name, REAL_GPU, marks=pytest.mark.families) for name in ALGEBRAS if name != "bert"),
+        *(pytest.param(name, True, marks=pytest.mark.families) for name in ALGEBRAS if name != "bert"),
+        pytest.param("t5", False, marks=pytest.mark.families),
     ],
     indirect=["any_device"],
 )
