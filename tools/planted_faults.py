@@ -35,7 +35,7 @@ LOST = "LOST"
 TESTS_PASSED = 0
 TESTS_FAILED = 1
 PLACES = "import attnmix, stages; print(attnmix.__file__, stages.__file__)"
-FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Fault(NamedTuple):
