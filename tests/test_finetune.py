@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -275,6 +276,19 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     assert curves["loss"][0] == 101.0, "the first epoch was trained again"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
+
+
+def test_a_checkpoint_whose_generators_are_incomplete_is_not_resumed(tmp_path: Path) -> None:
+    for number in (5, 10):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
+        torch.save({}, folder / "rng_state.pth")
+    damaged = tmp_path / "checkpoint-10/rng_state.pth"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(world_size=1), is_world_process_zero=lambda: True)
+    assert finetune._last_complete_checkpoint(tmp_path, trainer) == str(tmp_path / "checkpoint-5")
+    assert not damaged.parent.exists()
 
 
 def test_curves_grow_while_the_model_trains(

@@ -35,7 +35,7 @@ LOST = "LOST"
 TESTS_PASSED = 0
 TESTS_FAILED = 1
 PLACES = "import attnmix, stages; print(attnmix.__file__, stages.__file__)"
-FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Fault(NamedTuple):
@@ -137,7 +137,7 @@ def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
     run = run_python(copy, *pytest, "-m", marked, *tests)
     if run.returncode == TESTS_PASSED:
         return None
-    failures = FAILURE.findall(run.stdout)
+    failures: list[str] = FAILURE.findall(run.stdout)
     if run.returncode != TESTS_FAILED or not failures:
         sys.exit(f"error: pytest ended with status {run.returncode}\n{run.stdout}{run.stderr}")
     return failures[0]
