@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
+from attnmix.core.store.files import read_results
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 PLAN = ("work", "tokens a second", "core-hours", "kept")
@@ -65,7 +65,7 @@ def terabytes(section: str) -> float:
 
 def read_rates(row: str, path: str = "benchmarks/card_h200.csv") -> tuple[int, int]:
     """Return the tokens a second of a row of the measurements on a GPU, and those of the bare forward passes."""
-    result = pd.read_csv(path).set_index("row").loc[row, "result"]
+    result = read_results(Path(path)).set_index("row").loc[row, "result"]
     return _number(r"([\d,]+) tokens/s", result), _number(r"bare ([\d,]+)", result)
 
 
