@@ -223,7 +223,8 @@ function Probes() {
         to 3, 4 to 7, and so on). Dotted lines show the same with labels dealt out at random, as a control.{" "}
         {lines.some(({ dash }) => dash === "dashed") &&
           "The dashed line shows how often the fine-tuned model's own head, applied to the token, names the review's predicted class. "}
-        A probe shows what could be read off a vector, not what the model uses.
+        {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}A probe shows what could be
+        read off a vector, not what the model uses.
       </p>
     </Chart>
   );
