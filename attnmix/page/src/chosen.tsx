@@ -91,7 +91,7 @@ export function ChosenText() {
           </>
         ))}
       </b>{" "}
-      {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: the {measures.shareKind()} is{" "}
+      {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: {measures.shareStatement()}{" "}
       {present.map((block) => valueOfBlock(block, column)).join(", ")}
       {differenceText(column)}.{" "}
       {ofTexts.filter(isAbsent).map((block) => `In ${titleInText(block)}, no token stands in this column. `)}

@@ -47,7 +47,7 @@ function wholeText({ first, second }: Comparison): string {
   const [one, other] = [first, second].map((text) => meanOf(text, state.layer.value));
   if (one === null || other === null) return "";
   const means = `${valueText(one)} in ${nameOfText(first)}, ${valueText(other)} in ${nameOfText(second)}`;
-  return `The mean ${measures.shareKind()} of all tokens ${measures.isOfOneLayer() ? "in" : "after"} ${layerName(state.layer.value)} is ${means}, a difference of ${points(other - one)}.`;
+  return `${measures.isOfOneLayer() ? "In" : "After"} ${layerName(state.layer.value)}, ${measures.shareStatement(`mean ${measures.shareKind()} of all tokens`)} ${means}, a difference of ${points(other - one)}.`;
 }
 
 /** Where and how much two texts differ, in words; the largest differences are chosen by a click. */

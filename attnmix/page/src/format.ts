@@ -1,9 +1,9 @@
 // Numbers as they are read.
 
 export const minusSign = (text: string) => text.replace("-", "−");
-/** `0.5213` as `52.1%`. */
+/** `0.5213` as `52.1%`; a half is rounded up, although `100 * 0.575` is a little less than 57.5. */
 export const percent = (share: number, digits = 1): string =>
-  share > 0 && share < 0.05 / 100 ? "<0.1%" : `${(100 * share).toFixed(digits)}%`;
+  share > 0 && share < 0.05 / 100 ? "<0.1%" : `${Number((100 * share).toPrecision(12)).toFixed(digits)}%`;
 export const wholePercent = (share: number): string => percent(share, 0);
 /** A number with its sign, and a zero without one. */
 export const signed = (number: number, digits = 2): string => {

@@ -149,9 +149,9 @@ function Matrix({ rows }: { rows: Weights }) {
         {at !== null && <i class="column" style={`left: ${at * share}%; width: ${share}%`} />}
       </div>
       <figcaption class="small">
-        The same head as a matrix, rows attend to columns. The selected token's row is outlined, its column dashed. A
-        cell's colour shows the square root of its {state.lines.value === "weight" ? "weight" : "share of the row"} and
-        is full at 100% in every head.
+        The matrix shows the same head; its rows attend to its columns. The selected token's row is outlined, its column
+        dashed. A cell's colour shows the square root of its{" "}
+        {state.lines.value === "weight" ? "weight" : "share of the row"} and is full at 100% in every head.
       </figcaption>
     </figure>
   );

@@ -164,8 +164,8 @@ export function MapPane() {
               </button>
               <button onClick={() => zoomBy(0)}>Show all texts</button>
               <span class="small">
-                Drag to move. To zoom: + and −, two fingers, Ctrl with the wheel, or click the map first and use the
-                wheel.
+                Drag to move. To zoom, use + and −, two fingers, or Ctrl with the wheel, or click the map first and use
+                the wheel.
               </span>
             </p>
             <p class="legend" id="map-legend">

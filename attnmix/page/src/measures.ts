@@ -105,6 +105,9 @@ export const wordText = (value: number) => (ofClass() ? signed(value) : shareTex
 export const matrixName = () => data.labels.matrices[matrix.value];
 /** What a share is, in a word or two. */
 export const shareKind = () => (isRatio() ? "mixing ratio" : "share from other tokens");
+/** The beginning of a sentence that ends with values of shares, or of their change. */
+export const shareStatement = (kind = shareKind()) =>
+  state.change.value ? `fine-tuning changes the ${kind} by` : `the ${kind} is`;
 export const wordKind = () => (ofClass() ? "effect" : shareKind());
 /** The chosen measure. */
 export const measureName = () => (isRatio() ? data.labels.methods[state.share.value] : matrixName());
