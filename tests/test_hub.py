@@ -230,7 +230,9 @@ def test_a_file_that_breaks_ever_further_on_is_resumed_until_it_is_whole(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_storage_that_knows_no_ranges_is_read_from_its_start_again(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/whole"}}), served, NEW)
-    assert CUT in served.repositories[f"{kind}s/owner/whole"].starts
+    # Repeated bytes would give a wrong hash, after which the first file would be downloaded once more.
+    other_files = [0] * (kind == "dataset")
+    assert served.repositories[f"{kind}s/owner/whole"].starts == [0, CUT, *other_files]
 
 
 @pytest.mark.parametrize("name", [*map(named, TEMPORARY), "owner/further", "owner/whole", "owner/bert"])
