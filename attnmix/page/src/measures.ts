@@ -103,6 +103,9 @@ export const scaleUnit = () => (state.change.value && !ofClass() ? "points: " : 
 export const wordEndText = (value: number) => (ofClass() ? signed(value) : endText(value));
 export const wordText = (value: number) => (ofClass() ? signed(value) : shareText(value));
 export const matrixName = () => data.labels.matrices[matrix.value];
+/** Which matrix says the sources, where the chosen ratio has none; an empty text without matrices. */
+export const byMatrix = () =>
+  isRatio() && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
 /** What a share is, in a word or two. */
 export const shareKind = () => (isRatio() ? "mixing ratio" : "share from other tokens");
 /** The beginning of a sentence that ends with values of shares, or of their change. */

@@ -179,7 +179,7 @@ export function Text() {
               <span class="took-key">Underlined</span> tokens{" "}
               {state.change.value
                 ? "changed most as sources of the selected one."
-                : `contributed to the selected one${measures.sourcesIn.value === null ? `, by ${measures.matrixName().replace(/^Exact/, "exact")}` : ""}.`}{" "}
+                : `contributed to the selected one${measures.byMatrix()}.`}{" "}
             </span>
             <span class="key-line">
               <span class="gave-key">Overlined</span> tokens{" "}
