@@ -157,7 +157,7 @@ def digest(folder: Path) -> str:
 
 
 BOOTSTRAP_SAMPLES = 200
-"""Of the stages that run in the tests' process: the tests of intervals choose their own number."""
+"""Number of bootstrap samples in stages that tests run; tests of intervals set their own number."""
 
 
 @contextmanager

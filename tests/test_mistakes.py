@@ -209,8 +209,12 @@ def test_names_of_classes_and_files_reach_the_terminal_without_codes(
 
 def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_bert: Path) -> None:
     messages: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = messages.append  # type: ignore[method-assign]
+
+    class Recorder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record)
+
+    handler = Recorder()
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.addHandler(handler)

@@ -102,7 +102,7 @@ def test_the_table_of_extras_is_that_of_the_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """What is printed without any extra, and the lines that the uses of each print where its modules are missing."""
+    """Return what is printed without any extra, and what each part prints if the modules of its extra are missing."""
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr

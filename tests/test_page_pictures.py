@@ -36,7 +36,7 @@ WITH_PNG = ("text", "heads", "layers-chart")
 """Panes whose PNG is looked at: it is made of the SVG, in one way for all of them."""
 ARE_DRAWN = """() => document.getAnimations().length === 0 &&
   [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
-"""Whether nothing changes any more; a canvas is 300 pixels wide until something is painted on it."""
+"""JavaScript that is true once the page is still; an unpainted canvas has the default width of 300 pixels."""
 
 
 class Saved(NamedTuple):

@@ -72,7 +72,7 @@ export const shareRange = computed((): [low: number, high: number] => {
   const limit = Math.max(-low, high);
   return state.change.value ? [-limit, limit] : [low, high];
 });
-/** The effect on the class in the chosen text that is largest in size, with its sign. */
+/** The effect on the class with the largest absolute value in the chosen text. */
 const largestEffect = () => {
   const effects = tokensOf(state.document.value).map((token) => run.importanceOf(token, state.effect.value) ?? 0);
   return effects.reduce((most, each) => (Math.abs(each) > Math.abs(most) ? each : most), 0);
@@ -103,12 +103,12 @@ export const scaleUnit = () => (state.change.value && !ofClass() ? "points: " : 
 export const wordEndText = (value: number) => (ofClass() ? signed(value) : endText(value));
 export const wordText = (value: number) => (ofClass() ? signed(value) : shareText(value));
 export const matrixName = () => data.labels.matrices[matrix.value];
-/** Which matrix says the sources, where the chosen ratio has none; an empty text without matrices. */
+/** The name of the matrix whose sources are shown beside a ratio; an empty text without matrices. */
 export const byMatrix = () =>
   isRatio() && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
 /** What a share is, in a word or two. */
 export const shareKind = () => (isRatio() ? "mixing ratio" : "share from other tokens");
-/** The beginning of a sentence that ends with values of shares, or of their change. */
+/** The beginning of a sentence that ends with shares, or with changes of shares. */
 export const shareStatement = (kind = shareKind()) =>
   state.change.value ? `fine-tuning changes the ${kind} by` : `the ${kind} is`;
 export const wordKind = () => (ofClass() ? "effect" : shareKind());
@@ -121,7 +121,7 @@ export const wordName = () =>
   ofClass()
     ? `effect on the predicted class, in logits (${data.labels.importance[state.effect.value].toLowerCase()})`
     : shareName();
-/** Whether a share is of one layer, and not of all from the input on. */
+/** Whether the chosen measure describes one layer, and not all layers since the input. */
 export const isOfOneLayer = () => sourcesIn.value !== "input";
 /** The model that shares are of, or the models that are compared. */
 export const matrixModel = () =>

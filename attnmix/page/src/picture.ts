@@ -298,7 +298,7 @@ function endLine({ line, extent, clipped }: Drawing): void {
   line.pieces = [];
 }
 
-/** Keep a line that goes on with a picture, such as a scale's bar, at the picture's edge: in a wider font it grows left. */
+/** Right-align a line of text that is followed by a picture, such as a colour bar, so that a wider font never covers it. */
 function endBefore({ x, y, height }: Box, { line }: Drawing): void {
   const last = line.pieces.at(-1);
   if (!last || last.rightToLeft) return;
