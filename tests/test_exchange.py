@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,8 @@ def states(model: Any, ids: Any) -> list[Array]:
     hooks = []
     for number, path in enumerate(norms):
         if path:
-            keep = before_norm.__setitem__
-            hook = model.get_submodule(path.removesuffix("?")).register_forward_pre_hook
-            hooks.append(hook(lambda _, inputs, number=number: keep(number, inputs[0])))
+            norm = model.get_submodule(path.removesuffix("?"))
+            hooks.append(norm.register_forward_pre_hook(partial(keep_input, before_norm, number)))
     output = model(input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], output_hidden_states=True)
     for registered in hooks:
         registered.remove()
@@ -63,6 +63,10 @@ def states(model: Any, ids: Any) -> list[Array]:
         unread = np.full((1, state.shape[-1]), np.nan)
         levels.append(np.concatenate([state[0, 1:].numpy(), unread]))
     return levels
+
+
+def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[Any, ...]) -> None:
+    kept[number] = inputs[0]
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
@@ -77,7 +81,7 @@ def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
             y = original[position]
             levels.append([np.sum((each[position] - y) ** 2) / np.sum(y**2) for each in moved])
         moves.append(np.array(levels).T)
-    return np.mean(moves, axis=0)
+    return np.asarray(np.mean(moves, axis=0))
 
 
 @pytest.mark.parametrize("name", each_family("bert", "gpt2", "qwen3", "bart", names=FAMILIES))
@@ -87,8 +91,8 @@ def test_displacements_of_every_family_are_those_of_plain_transformers(name: str
     model = copy.deepcopy(base).double()
     ids = drawn_ids(0)
     donors = {"same_class": [drawn_ids(1)], "other_class": [drawn_ids(2), drawn_ids(3)]}
-    for kind in donors.values():
-        for donor in kind:
+    for texts in donors.values():
+        for donor in texts:
             donor[[0, -1]] = ids[[0, -1]]
             donor[POSITIONS] = np.where(donor[POSITIONS] == ids[POSITIONS], 41, donor[POSITIONS])
     measured = measure_exchange(base.double(), document(ids), donors, POSITIONS, batch_tokens=4 * TOKENS)
@@ -123,7 +127,11 @@ def test_batches_do_not_change_the_displacements() -> None:
 
 
 def test_sums_follow_from_the_displacements() -> None:
-    own, others, joint = np.array([[[4.0, 0.0, np.nan]]]), np.array([[[1.0, 0.0, np.nan]]]), np.array([[[9.0, 1e-30, np.nan]]])
+    own, others, joint = (
+        np.array([[[4.0, 0.0, np.nan]]]),
+        np.array([[[1.0, 0.0, np.nan]]]),
+        np.array([[[9.0, 1e-30, np.nan]]]),
+    )
     sums = exchange_sums(Displacements(own, others, joint), precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {
         "own_share": (2 / 3, 1),  # of the second token nothing moves, which has no share

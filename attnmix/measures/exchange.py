@@ -50,7 +50,16 @@ DONORS = {
     NEUTRAL: "neutral sentences of the library, for a single text",
 }
 """The kinds of donors."""
-QUANTITIES = ("own_share", "own_share_squared", "own", "others", "joint", "total_own", "total_others", "first_order_own")
+QUANTITIES = (
+    "own_share",
+    "own_share_squared",
+    "own",
+    "others",
+    "joint",
+    "total_own",
+    "total_others",
+    "first_order_own",
+)
 """What `exchange_sums` computes from the displacements."""
 ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
 Ids = npt.NDArray[np.int32]
@@ -109,12 +118,24 @@ def exchange_words(document: Document, donors: Sequence[Document]) -> Ids:
 
     The donors' words are repeated if they are fewer than the document's.
     """
-    words = [donor.ids[donor.words >= 0] for donor in donors]
-    donated = np.concatenate(words)
-    ids = document.ids.copy()
     places = np.flatnonzero(document.words >= 0)
-    ids[places] = np.resize(donated, len(places))
+    donated: list[int] = []
+    for donor in donors:
+        if len(donated) >= len(places):
+            break
+        donated += donor.ids[donor.words >= 0].tolist()
+    ids = document.ids.copy()
+    ids[places] = np.resize(np.array(donated, np.int32), len(places))
     return ids
+
+
+def exchanged_texts(document: Document, texts: Sequence[Document], candidates: Sequence[int], number: int) -> list[Ids]:
+    """Return the document with the words of the first `number` candidates, each continued by those after it."""
+    exchanged = []
+    for first in range(min(number, len(candidates))):
+        order = [*candidates[first:], *candidates[:first]]
+        exchanged.append(exchange_words(document, [texts[place] for place in order]))
+    return exchanged
 
 
 def measure_exchange(
@@ -136,7 +157,8 @@ def measure_exchange(
     Returns:
         Means over the donors of a kind that have another token at the position.
     """
-    exchanged_XT = np.stack([ids for kind in donors.values() for ids in kind])
+    exchanged = [ids for kind in donors.values() for ids in kind]
+    exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
     kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
     runs = _exchanged_runs(document.ids, exchanged_XT, positions)
     squares_XLS3 = _squared_displacements(base, runs, len(exchanged_XT), positions, batch_tokens)

@@ -1,4 +1,4 @@
-"""The csv files of measures that are taken of a sample of the documents: derivatives, and parts from the input."""
+"""The csv files of measures of a sample of the documents: exchange and parts from the input, and derivatives."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Doubles, Draws, Resampled
+from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.input_parts import QUANTITIES, RULES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
@@ -24,6 +25,35 @@ from attnmix.measures.mixing_tables import (
     table_rows,
 )
 from attnmix.measures.swaps import DONORS, SWAPS
+
+SAME_MINUS_OTHER = "same_minus_other"
+"""The label of the difference between the own shares with donors of the same and of another class."""
+_TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
+"""Quantities that are divided by the squared displacement of all tokens, not by a number of tokens."""
+
+
+def exchange_table(
+    exchanged: Mapping[str, Sequence[Mapping[str, Totals]]], donors: Sequence[str], seed: int
+) -> pd.DataFrame:
+    """Return `exchange` from each checkpoint's documents, of which each has `exchange_sums`.
+
+    Without documents it has no rows. The simultaneous intervals hold for all donors and levels of a quantity at once.
+    The class part of the own share is the difference between the two kinds of donors.
+    """
+    documents = next(iter(exchanged.values()))
+    if not documents:
+        return pd.DataFrame(columns=TABLE_COLUMNS["exchange"])
+    rows = {checkpoint: _stacked_totals(measured) for checkpoint, measured in exchanged.items()}
+    levels = range(documents[0]["own_share"][0].shape[-1])
+    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
+    for quantity in exchange.QUANTITIES:
+        labels = {"donor": donors, "quantity": [quantity], "layer": levels}
+        more = _without_tokens if quantity in _TOTAL_EFFECTS else None
+        mean = Mean("exchange", labels, stored(quantity), more=more, complete=False)
+        means = tables.add(mean)
+        if quantity == "own_share" and tuple(donors) == (exchange.SAME_CLASS, exchange.OTHER_CLASS):
+            tables.add_difference(mean, means, SAME_MINUS_OTHER)
+    return tables.tables()["exchange"]
 
 
 def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int) -> pd.DataFrame:
@@ -106,6 +136,21 @@ def _total_rows(documents: Sequence[Mapping[str, Doubles]], names: Iterable[str]
         rows[name] = sums
         rows[f"{name}_counts"] = tokens
     return rows
+
+
+def _stacked_totals(documents: Sequence[Mapping[str, Totals]]) -> DocumentRows:
+    """Return the sums and counts of all documents, as `stored` reads them."""
+    rows: DocumentRows = {}
+    for name in documents[0]:
+        sums, counts = zip(*(document[name] for document in documents), strict=True)
+        rows[name] = np.stack(sums)
+        rows[f"{name}_counts"] = np.stack(counts)
+    return rows
+
+
+def _without_tokens(_checkpoint: str, means: Resampled) -> dict[str, Any]:
+    """Return the column of token counts of means that are not over tokens."""
+    return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
 def _token_totals(documents: Sequence[Doubles]) -> Totals:

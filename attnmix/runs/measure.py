@@ -29,15 +29,26 @@ from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
 from attnmix.core.names import Site
 from attnmix.core.settings import MeasureParameters
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Doubles, Draws
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import ROW_GROUP_TEXTS
 from attnmix.core.torch_state import torch_state
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.exchange import (
+    OTHER_CLASS,
+    SAME_CLASS,
+    Displacements,
+    choose_donors,
+    choose_positions,
+    exchange_sums,
+    exchanged_texts,
+    measure_exchange,
+)
 from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
@@ -51,7 +62,7 @@ from attnmix.measures.mixing_tables import (
     weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sample_tables import derivative_tables, parts_table
+from attnmix.measures.sample_tables import derivative_tables, exchange_table, parts_table
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.measures.variance_shares import MAX_TEXTS
@@ -64,6 +75,8 @@ from attnmix.models.segments import read_segments
 Task = TypeVar("Task", int, list[int])
 """The number of a document, or those of a batch."""
 
+EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
+PRECISION = float(np.finfo(np.float32).eps)
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
 MEASURES = "measures"  # the kind of batch that is no control
@@ -125,6 +138,7 @@ class _Samples(NamedTuple):
 
     identities: Collection[int]
     """Every identity is checked."""
+    exchange: Sequence[int]
     derivatives: Sequence[int]
     parts: Sequence[int]
 
@@ -132,10 +146,11 @@ class _Samples(NamedTuple):
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
     """Return the drawn documents; the longest one's identities are checked too."""
     identities = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist()
+    exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
     longest = int(corpus.lengths.argmax())
-    return _Samples({*identities, longest}, derivatives, parts)
+    return _Samples({*identities, longest}, exchange, derivatives, parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +202,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     work = plan.work(name)
     work.measure_documents(batches, plan.samples.identities)
     work.measure_control("shuffled_words", batches, partial(shuffled_words, seed=plan.seed))
+    work.measure_exchange(base, plan)
     work.measure_derivatives(documents, plan.samples.derivatives, plan.parameters.gradient_max_length, plan.seed)
     work.measure_parts(base, plan.samples.parts, plan.parameters.parts_max_length)
     return _MeasuredCheckpoint(work, batches.sites, documents.gains())
@@ -221,14 +237,16 @@ def _tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
-    derivatives, parts = {}, {}
+    exchange, derivatives, parts = {}, {}, {}
     for name, checkpoint in measured.items():
+        exchange[name] = checkpoint.work.read_exchange(plan.samples.exchange)
         derivatives[name] = checkpoint.work.read_derivatives(plan.samples.derivatives)
         parts[name] = checkpoint.work.read_parts(plan.samples.parts)
     tables = mixing_tables(corpus_measures)
     tables["mixing_weighted"] = weighted_table(corpus_measures)
     tables["geometry"] = geometry_table(corpus_measures)
     tables.update(derivative_tables(derivatives, plan.methods, plan.matrices, plan.seed))
+    tables["exchange"] = exchange_table(exchange, EXCHANGE_DONORS, plan.seed)
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
 
@@ -323,6 +341,31 @@ class CheckpointWork:
                 documents = [change(document) for document in documents]
             _write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
 
+    def measure_exchange(self, base: PreTrainedModel, plan: _Plan) -> None:
+        """Write how far vectors of some documents move if tokens are exchanged for those of other documents."""
+        parameters = plan.parameters
+        tasks = [(number, self._exchange_file(number)) for number in plan.samples.exchange]
+        for number, file in self._remaining("exchange", tasks):
+            document = self.corpus.document(number).cut(parameters.exchange_max_length)
+            donors = self._exchange_donors(number, document, parameters.exchange_donors, plan.seed)
+            positions = choose_positions(document, parameters.exchange_positions, plan.seed)
+            moves = measure_exchange(base, document, donors, positions, self.batch_tokens)
+            _write_arrays(file, moves._asdict())
+
+    def _exchange_donors(
+        self, number: int, document: Document, donors: int, seed: int
+    ) -> dict[str, list[npt.NDArray[np.int32]]]:
+        """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+
+        Donors are of the same row group of the file, which is in memory.
+        """
+        row_group = number // ROW_GROUP_TEXTS
+        candidates = np.arange(len(self.corpus))[self.corpus.rows(row_group)]
+        texts = [self.corpus.document(int(candidate)) for candidate in candidates]
+        place = number - int(candidates[0])
+        by_kind = choose_donors(texts, place, self.corpus.predicted[candidates], seed)
+        return {kind: exchanged_texts(document, texts, by_kind.get(kind, []), donors) for kind in EXCHANGE_DONORS}
+
     def measure_derivatives(
         self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int
     ) -> None:
@@ -389,6 +432,14 @@ class CheckpointWork:
         """Return what `measure_derivatives` wrote, by the name of the review."""
         return {self.corpus.document(number).name: dict(np.load(self._derivatives_file(number))) for number in numbers}
 
+    def read_exchange(self, numbers: Sequence[int]) -> list[dict[str, tuple[Doubles, Doubles]]]:
+        """Return the sums of what `measure_exchange` wrote, review by review."""
+        sums = []
+        for number in numbers:
+            with np.load(self._exchange_file(number)) as arrays:
+                sums.append(exchange_sums(Displacements(**arrays), PRECISION))
+        return sums
+
     def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what `measure_parts` wrote, review by review; nothing of a family without parts."""
         files = [self._parts_file(number) for number in numbers]
@@ -411,6 +462,9 @@ class CheckpointWork:
 
     def _derivatives_file(self, number: int) -> Path:
         return self._folder / f"gradient-{number}.npz"
+
+    def _exchange_file(self, number: int) -> Path:
+        return self._folder / f"exchange-{number}.npz"
 
     def _parts_file(self, number: int) -> Path:
         return self._folder / f"parts-{number}.npz"
