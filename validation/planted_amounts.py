@@ -1,0 +1,284 @@
+"""Planted models in which the own share of every vector is a known number, and what each measure says of them.
+
+    python -m validation.planted_amounts [--seed 0] [--to docs/study]
+
+In each model the last vector of token i is a x_i + b x_{i-1} + c, up to its norm's scale, with contents x of equal
+length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. Where
+several tokens contribute, b is the length of their independent sum. Contents of three tokens in a row are orthogonal
+and have mean 0, so that all vectors have the same mean and deviation and the norms are linear.
+
+Shapes: B texts, T tokens, D hidden, C dimensions of contents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+from attnmix.measures.contributions import contributions, layer_contributions
+from attnmix.measures.documents import Document
+from attnmix.measures.exchange import exchange_sums, measure_exchange
+from attnmix.measures.input_parts import PartsReader
+from attnmix.measures.layers import LayerPass, map_layers
+from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.models.attention import OBSERVED
+from validation.planted import POINTS
+from validation.planted_cases import BEFORE, EYE, LENGTH, SHARPNESS, TOKENS
+
+TEXTS, MEASURED = 64, 8
+POSITIONS = np.arange(2, TOKENS, dtype=np.int32)
+GROUPS = 3  # of orthogonal contents, by position
+CONTENT, WIDTH = TOKENS, TOKENS + 4 * GROUPS  # the first dimension of the content, after those of the position
+SINK_WEIGHT = 0.9
+TOLERANCE = 0.02
+DIGITS = 4
+NEIGHBOUR_AND_OWN = (BEFORE + EYE) / 2
+SINK = (1 - SINK_WEIGHT) * BEFORE + SINK_WEIGHT * torch.zeros_like(EYE).index_fill(1, torch.tensor(0), 1)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """A planted model and the lengths of what the own token and the others contribute."""
+
+    name: str
+    planted: str
+    own: float
+    others: float
+    weights_TT: Tensor = BEFORE
+    gain: float = 1.0
+    layers: int = 1
+    feed_forward: float = 0.0
+    """Factor by which the feed-forward network adds the attended content to the vector once more."""
+    bias: float = 0.0
+    silent_first: bool = False
+    """True if the first token's content is 0 in every text."""
+    decoder: bool = False
+
+    @property
+    def own_share(self) -> float:
+        """The own share by lengths."""
+        return self.own / (self.own + self.others)
+
+
+CASES = (
+    Amounts("neighbour", "y = x_i + x_{i-1}", 1, 1),
+    Amounts("weak_neighbour", "y = x_i + 1/4 x_{i-1}", 1, 0.25, gain=0.25),
+    Amounts("strong_neighbour", "y = x_i + 3 x_{i-1}", 1, 3, gain=3.0),
+    Amounts("own_and_neighbour", "attention on both: y = 2 x_i + x_{i-1}", 2, 1, NEIGHBOUR_AND_OWN, gain=2.0),
+    Amounts("feed_forward", "the network adds 2 (x_i + x_{i-1}) once more", 3, 3, feed_forward=2.0),
+    Amounts("sink", "weight .9 on a constant token, .1 on the neighbour", 1, 0.3, SINK, gain=3.0, silent_first=True),
+    Amounts("constant", "y = x_i + x_{i-1} + 20", 1, 1, bias=20.0),
+    Amounts("two_layers", "y = x_i + 2 x_{i-1} + x_{i-2}", 1, 5**0.5, layers=2),
+    Amounts("decoder", "y = x_i + x_{i-1}, causal and pre-LN", 1, 1, decoder=True),
+    Amounts("decoder_feed_forward", "the same, and the network adds it twice", 3, 3, feed_forward=2.0, decoder=True),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table of amounts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m validation.planted_amounts",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the texts")
+    parser.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted_amounts.csv")
+    options = parser.parse_args(arguments)
+    options.to.mkdir(parents=True, exist_ok=True)
+    table = amounts_table(options.seed)
+    table.to_csv(options.to / "planted_amounts.csv", index=False, lineterminator="\n")
+    print(f"{options.to / 'planted_amounts.csv'}: {len(CASES)} cases, {table['measure'].nunique()} measures")
+    return 0
+
+
+def amounts_table(seed: int) -> pd.DataFrame:
+    """Return `case, measure, expected, value`: the own share that each measure finds in each case."""
+    rows = []
+    for case in CASES:
+        base = build_model(case, draw_contents(case, torch.Generator().manual_seed(seed)))
+        for measure, value in own_shares(base).items():
+            rows.append((case.name, measure, round(case.own_share, DIGITS), round(value, DIGITS) + 0.0))
+    return pd.DataFrame(rows, columns=["case", "measure", "expected", "value"])
+
+
+def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
+    """Return contents `[B, T, C]` of equal length: (u, -u) of a point u on a circle, in the dimensions of the group."""
+    angles_BT = 2 * torch.pi * torch.rand(TEXTS, TOKENS, generator=generator, dtype=torch.float64)
+    points_BT2 = torch.stack([angles_BT.cos(), angles_BT.sin()], -1)
+    contents = torch.zeros(TEXTS, TOKENS, GROUPS, 4, dtype=torch.float64)
+    for token in range(case.silent_first, TOKENS):
+        contents[:, token, token % GROUPS] = torch.cat([points_BT2[:, token], -points_BT2[:, token]], -1)
+    return contents.flatten(-2)
+
+
+def own_shares(base: Any) -> dict[str, float]:
+    """Return the own share of the last vector by each measure, the mean over texts and `POSITIONS`."""
+    ids_BT = np.arange(1, 1 + TEXTS * TOKENS, dtype=np.int32).reshape(TEXTS, TOKENS)
+    shares = exchange_shares(base, ids_BT)
+    measured = {"input_ids": torch.as_tensor(ids_BT[:MEASURED].astype(np.int64))}
+    measured["attention_mask"] = torch.ones_like(measured["input_ids"])
+    shares |= parts_shares(base, measured)
+    shares |= layer_shares(base, measured)
+    return shares
+
+
+def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
+    """Return the own share by exchange with all other texts."""
+    totals = []
+    for text in range(MEASURED):
+        words = np.arange(TOKENS, dtype=np.int32)
+        document = Document(f"text/{text}", ids_BT[text], np.zeros(TOKENS, np.int8), words)
+        donors = {"other_texts": [ids for place, ids in enumerate(ids_BT) if place != text]}
+        moves = measure_exchange(base, document, donors, POSITIONS, batch_tokens=2**15)
+        totals.append(exchange_sums(moves, torch.finfo(torch.float64).eps))
+    names = {"own_share": "exchange", "own_share_squared": "exchange, squared"}
+    shares = {}
+    for quantity, name in names.items():
+        sums, counts = np.sum([total[quantity] for total in totals], axis=0)
+        shares[name] = float(sums[0, -1] / counts[0, -1])
+    return shares
+
+
+def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
+    """Return the own share by parts: of lengths, and by projection."""
+    reader = PartsReader(base)
+    by_length, by_projection = [], []
+    for ids_T in batch["input_ids"]:
+        parts = reader.read({"input_ids": ids_T[None], "attention_mask": torch.ones_like(ids_T[None])})
+        by_length.append(parts["own_share"][-1][POSITIONS])
+        by_projection.append(parts["projection"][-1].diagonal()[POSITIONS])
+    return {"parts": float(torch.stack(by_length).mean()), "parts_projection": float(torch.stack(by_projection).mean())}
+
+
+def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
+    """Return 1 - ratio of each mixing ratio, of one layer, and the diagonal of the matrices or of their rollouts."""
+    declared = list(LAYER_MATRICES.values())
+    texts = range(len(batch["input_ids"]))
+
+    def measure(layer_pass: LayerPass) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        rows = [layer_contributions(declared, layer_pass.document(text)) for text in texts]
+        return mixing_ratios(list(RATIOS), layer_pass), rows
+
+    ratios, raw = zip(*map_layers(measure, base, batch, POINTS), strict=True)
+    shares = {}
+    if len(ratios) == 1:
+        shares = {
+            name: float(1 - ratio_BT[:, POSITIONS].mean()) for name, ratio_BT in zip(RATIOS, ratios[0], strict=True)
+        }
+    diagonals: dict[str, list[Tensor]] = {}
+    for rows in zip(*raw, strict=True):
+        for name, matrix_LTT in contributions(declared, rows).items():
+            if (name in ROLLOUTS) == (len(ratios) > 1):
+                last_TT = matrix_LTT[-1]
+                share_T = last_TT.diagonal() / last_TT.sum(-1)
+                diagonals.setdefault(name, []).append(share_T[POSITIONS])
+    return shares | {name: float(torch.stack(values).mean()) for name, values in diagonals.items()}
+
+
+def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
+    """Return the case's model in float64, whose word 1 + 8 b + j is token j of text b."""
+    vocabulary = {"vocab_size": 1 + TEXTS * TOKENS, "attn_implementation": OBSERVED}
+    base: Any
+    if case.decoder:
+        sizes = {"n_embd": WIDTH, "n_layer": case.layers, "n_head": 1, "n_inner": 8 * GROUPS, "n_positions": TOKENS}
+        options = {"bos_token_id": None, "eos_token_id": None, "activation_function": "relu"}
+        base = GPT2Model(GPT2Config(**sizes, **options, **vocabulary, layer_norm_epsilon=1e-12))
+        words, positions, layers = base.wte, base.wpe, base.h
+    else:
+        sizes = {"hidden_size": WIDTH, "num_hidden_layers": case.layers, "num_attention_heads": 1}
+        options = {"intermediate_size": 8 * GROUPS, "max_position_embeddings": TOKENS, "type_vocab_size": 1}
+        base = BertModel(BertConfig(**sizes, **options, **vocabulary, hidden_act="relu", layer_norm_eps=1e-12))
+        base.embeddings.LayerNorm = torch.nn.Identity()
+        words, positions = base.embeddings.word_embeddings, base.embeddings.position_embeddings
+        layers = base.encoder.layer
+    base.config.use_cache = False
+    base.double().eval().requires_grad_(False)
+    for parameter in base.parameters():
+        parameter.zero_()
+    words.weight[1:, CONTENT:] = contents_BTC.flatten(0, 1)
+    positions.weight[:, :TOKENS] = LENGTH * EYE
+    x_TD = words.weight[1 : 1 + TOKENS] + positions.weight[:TOKENS]
+    for layer in layers:
+        if case.decoder:
+            _fill_gpt2(layer, case, x_TD)
+        else:
+            _fill_bert(layer, case)
+    return base
+
+
+class _Weights(NamedTuple):
+    """The matrices of a layer, from input to output dimensions."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    up: Tensor
+    down: Tensor
+
+
+def _weights(case: Amounts) -> _Weights:
+    """Return matrices by which attention follows positions and adds `gain` times the content that it attends to.
+
+    The network gives factor * (relu(z) - relu(-z)) = factor * z of the content z.
+    """
+    is_position_D = torch.arange(WIDTH) < CONTENT
+    query = torch.diag(is_position_D * WIDTH**0.5 / LENGTH).double()
+    key = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    key[:CONTENT, :CONTENT] = case.weights_TT.log().clamp_min(-SHARPNESS).T / LENGTH
+    value = torch.diag((~is_position_D).double())
+    content = torch.diag((~is_position_D).double())[:, CONTENT:]
+    sides = torch.cat([content, -content], 1)
+    return _Weights(query, key, value, case.gain * value, sides, case.feed_forward * sides.T)
+
+
+def _bias(case: Amounts) -> Tensor:
+    """Return a constant with mean 0 in the first dimensions, which are those of positions."""
+    bias_D = torch.zeros(WIDTH, dtype=torch.float64)
+    bias_D[0], bias_D[1] = case.bias, -case.bias
+    return bias_D
+
+
+def _fill_bert(layer: Any, case: Amounts) -> None:
+    """Set the weights of a post-LN layer, whose norms scale all vectors alike."""
+    attention = layer.attention
+    linears = (
+        attention.self.query,
+        attention.self.key,
+        attention.self.value,
+        attention.output.dense,
+        layer.intermediate.dense,
+        layer.output.dense,
+    )
+    for linear, weight in zip(linears, _weights(case), strict=True):
+        linear.weight.copy_(weight.T)
+    attention.output.dense.bias.copy_(_bias(case))
+    attention.output.LayerNorm.weight.fill_(1)
+    layer.output.LayerNorm.weight.fill_(1)
+
+
+def _fill_gpt2(layer: Any, case: Amounts, x_TD: Tensor) -> None:
+    """Set the weights of a pre-LN layer, whose norms' scale is undone; `x_TD` enters it."""
+    weights = _weights(case)
+    layer.attn.c_attn.weight.copy_(torch.cat(weights[:3], 1))
+    for linear, weight in zip((layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj), weights[3:], strict=True):
+        linear.weight.copy_(weight)
+    layer.attn.c_proj.bias.copy_(_bias(case))
+    after_attention_TD = x_TD + case.gain * x_TD.roll(1, 0) * (torch.arange(WIDTH) >= CONTENT)
+    layer.ln_1.weight.fill_(float(x_TD[-1].std(unbiased=False)))
+    layer.ln_2.weight.fill_(float(after_attention_TD[-1].std(unbiased=False)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
