@@ -22,6 +22,7 @@ from attnmix.measures.exchange import (
     exchange_words,
     measure_exchange,
     own_shares,
+    with_all_donors,
 )
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
@@ -146,6 +147,13 @@ def test_sums_follow_from_the_displacements() -> None:
     assert own_shares(Displacements(own, others, joint), 1e-7).ravel().tolist()[:1] == [2 / 3]
 
 
+def test_all_donors_are_the_mean_of_the_known_kinds() -> None:
+    kinds = np.array([[[1.0, np.nan, np.nan]], [[3.0, 5.0, np.nan]]])
+    pooled = with_all_donors(Displacements(kinds, 2 * kinds, 3 * kinds))
+    np.testing.assert_array_equal(pooled.own, np.concatenate([[[[2.0, 5.0, np.nan]]], kinds]))
+    np.testing.assert_array_equal(pooled.joint[0], [[6.0, 15.0, np.nan]])
+
+
 def test_positions_are_spread_over_the_words() -> None:
     text = document(range(100), special=[0, 50, -1])
     words = np.setdiff1d(np.arange(1, 99), [50])
@@ -177,4 +185,4 @@ def test_words_are_exchanged_and_special_tokens_stay() -> None:
     assert exchange_words(text, [long]).tolist() == [101, 21, 22, 23, 102, 24, 25, 102]
     assert exchange_words(text, [short, long]).tolist() == [101, 11, 12, 21, 102, 22, 23, 102]
     assert exchange_words(text, [short]).tolist() == [101, 11, 12, 11, 102, 12, 11, 102]
-    assert set(exchange.DONORS) == {"same_class", "other_class", "other_texts", "neutral"}
+    assert set(exchange.DONORS) == {"all", "same_class", "other_class", "other_texts", "neutral"}

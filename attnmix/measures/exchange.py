@@ -42,8 +42,10 @@ from attnmix.measures.documents import Document
 from attnmix.models.capture_points import recording
 from attnmix.models.families import family_of
 
+ALL = "all"
 SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
 DONORS = {
+    ALL: "the mean squared displacement over all kinds of donors",
     SAME_CLASS: "other texts of the same class",
     OTHER_CLASS: "texts of another class",
     OTHER_TEXTS: "other texts of any class",
@@ -169,6 +171,11 @@ def measure_exchange(
     for kind in range(len(donors)):
         means[:, kind][..., positions] = np.moveaxis(_mean_of_known(squares_XLS3[kinds_X == kind]), -1, 0)
     return Displacements(*means)
+
+
+def with_all_donors(displacements: Displacements) -> Displacements:
+    """Return the displacements with their mean over the kinds of donors first `[1 + K, L, T]`."""
+    return Displacements(*(np.concatenate([_mean_of_known(kinds)[None], kinds]) for kinds in displacements))
 
 
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, tuple[Doubles, Doubles]]:

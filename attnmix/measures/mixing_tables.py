@@ -139,12 +139,12 @@ class MeanTables:
             return means
         return with_difference(means)
 
-    def add_difference(self, mean: Mean, means: Mapping[str, Resampled], label: str) -> None:
-        """Add the first minus the second value along the first column of `mean`, under a `label` in that column."""
+    def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
+        """Add one minus another value along the first column of `mean`, under a `label` in that column."""
         column = next(iter(mean.labels))
         difference = mean._replace(labels={**mean.labels, column: [label]})
         for checkpoint, both in means.items():
-            first, second = (Resampled(*(np.asarray(part)[..., place, :] for part in both)) for place in (0, 1))
+            first, second = (Resampled(*(np.asarray(part)[..., place, :] for part in both)) for place in places)
             self.parts[mean.table].append(mean_rows(difference, checkpoint, first.minus(second)))
 
     def tables(self) -> dict[str, pd.DataFrame]:

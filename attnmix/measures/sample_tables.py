@@ -51,8 +51,9 @@ def exchange_table(
         more = _without_tokens if quantity in _TOTAL_EFFECTS else None
         mean = Mean("exchange", labels, stored(quantity), more=more, complete=False)
         means = tables.add(mean)
-        if quantity == "own_share" and tuple(donors) == (exchange.SAME_CLASS, exchange.OTHER_CLASS):
-            tables.add_difference(mean, means, SAME_MINUS_OTHER)
+        if quantity == "own_share" and {exchange.SAME_CLASS, exchange.OTHER_CLASS} <= {*donors}:
+            places = donors.index(exchange.SAME_CLASS), donors.index(exchange.OTHER_CLASS)
+            tables.add_difference(mean, means, places, SAME_MINUS_OTHER)
     return tables.tables()["exchange"]
 
 

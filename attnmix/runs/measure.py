@@ -40,6 +40,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.exchange import (
+    ALL,
     OTHER_CLASS,
     SAME_CLASS,
     Displacements,
@@ -48,6 +49,7 @@ from attnmix.measures.exchange import (
     exchange_sums,
     exchanged_texts,
     measure_exchange,
+    with_all_donors,
 )
 from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
@@ -246,7 +248,7 @@ def _tables(
     tables["mixing_weighted"] = weighted_table(corpus_measures)
     tables["geometry"] = geometry_table(corpus_measures)
     tables.update(derivative_tables(derivatives, plan.methods, plan.matrices, plan.seed))
-    tables["exchange"] = exchange_table(exchange, EXCHANGE_DONORS, plan.seed)
+    tables["exchange"] = exchange_table(exchange, (ALL, *EXCHANGE_DONORS), plan.seed)
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
 
@@ -437,7 +439,7 @@ class CheckpointWork:
         sums = []
         for number in numbers:
             with np.load(self._exchange_file(number)) as arrays:
-                sums.append(exchange_sums(Displacements(**arrays), PRECISION))
+                sums.append(exchange_sums(with_all_donors(Displacements(**arrays)), PRECISION))
         return sums
 
     def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
