@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnmix.comparison import Comparison
     from attnmix.core.errors import InputError
     from attnmix.core.store.runs import Run, open_run
-    from attnmix.measure_names import measures
+    from attnmix.measure_names import list_measures
     from attnmix.model import Model, load
 
 MODULES = {
@@ -26,7 +26,7 @@ MODULES = {
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
     **dict.fromkeys(("open_run", "Run"), "attnmix.core.store.runs"),
     "compare": "attnmix.compare_models",
-    "measures": "attnmix.measure_names",
+    "list_measures": "attnmix.measure_names",
     "Comparison": "attnmix.comparison",
     "InputError": "attnmix.core.errors",
 }
@@ -41,10 +41,10 @@ __all__ = [
     "compare",
     "interventions",
     "layout",
+    "list_measures",
     "load",
     "load_result",
     "measure",
-    "measures",
     "open_run",
 ]
 

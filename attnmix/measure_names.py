@@ -33,7 +33,7 @@ PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherenc
 """The call `result.parts()` and those of its variables whose names say what they are."""
 
 
-def measures() -> pd.DataFrame:
+def list_measures() -> pd.DataFrame:
     """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` take.
 
     Returns:
@@ -41,7 +41,7 @@ def measures() -> pd.DataFrame:
         `description`, a formula or a sentence; and `source`, the paper, where there is one.
 
     Example:
-        >>> table = attnmix.measures()
+        >>> table = attnmix.list_measures()
         >>> table[table["kind"] == "ratio"]["name"].tolist()
         ['attn_w', 'attnres_w', 'attn_n', 'attnres_n', 'attnresln_n', 'enc_n', 'layer_n']
         >>> table.set_index("name").loc["alti", "call"]

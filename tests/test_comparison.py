@@ -486,13 +486,25 @@ real = api.measure
     [
         (lambda m, r, o: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\)"),
         (lambda m, r, o: attnmix.compare([m, m], [m]), r"^texts: none; "),
-        (lambda m, r, o: attnmix.compare(m, r, TEXTS), r"^compare: models and results; allowed: two models, names or folders with texts"),
+        (
+            lambda m, r, o: attnmix.compare(m, r, TEXTS),
+            r"^compare: models and results; allowed: two models, names or folders with texts",
+        ),
         (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models and results; "),
         (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: BertModel; allowed: "),
         (lambda m, r, o: attnmix.compare(__file__, m, TEXTS), r"^compare: .*\.py is a file; load_result\(path\) "),
-        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, methods="attn"), r"^methods\[0\]: 'attn' is not allowed"),
-        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="swop"), r"^controls: 'swop'; allowed: random_"),
-        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="class_share"), r"^controls: class_share needs "),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, methods="attn"),
+            r"^methods\[0\]: 'attn' is not allowed",
+        ),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="swop"),
+            r"^controls: 'swop'; allowed: random_",
+        ),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="class_share"),
+            r"^controls: class_share needs ",
+        ),
         (lambda m, r, o: attnmix.compare("no model", m, TEXTS, max_length=0), r"^max_length: 0 is not allowed"),
         (lambda m, r, o: attnmix.compare("no model", m, TEXTS, batch_tokens="9"), r"^batch_tokens: '9' is not allowed"),
         (lambda m, r, o: attnmix.compare("no model", m, TEXTS, own_share_texts=0), r"^own_share_texts: 0; allowed: a "),

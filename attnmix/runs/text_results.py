@@ -56,6 +56,7 @@ from attnmix.measures.mixing_tables import (
     by_review,
     page_tables,
     stack_rows,
+    weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import ratio_rows
@@ -183,6 +184,8 @@ class TextMeasurer:
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
+        if len(measured) > 1:  # for the change over all layers
+            tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
