@@ -582,7 +582,7 @@ class Measures:
         from attnmix.text_page import models_page
 
         model = self._measured_weights()
-        return models_page([model], [model.name], self.tokenized, self.methods, "result", whole=whole)
+        return models_page([model], (model.name,), self.tokenized, self.methods, "result", whole=whole)
 
 
 def load_result(path: Path | str) -> Measures:

@@ -390,7 +390,7 @@ class Comparison:
 
         results = [side[0] for side in self.results]
         models = [result._measured_weights() for result in results]
-        names = [self.before.names[0], self.after.names[0]]
+        names = (self.before.names[0], self.after.names[0])
         numbers = [len(side) for side in self.results]
         note = ""
         if max(numbers) > 1:

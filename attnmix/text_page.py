@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from attnmix.core.errors import InputError
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.results import TextResults
 from attnmix.model import Model, quiet
@@ -23,7 +22,7 @@ LEFT_OUT = "Heads and other measures are on the whole page: {owner}.show(whole=T
 
 def models_page(
     models: Sequence[Model],
-    names: Sequence[str],
+    names: tuple[str, ...],
     tokenized: TokenizedTexts,
     methods: Sequence[str],
     owner: str,
@@ -43,17 +42,21 @@ def models_page(
         note: A sentence on what the page does not show.
     """
     results = _results(models, tokenized, methods)
-    if len(models) == 1:
-        subject = Subject(names[0], origins=[f"The model is {names[0]}."])
-    else:
-        results.model_names = (names[0], names[1])
-        origin = f"The models are {names[0]} (before) and {names[1]} (after). Maps are of the second."
-        subject = Subject(f"{names[0]} and {names[1]}", origins=[origin])
+    results.model_names = names if len(names) > 1 else None
+    subject = models_subject(names)
     if note:
         subject = replace(subject, origins=[*subject.origins, note])
     if whole:
         return page_text(results, subject)
     return page_text(results.without_heads(), replace(subject, left_out=LEFT_OUT.format(owner=owner)))
+
+
+def models_subject(names: Sequence[str]) -> Subject:
+    """Return the subject of the page of one model, or of two that are compared."""
+    if len(names) == 1:
+        return Subject(names[0], origins=[f"The model is {names[0]}."])
+    origin = f"The models are {names[0]} (before) and {names[1]} (after). Maps are of the second."
+    return Subject(f"{names[0]} and {names[1]}", origins=[origin])
 
 
 def _results(models: Sequence[Model], tokenized: TokenizedTexts, methods: Sequence[str]) -> TextResults:
@@ -67,24 +70,9 @@ def _results(models: Sequence[Model], tokenized: TokenizedTexts, methods: Sequen
                 base = copy.deepcopy(base)  # two models are measured at the same time
             bases[checkpoint] = base
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, pairs=tokenized.pairs)
-        results = measurer.results(tokenized)
-    if len({(base.config.num_attention_heads, base.config.hidden_size) for base in bases.values()}) > 1:
-        return results.without_heads()  # the page draws heads of one number and width
-    return results
+        return measurer.results(tokenized)
 
 
 def _share_modules(first: PreTrainedModel, second: PreTrainedModel) -> bool:
     modules = set(map(id, first.modules()))
     return any(id(module) in modules for module in second.modules())
-
-
-def check_comparable_tokenizers(first: Model, second: Model) -> None:
-    """Raise `InputError` unless two models read typed texts as the same tokens."""
-    import json
-
-    states = []
-    for model in (first, second):
-        state = json.loads(model.tokenizer.backend_tokenizer.to_str())
-        states.append({name: value for name, value in state.items() if name not in ("truncation", "padding")})
-    if states[0] != states[1]:
-        raise InputError(f"--against: {second.name} has another tokenizer than {first.name}; allowed: the same")

@@ -271,6 +271,46 @@ def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
     assert set(result.own_share()["texts"]) == {SAMPLE_TEXTS}
 
 
+def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
+    measured = attnmix.measure(model, TEXTS, methods=RATIO)
+    cut = [document.cut(5).ids.tolist() for document in measured.documents]
+    short = attnmix.measure(model, cut, methods=RATIO)
+    shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
+    expected = np.concatenate(shares, axis=1).mean(1)[1:]
+    table = measured.own_share(max_texts=100, max_length=5)
+    np.testing.assert_allclose(table["mean"], expected, atol=1e-5)
+    assert (set(table["texts"]), set(table["tokens"])) == ({len(TEXTS)}, {np.mean(list(map(len, cut)))})
+    assert set(measured.own_share(max_texts=3)["texts"]) == {3}
+    loaded = attnmix.load_result(measured.save_data(tmp_path / "result.zip"))
+    for options in ({"max_texts": 100, "max_length": 5}, {"max_texts": 3}):
+        pd.testing.assert_frame_equal(loaded.own_share(**options), measured.own_share(**options))
+    with pytest.raises(InputError, match=r"^model: a loaded result"):
+        loaded.own_share(max_texts=4)
+    compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
+    np.testing.assert_allclose(compared.by_layer("own_share")["after"], expected, atol=1e-5)
+    assert "own_share is of 24 texts, truncated to 5 tokens where longer." in compared.notes
+    tokens = sum(map(len, measured.documents))
+    assert f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean of a text." in compared.notes
+
+
+def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"methods": RATIO, "controls": ["text_mean_value", "shuffled_words"]}
+    expected = attnmix.measure(model, TEXTS, **options)
+    batches = []
+    measured = api.BatchMeasurer.measures
+
+    def record(self: Any, documents: Any, *arguments: Any) -> Any:
+        batches.append(len(documents))
+        return measured(self, documents, *arguments)
+
+    monkeypatch.setattr(api.BatchMeasurer, "measures", record)
+    result = attnmix.measure(model, TEXTS, batch_tokens=40, **options)
+    assert len(batches) > 1
+    assert max(batches) < 5
+    np.testing.assert_allclose(result.ratios["ratio"], expected.ratios["ratio"], atol=1e-6)
+    pd.testing.assert_frame_equal(result.controls(), expected.controls(), rtol=1e-5)
+
+
 def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
     result: attnmix.Measures, changed: attnmix.Measures
 ) -> None:
