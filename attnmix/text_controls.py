@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,25 @@ SWAP_TOKENS = 24
 MIN_CLASS_TEXTS = 3
 
 
+class OwnShareSample(NamedTuple):
+    """The sample of the texts of which own shares are computed, as they cost the square of the number of tokens."""
+
+    max_texts: int = SAMPLE_TEXTS
+    max_length: int = OWN_SHARE_TOKENS
+    """The number of tokens to which a text is truncated."""
+
+    @classmethod
+    def checked(cls, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
+        """Return a sample of numbers that a user gave as `arguments`; raise `InputError` for others."""
+        for argument, number in zip(arguments or cls._fields, (max_texts, max_length), strict=True):
+            if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+                raise InputError(f"{argument}: {shorten(repr(number))}; allowed: a whole number, 1 or more")
+        return cls(int(max_texts), int(max_length))
+
+
+OWN_SHARE_SAMPLE = OwnShareSample()
+
+
 class TextTotals(NamedTuple):
     """Sums over the tokens of each text, and what they are divided by; 0 of a text that was left out."""
 
@@ -61,24 +81,30 @@ class Given(NamedTuple):
             [self.documents[number] for number in numbers] for numbers in batches_by_tokens(lengths, self.batch_tokens)
         ]
 
-    def sample(self) -> list[int]:
-        """Return the numbers of at most `SAMPLE_TEXTS` texts, in which every class has its share."""
+    def sample(self, max_texts: int = SAMPLE_TEXTS) -> list[int]:
+        """Return the numbers of at most `max_texts` texts, in which every class has its share."""
         classes = np.array([document.predicted for document in self.documents])
-        return [int(number) for number in stratified_draw(classes, SAMPLE_TEXTS, self.seed)]
+        return [int(number) for number in stratified_draw(classes, max_texts, self.seed)]
 
 
-def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
-    """Raise `InputError` for an unknown control, and for one that needs more texts or classes than are given."""
+def check_control_names(controls: Any, labels: Any) -> None:
+    """Raise `InputError` for an unknown control, and for one that needs labels without any."""
     if not isinstance(controls, list):
         raise InputError(f"controls: {shorten(repr(controls))}; allowed: a list of {', '.join(CONTROL_NAMES)}")
     for name in controls:
         check_name("controls", name, CONTROL_NAMES)
+    if CLASS_SHARE in controls and labels is None:
+        raise InputError("controls: class_share needs `labels`, a class for each text")
+
+
+def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
+    """Raise `InputError` for an unknown control, and for one that needs more texts or classes than are given."""
+    check_control_names(controls, classes)
+    for name in controls:
         if name in ("corpus_value", SWAP) and texts < 2:
             raise InputError(f"controls: {name} needs other texts, and one is given; allowed: two texts or more")
-    if CLASS_SHARE not in controls:
+    if classes is None or CLASS_SHARE not in controls:
         return
-    if classes is None:
-        raise InputError("controls: class_share needs `labels`, a class for each text")
     sizes = np.unique(classes, return_counts=True)[1]
     if len(sizes) < 2 or sizes.min() < MIN_CLASS_TEXTS:
         raise InputError(
@@ -144,12 +170,12 @@ def own_share_obstacle(base: PreTrainedModel) -> str | None:
     return None if obstacle is None else f"the model family {family.model_type} cannot be taken apart: {obstacle}"
 
 
-def own_share_totals(base: PreTrainedModel, given: Given) -> TextTotals:
+def own_share_totals(base: PreTrainedModel, given: Given, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> TextTotals:
     """Return the totals of `own_share` after each layer `[N, L]` of a sample of the texts, cut to some tokens."""
     reader = PartsReader(base)
     sums, counts = np.zeros(()), np.zeros(())
-    for number in given.sample():
-        document = given.documents[number].cut(OWN_SHARE_TOKENS)
+    for number in given.sample(sample.max_texts):
+        document = given.documents[number].cut(sample.max_length)
         parts = reader.read(padded([document.ids.tolist()], 0, base.device))
         shares_LT = by_token(parts)[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
         if not sums.ndim:

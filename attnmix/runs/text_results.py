@@ -6,6 +6,7 @@ one, each point of the residual stream alone with one seed. No file is written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, measuring_device
+from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -56,12 +58,13 @@ from attnmix.measures.mixing_tables import (
     by_review,
     page_tables,
     stack_rows,
+    weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
-from attnmix.models.families import family_of, present_names
+from attnmix.models.families import family_of, layer_counts, present_names
 from attnmix.models.loading import check_network, load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
@@ -160,6 +163,11 @@ class TextMeasurer:
                 self._fill_contributions(results, documents, name, measured[name], future.result())
             results.predictions = predictions.result()
             maps.result()
+        sizes = {
+            (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
+        }
+        if len(sizes) > 1:
+            results.heads_by_text = {}  # a page draws heads of one number and width
         return results
 
     def _fill_measures(
@@ -183,6 +191,8 @@ class TextMeasurer:
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
+        if len(measured) > 1:  # for the change over all layers
+            tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
@@ -264,10 +274,12 @@ class TextMeasurer:
         return pd.DataFrame(columns)
 
 
-def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
+def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
     """Return the measurer of single texts in these checkpoint folders, for a reader who waits.
 
-    Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
+    Without Value Zeroing, which takes most of the time. `names` are those of two models that are compared, of which
+    none is fine-tuned from the other, so that no class is predicted. Raise `InputError` for a folder that cannot be
+    measured, and for two models with other tokens or numbers of layers.
     """
     first = next(iter(checkpoints.values()))
     tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
@@ -277,10 +289,28 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
         check_network(str(folder), base, tokenizer)
         bases[name] = base.to(device)
     classifier = None
-    if CAPTURED_CHECKPOINT in checkpoints:
+    if names is not None:
+        _check_comparable(names, list(checkpoints.values()), list(bases.values()))
+    elif CAPTURED_CHECKPOINT in checkpoints:
         classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, BATCH_TOKENS)
     matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
-    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, matrices=matrices, classifier=classifier)
+    families = [family_of(base.config) for base in bases.values()]
+    methods = [method for method in RATIOS if all(method in family.present(RATIOS) for family in families)]
+    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, methods, matrices, classifier=classifier)
+
+
+def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequence[PreTrainedModel]) -> None:
+    """Raise `InputError` unless two models read any text as the same tokens, in as many layers."""
+    states = []
+    for folder in folders:
+        state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
+        states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
+    if states[0] != states[1]:
+        raise InputError(f"compare: {names[1]} has another tokenizer than {names[0]}; allowed: the same for both")
+    layers = [sum(layer_counts(base)) for base in bases]
+    if layers[0] != layers[1]:
+        counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
+        raise InputError(f"compare: {counts}; allowed: the same number")
 
 
 @contextmanager
