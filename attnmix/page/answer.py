@@ -8,40 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from attnmix.core.names import INPUT_PARTS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import RATIO_MARKS
+from attnmix.measures import exchange
 from attnmix.page.arrays import curve
-from attnmix.page.sentences import most_and_least, overall_change, percent, preferred
-from attnmix.page.verdicts import VERBS, counted, points, points_alike
+from attnmix.page.sentences import most_and_least, percent, preferred
+from attnmix.page.verdicts import counted, points, points_alike
 from attnmix.page.wording import ModelWording, model_wording_of, wording_of
 
-SHARE, RATIO = "Share from others since the input", "Mixing ratio of one layer"
-OTHERS_SHARE = (
-    "the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part"
+SHARE, RATIO = "Own share", "Mixing ratio of one layer"
+OWN_SHARE = (
+    "how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it "
+    "moves if all other tokens are replaced"
 )
-"""The one definition of the share from others, in the glossary, the chart and docs/measures/parts.md."""
+"""The one definition of the own share, in the glossary, the chart and docs/measures/exchange.md."""
 TOKEN_MEANS = "Lines show means over tokens."
-MIN_RATIO_CHANGE = 0.01
-"""The smallest change of the mixing ratio of which the page says that it hardly depends on word order."""
-MAX_ORDER_SHARE = 0.1
-"""The largest share of that change by which it differs with words shuffled, if it hardly depends on word order."""
 
 
 def answer(run: Results) -> dict[str, Any]:
     """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
 
-    A note says of a term of the glossary how much this run measured of it.
-
-    The headline says what a token's last vector is made of, by parts; where the model cannot be taken apart, how much
-    its layers mix.
+    A note says of a term of the glossary how much this run measured of it. The headline is the own share of a token's
+    last vector; without it, how much the layers mix.
     """
-    shares = others_shares(run)
-    chart = _ratio_chart(run) if shares.empty else _others_chart(shares, model_wording_of(run).labels)
+    shares = own_shares(run)
+    chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
     return {
         "headline": _headline(run, shares),
         "sentences": _sentences(run, shares),
@@ -50,46 +44,10 @@ def answer(run: Results) -> dict[str, Any]:
     }
 
 
-def others_shares(run: Results) -> pd.DataFrame:
-    """Return the share from other tokens by layer and checkpoint: of the drawn reviews, or else of the captured texts.
-
-    It is the rest beside a token's own share, and the direction of the picture's colours. Columns are `checkpoint,
-    layer, mean, ci_low, ci_high, documents`; of captured texts there is no interval.
-    """
-    own = _own_shares(run)
-    is_difference = own["checkpoint"] == "difference"
-    total = (~is_difference).astype(float)  # shares add up to 1, differences of shares to 0
-    mean = total - own["mean"]
-    low = total - own["ci_high"]
-    high = total - own["ci_low"]
-    return own.assign(mean=mean, ci_low=low, ci_high=high)
-
-
-def _own_shares(run: Results) -> pd.DataFrame:
-    if _texts(run) == 1:
-        return _captured_own_shares(run)
-    table = run.table("measure/parts")
-    is_own_share = (table["rule"] == "chord") & (table["quantity"] == "own_share")
-    own = table[is_own_share & (table["layer"] > 0)]
-    return own if len(own) else _captured_own_shares(run)
-
-
-def _captured_own_shares(run: Results) -> pd.DataFrame:
-    rows = []
-    documents = run.tokens["document"].unique()
-    for checkpoint in run.mixing[0]["checkpoint"].unique():
-        own_shares = []  # of each text with the matrix, `[layers, tokens]`
-        for document in documents:
-            if INPUT_PARTS in run.matrices(checkpoint, document):
-                matrix = run.matrix(checkpoint, document, INPUT_PARTS)
-                own_shares.append(np.diagonal(matrix, axis1=-2, axis2=-1))
-        if not own_shares:
-            continue
-        own_LT = np.concatenate(own_shares, axis=-1)
-        means_L = own_LT.mean(axis=-1, dtype=np.float64)
-        for layer, mean in enumerate(means_L, start=1):
-            rows.append((checkpoint, layer, mean, np.nan, np.nan, len(own_shares)))
-    return pd.DataFrame(rows, columns=["checkpoint", "layer", "mean", "ci_low", "ci_high", "documents"])
+def own_shares(run: Results, donor: str = exchange.ALL) -> pd.DataFrame:
+    """Return the rows of `exchange.csv` with the own share after each layer, with one kind of donors."""
+    table = run.table("measure/exchange")
+    return table[(table["quantity"] == "own_share") & (table["donor"] == donor) & (table["layer"] > 0)]
 
 
 def _texts(run: Results) -> int:
@@ -105,25 +63,22 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         before = percent(means["pretrained"], 1)
         after = percent(means["finetuned"], 1)
         return f"Tokens mix at a ratio of {model_wording_of(run).headline_states.format(before=before, after=after)}"
-    is_last = shares["layer"] == shares["layer"].max()
-    last = shares[is_last].set_index("checkpoint")
+    last = _last_layer(shares)
     if differences.empty:
-        return _one_model_headline(float(last["mean"].iloc[0]))
+        return f"{SHARE} of a token's last vector: {percent(float(last['mean'].iloc[0]))}"
     return _change_headline(last, model_wording_of(run))
 
 
-def _one_model_headline(others_share: float) -> str:
-    others = percent(others_share)
-    own = percent(1 - others_share)
-    return f"A token's last vector: {others} from other tokens, {own} its own"
+def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows after the last layer by checkpoint."""
+    return shares[shares["layer"] == shares["layer"].max()].set_index("checkpoint")
 
 
 def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
-    """Return the headline of two checkpoints, from the shares after the last layer by checkpoint."""
+    """Return the headline of two checkpoints, from the own shares after the last layer by checkpoint."""
     means = last["mean"]
-    before = f"{percent(means['pretrained'])} from others"
-    states = words.headline_states.format(before=before, after=percent(means["finetuned"]))
-    text = f"A token's last vector: {states}"
+    states = words.headline_states.format(before=percent(means["pretrained"]), after=percent(means["finetuned"]))
+    text = f"{SHARE} of a token's last vector: {states}"
     if "difference" not in last.index:
         return text
     difference: Any = last.loc["difference"]
@@ -144,7 +99,7 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
         few = f"{_counted(run, _texts(run))} give no {{interval}}; others may change in the other direction."
         sentences = [_ratio_change(run), few]
     else:
-        sentences = [_share_change(run, shares), _ratio_change(run), _shuffled_change(run)]
+        sentences = [_share_change(run, shares), _shares_by_class(run), _ratio_change(run)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -163,13 +118,13 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
         texts = _counted(run, last["documents"])
         if "tokens" in shares:
             tokens = last["tokens"] / last["documents"]
-            texts = f"the first tokens of {texts}, {tokens:.0f} on average"
+            texts = f"{tokens:.0f} tokens of each of {texts}"
         notes[SHARE.lower()] = f"Here it is the mean over {texts}."
     return notes
 
 
 def _counted_tokens(run: Results, shares: pd.DataFrame) -> str:
-    return "" if shares.empty else f"{{{SHARE}}}: it is a mean over the {len(run.tokens)} tokens here."
+    return "" if shares.empty else f"{{{SHARE}}}: it is a mean over tokens of {_counted(run, _texts(run))}."
 
 
 def _one_model(run: Results) -> str:
@@ -195,6 +150,19 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
 
+def _shares_by_class(run: Results) -> str:
+    """Return the own share by the class of the texts that the exchanged words come from."""
+    same, other = (_last_layer(own_shares(run, donor)) for donor in (exchange.SAME_CLASS, exchange.OTHER_CLASS))
+    if same.empty or other.empty:
+        return ""
+    before, after = (
+        f"{percent(same.loc[name, 'mean'])} and {percent(other.loc[name, 'mean'])}"
+        for name in ("pretrained", "finetuned")
+    )
+    states = model_wording_of(run).states.format(before=before, after=after)
+    return f"With words of the same and of another class, it is {states}."
+
+
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
     """Return the mean over the layers of the preferred ratio by checkpoint."""
     rows = curves[curves["method"] == preferred(curves)]
@@ -208,28 +176,6 @@ def _ratio_change(run: Results) -> str:
     texts = _counted(run, _texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
     return f"{{{RATIO}}}: it is {states}, averaged over layers, {texts}."
-
-
-def _shuffled_change(run: Results) -> str:
-    """Return how much of the ratio's change stays with every text's words in random order."""
-    controls = run.table("measure/mixing_controls")
-    rows = controls[(controls["control"] == "shuffled_words") & (controls["method"] == preferred(controls))]
-    changes_by_layer = rows[rows["checkpoint"] == "difference"]["mean"]
-    if changes_by_layer.empty:
-        return ""
-    means = preferred_means(run.mixing[0])
-    change = means["finetuned"] - means["pretrained"]
-    shuffled_change = float(changes_by_layer.mean())
-    numbers = f"{points(change)} points, and {points(shuffled_change)} with {{words shuffled}}"
-    ratio_change = f"The ratio's change {model_wording_of(run).by_change}"
-    overall = overall_change(run)
-    found = verdict(overall["ci_low"], overall["ci_high"], overall["documents"])
-    if found is Verdict.OPEN:
-        return f"{ratio_change}, averaged over layers, {VERBS[found]}: {numbers}."
-    is_known = found in (Verdict.HIGHER, Verdict.LOWER) and abs(change) >= MIN_RATIO_CHANGE
-    if is_known and abs(change - shuffled_change) <= MAX_ORDER_SHARE * abs(change):
-        return f"{ratio_change} hardly depends on word order, averaged over layers: {numbers}."
-    return f"{ratio_change}, averaged over layers, is {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:
@@ -252,17 +198,17 @@ def _told_apart(high: float, low: float) -> tuple[str, str]:
     return percent(high, 0), percent(low, 0)
 
 
-def _others_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
+def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
     layers = range(1, int(shares["layer"].max()) + 1)
     by_checkpoint = shares[shares["checkpoint"] != "difference"].groupby("checkpoint", sort=False)
     series = []
     for checkpoint, rows in by_checkpoint:
-        name = labels[str(checkpoint)] if len(by_checkpoint) > 1 else "Share from others"
+        name = labels[str(checkpoint)] if len(by_checkpoint) > 1 else SHARE
         series.append({"name": name, **curve(rows, layers)})
     return {
-        "title": "Share of a token's vector from other tokens since the input, by layer",
+        "title": "Own share of a token's vector, by layer",
         "series": series,
-        "unit": f"The share is {OTHERS_SHARE}",
+        "unit": f"The own share is {OWN_SHARE}",
         "means": TOKEN_MEANS,
     }
 
