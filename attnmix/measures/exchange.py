@@ -42,6 +42,7 @@ from attnmix.measures.documents import Document
 from attnmix.models.capture_points import recording
 from attnmix.models.families import family_of
 
+OWN_SHARE = "own_share"
 ALL = "all"
 SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
 DONORS = {
@@ -53,7 +54,7 @@ DONORS = {
 }
 """The kinds of donors."""
 QUANTITIES = (
-    "own_share",
+    OWN_SHARE,
     "own_share_squared",
     "own",
     "others",

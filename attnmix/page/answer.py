@@ -46,8 +46,9 @@ def answer(run: Results) -> dict[str, Any]:
 
 def own_shares(run: Results, donor: str = exchange.ALL) -> pd.DataFrame:
     """Return the rows of `exchange.csv` with the own share after each layer, with one kind of donors."""
-    table = run.table("measure/exchange")
-    return table[(table["quantity"] == "own_share") & (table["donor"] == donor) & (table["layer"] > 0)]
+    table: Any = run.table("measure/exchange")
+    is_shown = (table["quantity"] == exchange.OWN_SHARE) & (table["donor"] == donor) & (table["layer"] > 0)
+    return pd.DataFrame(table[is_shown])
 
 
 def _texts(run: Results) -> int:
@@ -71,7 +72,8 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
 
 def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
     """Return the rows after the last layer by checkpoint."""
-    return shares[shares["layer"] == shares["layer"].max()].set_index("checkpoint")
+    last: pd.DataFrame = shares[shares["layer"] == shares["layer"].max()]
+    return last.set_index("checkpoint")
 
 
 def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
@@ -155,9 +157,9 @@ def _shares_by_class(run: Results) -> str:
     same, other = (_last_layer(own_shares(run, donor)) for donor in (exchange.SAME_CLASS, exchange.OTHER_CLASS))
     if same.empty or other.empty:
         return ""
+    same_means, other_means = same["mean"], other["mean"]
     before, after = (
-        f"{percent(same.loc[name, 'mean'])} and {percent(other.loc[name, 'mean'])}"
-        for name in ("pretrained", "finetuned")
+        f"{percent(same_means[name])} and {percent(other_means[name])}" for name in ("pretrained", "finetuned")
     )
     states = model_wording_of(run).states.format(before=before, after=after)
     return f"With words of the same and of another class, it is {states}."

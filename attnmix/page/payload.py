@@ -18,6 +18,7 @@ from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
+from attnmix.measures.exchange import OWN_SHARE
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
@@ -85,7 +86,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "wording": wording_of(run)._asdict(),
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
-            "methods": labels.RATIO_LABELS,
+            "methods": {OWN_SHARE: "Own share, by exchange", **labels.RATIO_LABELS},
             "checkpoints": dict(checkpoints),
             "matrices": PART_LABELS | labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,
@@ -311,11 +312,12 @@ def _by_token(
 
 def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     methods = [method for method in RATIOS if method in table]
+    shown = [*methods, *(name for name in [OWN_SHARE] if name in table)]
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
         layer_N, layers = pd.factorize(rows["layer"], sort=True)
-        ratios_MLT = _by_token(rows, tokens, layer_N, len(layers), methods)
-        values[checkpoint] = {method: quantise(each, 0, 1) for method, each in zip(methods, ratios_MLT, strict=True)}
+        ratios_MLT = _by_token(rows, tokens, layer_N, len(layers), shown)
+        values[checkpoint] = {method: quantise(each, 0, 1) for method, each in zip(shown, ratios_MLT, strict=True)}
     return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
 
 

@@ -34,6 +34,7 @@ const isLost = (text: number, layer: number, position: number) =>
 
 /** What is shown of a token, from the plain numbers. */
 function expectedValue(model: string, text: number, layer: number, position: number, share: string): number | null {
+  if (share === "own_share") return run.owns[model][layer - 1][run.starts[text] + position];
   if (RATIOS.includes(share)) return run.ratios[model][share][layer - 1][run.starts[text] + position];
   if (isLost(text, layer, position)) return null;
   return 1 - run.matrices[model][`text/${text}`][share][layer - 1][position][position];
@@ -45,7 +46,7 @@ function expectedChange(...place: [text: number, layer: number, position: number
 }
 
 test("values and their changes are those of the run", () => {
-  for (const share of [...MATRICES, ...RATIOS]) {
+  for (const share of ["own_share", ...MATRICES, ...RATIOS]) {
     state.set({ share });
     for (const [layer, text] of product([1, 2, 3], [0, 1, 2]))
       for (const position of numbers(LENGTHS[text])) {
@@ -60,7 +61,7 @@ test("values and their changes are those of the run", () => {
 test("words are shaded by the chosen measure in the chosen layer and model, or by their effect", () => {
   for (const layer of [1, 3])
     for (const checkpoint of MODELS) {
-      state.set({ layer, checkpoint, document: 1 });
+      state.set({ layer, checkpoint, document: 1, share: "parts" });
       const expected = numbers(LENGTHS[1]).map((position) => expectedValue(checkpoint, 1, layer, position, "parts"));
       assertClose(data.tokensOf(1).map(measures.wordValue), expected);
     }
@@ -135,6 +136,16 @@ test("the largest changes by fine-tuning are listed first, each in its layer", (
       2e-4,
     );
   }
+});
+
+test("the page opens with the own share, whose lines lead to the sources of the first matrix", () => {
+  assert.equal(opening.share, "own_share");
+  assert.equal(measures.shareKind(), "own share");
+  assert.equal(measures.isOfOneLayer(), false);
+  assert.equal(measures.sourcesIn.value, "input");
+  const sources = measures.sourcesOf(3, 2, MODELS[0]);
+  state.set({ share: "parts" });
+  assert.deepEqual(measures.sourcesOf(3, 2, MODELS[0]), sources);
 });
 
 type Flow = { layer: number; below: number; to: number; from: number; share: number };

@@ -14,6 +14,7 @@ function generator(seed: number): () => number {
   };
 }
 export const random = generator(1);
+const randomOwn = generator(2); // so that the other numbers do not depend on it
 
 export const numbers = (end: number) => Array.from({ length: end }, (_, n) => n);
 export const grid = <T>(rows: number, columns: number, value: (i: number, j: number) => T) =>
@@ -43,7 +44,7 @@ export const MATRIX_NAMES = {
   attention: "Attention weights",
   alti_rollout: "ALTI since the input",
 };
-const METHOD_NAMES = { attn_w: "Weights", attnresln_n: "Norm-based" };
+const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
 
 /** The row of the first of three texts that is too small to be told from rounding, by all matrices. */
 export const LOST = { layer: 2, position: 5 };
@@ -53,6 +54,7 @@ export type Run = {
   texts: string[][];
   starts: number[];
   ratios: Record<string, Record<string, number[][]>>; // by model and method `[layers, tokens]`
+  owns: Record<string, (number | null)[][]>; // own shares by model, null for the first token of each text
   matrices: Record<string, Record<string, Record<string, Matrix[]>>>; // by model, text, method `[layers, T, T]`
   effects: (number | null)[];
   nearest: number[][][]; // `[sites, tokens, 2]`
@@ -108,6 +110,10 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
       model,
       Object.fromEntries(RATIOS.map((name) => [name, grid(LAYERS, tokens.length, random)])),
     ]),
+  );
+  const isFirst = (token: number) => starts.includes(token);
+  const owns = Object.fromEntries(
+    models.map((model) => [model, grid(LAYERS, tokens.length, (_, n) => (isFirst(n) ? null : randomOwn()))]),
   );
   const matrices = Object.fromEntries(
     models.map((model) => [
@@ -182,7 +188,10 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
       values: Object.fromEntries(
         models.map((model) => [
           model,
-          Object.fromEntries(RATIOS.map((name) => [name, quantise(ratios[model][name].flat())])),
+          {
+            ...Object.fromEntries(RATIOS.map((name) => [name, quantise(ratios[model][name].flat())])),
+            own_share: quantise(owns[model].flat()),
+          },
         ]),
       ),
     },
@@ -200,5 +209,5 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     variances: sites.map(() => [null, null]),
     nearest: { number: 2, tokens: encode16(nearest.flat(2)) },
   } as unknown as Payload;
-  return { texts, starts, ratios, matrices, effects, nearest, payload };
+  return { texts, starts, ratios, owns, matrices, effects, nearest, payload };
 }

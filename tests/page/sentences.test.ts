@@ -67,7 +67,7 @@ test("the chosen cell has its value in each model, and its largest sources there
 });
 
 test("the tokens that fine-tuning changed most are listed with the sign of the change, and chosen by a click", () => {
-  page.state.set({ document: 1, token: null, layer: 1 });
+  page.state.set({ document: 1, token: null, layer: 1, share: "parts" });
   const change = (layer: number, i: number) => {
     const [before, after] = MODELS.map((model) => 1 - run.matrices[model]["text/1"].parts[layer][i][i]);
     return after - before;
@@ -102,7 +102,7 @@ const valuesOf = (text: number, without = "") =>
 
 test("of two texts, what differs is said, marked, measured and chosen by a click", () => {
   const { state, set } = compared.state;
-  set({ document: 0, token: null, layer: 2 });
+  set({ document: 0, token: null, layer: 2, share: "parts" });
   assert.equal(
     textOf(elementsOf(compared.compared.Differences(), "p")[0].children),
     "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; “not” in text/1, nothing in text/0.",
@@ -180,7 +180,7 @@ test("each cell of a difference has its shade", () => {
 });
 
 test("of texts with few tokens in common, only equal ones are compared", () => {
-  page.state.set({ document: 0, compare: 1 });
+  page.state.set({ document: 0, compare: 1, share: "parts" });
   const columns = page.alignment.columnsOf(0, 1);
   const same = columns.filter(page.alignment.isSame);
   const said = textOf(elementsOf(page.compared.Differences(), "p")[0].children);
@@ -228,7 +228,7 @@ test("each token says its name, place and value, and has its shade", () => {
       assert.equal(span["aria-selected"], position === 1);
       const value = effect
         ? run.effects[token]
-        : 1 - run.matrices.finetuned[`text/${document}`].parts[2][position][position];
+        : run.owns.finetuned[2][token];
       const read = document === 0 && position === 0 ? ", read by the classifier" : "";
       const begin = `${run.texts[document][position]}, position ${position}${read}`;
       if (value === null) {
@@ -236,7 +236,7 @@ test("each token says its name, place and value, and has its shade", () => {
         assert.equal(span.style.backgroundColor, undefined);
         continue;
       }
-      assert.ok(span.title.startsWith(`${begin}, ${effect ? "effect" : "share from other tokens"} `), span.title);
+      assert.ok(span.title.startsWith(`${begin}, ${effect ? "effect" : "own share"} `), span.title);
       const shown = Number(span["data-share"].replace("−", "-").replace("%", ""));
       assert.ok(Math.abs(shown - (effect ? value : 100 * value)) < (effect ? 0.006 : 0.06));
       const place = effect ? value / 0.5 : value;

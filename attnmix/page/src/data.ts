@@ -63,7 +63,10 @@ export const readingAt = (layer: number) => data.readings[Number(layer > (data.e
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
 /** `fine-tuned model`, or `the model as it is`. */
 export const modelText = (checkpoint: string) => modelName(checkpoint).replace(/^(?!.*model).*/, "$& model");
-/** A token's mixing ratio; null where it was not measured or cannot be trusted. */
+/** The measure that is neither a mixing ratio nor a matrix: the token's own share by exchange. */
+export const OWN_SHARE = "own_share";
+export const hasOwnShare = Object.values(data.ratios.values).some((values) => OWN_SHARE in values);
+/** A token's mixing ratio or own share; null where it was not measured or cannot be trusted. */
 export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
   const text = data.ratios.values[checkpoint]?.[method];
   return text && layer > 0 ? value(codes(text)[(layer - 1) * tokenCount + token], 0, 1) : null;

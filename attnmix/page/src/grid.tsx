@@ -18,13 +18,13 @@ import { marksOf, origins, READ_SIGN, valueIn } from "./cells";
 import { Changes, ChosenText, layerName, valueText } from "./chosen";
 import { Differences } from "./compared";
 import { type Comparison, comparison, differenceOf, differenceRange } from "./comparison";
-import { data, isRead, layerCount, layers, type Maybe, positionOf, tokensOf } from "./data";
+import { data, isRead, layerCount, layers, type Maybe, OWN_SHARE, positionOf, tokensOf } from "./data";
 import { percent, signed } from "./format";
 import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
 import type { DrawnCanvas } from "./picture";
-import { canChange, hovered, printing, set, shareRatios, state } from "./state";
+import { canChange, hovered, printing, set, shares, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameOf } from "./words";
 
@@ -207,6 +207,7 @@ function PointedText({ width }: { width: number }) {
 
 /** The word of the glossary that says what the chosen measure is. */
 function shareTerm(): keyof typeof GLOSSARY {
+  if (state.share.value === OWN_SHARE) return "own share";
   if (measures.sourcesIn.value === null) return "mixing ratio of one layer";
   return state.share.value === "parts" ? "exact parts" : "share";
 }
@@ -316,10 +317,10 @@ function PartsNote() {
   );
 }
 
-const RECOMMENDED = [data.matrices[0], data.method].filter((name) => name !== undefined);
+const RECOMMENDED = shares.filter((name) => [OWN_SHARE, data.matrices[0], data.method].includes(name));
 const SHARE_GROUPS = {
   Recommended: RECOMMENDED,
-  "Other measures": [...data.matrices, ...shareRatios].filter((name) => !RECOMMENDED.includes(name)),
+  "Other measures": shares.filter((name) => !RECOMMENDED.includes(name)),
 };
 
 const texts = [...data.documents.keys()];
@@ -328,6 +329,7 @@ const texts = [...data.documents.keys()];
 function pictureText(): string {
   const model = comparison.value && !state.change.value && canChange ? `, ${modelTitle(wordsModel.value)}` : "";
   const change = state.change.value ? ", change by fine-tuning" : "";
+  if (state.share.value === OWN_SHARE) return `own share of each token's vector, after each layer${change}${model}`;
   if (measures.sourcesIn.value === null) return `mixing ratio of each token in each layer${change}${model}`;
   if (measures.sourcesIn.value === "layer")
     return `share that each token takes from others in each layer${change}${model}`;
@@ -345,7 +347,7 @@ export function Grid() {
   const names = Object.fromEntries(
     others.map((text) => [String(text), text === null ? "no other text" : textTitle(text)]),
   );
-  const shares = { ...data.labels.matrices, ...data.labels.methods };
+  const shareNames = { ...data.labels.matrices, ...data.labels.methods };
   return (
     <Pane
       id="grid"
@@ -373,7 +375,7 @@ export function Grid() {
       <ChosenText />
       {!comparison.value && <Changes />}
       <div class="controls">
-        <Select choice="share" label="Share" names={shares} groups={SHARE_GROUPS} />
+        <Select choice="share" label="Share" names={shareNames} groups={SHARE_GROUPS} />
         <Slider choice="threshold" class="" label={`${state.threshold.value}%`} between={[1, 30]}>
           Sources of at least <b>{state.threshold.value}%</b>
         </Slider>

@@ -2,7 +2,7 @@
 
 import { computed } from "@preact/signals";
 import * as run from "./data";
-import { checkpoints, data, layers, type Maybe, modelName, type Share, tokensOf } from "./data";
+import { checkpoints, data, layers, type Maybe, modelName, OWN_SHARE, type Share, tokensOf } from "./data";
 import { inPoints, minusSign, percent, points, signed, wholePercent } from "./format";
 import { matrix, state } from "./state";
 
@@ -16,7 +16,8 @@ export const wordsModel = computed(() => (state.change.value ? CHANGE : state.ch
 export const drawnModels = computed(() => (state.compare.value === null ? shownModels.value : [wordsModel.value]));
 
 const ofClass = () => state.effect.value !== "";
-const isRatio = () => !data.matrices.includes(state.share.value);
+const isOwnShare = () => state.share.value === OWN_SHARE;
+const isRatio = () => !isOwnShare() && !data.matrices.includes(state.share.value);
 
 const sharesOf = (token: number, layer: number, checkpoint: string) =>
   run.sharesOf(token, layer, checkpoint, matrix.value);
@@ -34,10 +35,12 @@ function changeOf(measure: (checkpoint: string) => Maybe): Maybe {
 export const othersChange = (token: number, layer: number) =>
   changeOf((checkpoint) => othersShare(token, layer, checkpoint));
 
-/** The chosen measure of a token after a layer: its share from others, a ratio, or what fine-tuning changed of it. */
+/** The chosen measure of a token after a layer: own share, share from others, ratio, or what fine-tuning changed of it. */
 export function valueOf(token: number, layer: number, model: string): Maybe {
   const measure = (checkpoint: string) =>
-    isRatio() ? run.ratioOf(token, layer, checkpoint, state.share.value) : othersShare(token, layer, checkpoint);
+    isRatio() || isOwnShare()
+      ? run.ratioOf(token, layer, checkpoint, state.share.value)
+      : othersShare(token, layer, checkpoint);
   return model === CHANGE ? changeOf(measure) : measure(model);
 }
 
@@ -105,15 +108,15 @@ export const wordText = (value: number) => (ofClass() ? signed(value) : shareTex
 export const matrixName = () => data.labels.matrices[matrix.value];
 /** The name of the matrix whose sources are shown beside a ratio; an empty text without matrices. */
 export const byMatrix = () =>
-  isRatio() && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
+  (isRatio() || isOwnShare()) && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
 /** What a share is, in a word or two. */
-export const shareKind = () => (isRatio() ? "mixing ratio" : "share from other tokens");
+export const shareKind = () => (isOwnShare() ? "own share" : isRatio() ? "mixing ratio" : "share from other tokens");
 /** The beginning of a sentence that ends with shares, or with changes of shares. */
 export const shareStatement = (kind = shareKind()) =>
   state.change.value ? `fine-tuning changes the ${kind} by` : `the ${kind} is`;
 export const wordKind = () => (ofClass() ? "effect" : shareKind());
 /** The chosen measure. */
-export const measureName = () => (isRatio() ? data.labels.methods[state.share.value] : matrixName());
+export const measureName = () => data.labels.methods[state.share.value] ?? matrixName();
 /** What the shades of the picture stand for. */
 export const shareName = () => `${state.change.value ? "change of the " : ""}${shareKind()} (${measureName()})`;
 /** What the words' shades stand for. */
@@ -122,7 +125,7 @@ export const wordName = () =>
     ? `effect on the predicted class, in logits (${data.labels.importance[state.effect.value].toLowerCase()})`
     : shareName();
 /** Whether the chosen measure describes one layer, and not all layers since the input. */
-export const isOfOneLayer = () => sourcesIn.value !== "input";
+export const isOfOneLayer = () => !isOwnShare() && sourcesIn.value !== "input";
 /** The model that shares are of, or the models that are compared. */
 export const matrixModel = () =>
   state.change.value ? checkpoints.toReversed().map(modelName).join(" minus ") : modelName(state.checkpoint.value);
@@ -171,7 +174,8 @@ export type Flow = { layer: number; below: number; from: number; to: number; sha
 /** How the chosen measure names sources: in the input, in the layer below, or, as a ratio does, none. */
 export const sourcesIn = computed((): "input" | "layer" | null => {
   if (isRatio()) return null;
-  return data.sinceInput.includes(state.share.value) ? "input" : "layer";
+  if (data.matrices.length === 0) return null;
+  return data.sinceInput.includes(matrix.value) ? "input" : "layer";
 });
 
 /** The sources of a token's vector by the chosen measure, the most first; none by a ratio. */

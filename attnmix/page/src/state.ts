@@ -4,7 +4,19 @@ import { batch, computed, effect, signal, type Signal } from "@preact/signals";
 import { options } from "preact";
 import { areAlike } from "./alignment";
 import { headCount, tellingHead } from "./attention";
-import { checkpoints, data, documentOf, layers, layouts, type Maybe, positionOf, range, tokensOf } from "./data";
+import {
+  checkpoints,
+  data,
+  documentOf,
+  hasOwnShare,
+  layers,
+  layouts,
+  type Maybe,
+  OWN_SHARE,
+  positionOf,
+  range,
+  tokensOf,
+} from "./data";
 
 /** A choice: how the page opens, and what may be chosen in a text. */
 const choice = <T>(initial: T, allowed: (document: number) => readonly T[]) => ({ initial, allowed });
@@ -16,6 +28,8 @@ export const canChange = checkpoints.length === 2;
 export const shareRatios = methods.filter(
   (name) => name !== "attn_w" || name === data.method || !data.matrices.includes("attention"),
 );
+/** What cells and words can show, the first as the page opens. */
+export const shares = [...(hasOwnShare ? [OWN_SHARE] : []), ...data.matrices, ...shareRatios];
 /** The token that is chosen in a text as the page opens. */
 const openingToken = (document: number) => data.documents[document].start + data.opens.positions[document];
 /** The text beside the chosen one as the page opens: of two texts that are alike, the other. */
@@ -29,7 +43,7 @@ const choices = {
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
   measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
-  share: choice([...data.matrices, data.method][0], () => [...data.matrices, ...shareRatios]), // what cells and words show
+  share: choice(shares.length > shareRatios.length ? shares[0] : data.method, () => shares),
   threshold: choice(2, () => range(31, 1)), // per cent of the chosen vector, below which a line is left out
   stretch: choice(false, () => [false, true]), // colours span what the picture shows, and not 0 to 100 %
   head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: one that attends to other tokens
@@ -49,7 +63,7 @@ export const state = Object.fromEntries(keys.map((key) => [key, signal(initial[k
 };
 /** The chosen ratio; while a derivative is chosen, the one that the page opens with. */
 export const ratio = computed(() => (methods.includes(state.measure.value) ? state.measure.value : data.method));
-/** The matrix whose sources are listed; while a ratio is chosen, the first. */
+/** The matrix whose sources are listed; while another measure is chosen, the first. */
 export const matrix = computed(() =>
   data.matrices.includes(state.share.value) ? state.share.value : data.matrices[0],
 );
