@@ -32,16 +32,28 @@ from docs import measured
 from docs.number_formats import change, decimal, interval, percent, points, share
 from docs.texts import render_texts
 from stages.common.parameters import Parameters
+from validation.planted_amounts import CASES as PLANTED_AMOUNTS
 from validation.planted_cases import CASES
 
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
-    *(f"docs/measures/{name}.md" for name in ("controls", "geometry", "maps", "matrices", "planted", "ratios")),
+    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")),
     *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
 )
 """The documents that have generated parts."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
+AMOUNTS = {
+    "exchange": "exchange",
+    "parts": "parts",
+    "parts, projected": "parts_projection",
+    "`attnresln_n`": "attnresln_n",
+    "`layer_n`": "layer_n",
+    "ALTI": "alti",
+    "GlobEnc": "globenc",
+    "weights": "attention",
+}
+"""The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
 PLANTED = {
     "weights": "attention",
     "`attnresln_n`": "attnresln_n",
@@ -147,6 +159,7 @@ def results(read: Read) -> dict[str, str]:
         "maps": _maps(read),
         "planted": planted(read),
         "own_share": _own_share(read),
+        "amounts": _amounts(read),
         "settings": _settings(read),
         "by_layer": _by_layer(read),
         "fits": _fits(read),
@@ -171,17 +184,32 @@ def _overall(read: Read) -> str:
 
 
 def _own_share(read: Read) -> str:
-    """Return the own share by layer of both checkpoints and their difference, a row for each rule."""
-    table = read(f"{PLOTS}measure/parts.csv").query("quantity == 'own_share'")
+    """Return the own share by layer of both checkpoints and their difference, a row for each kind of donors."""
+    table = read(f"{PLOTS}measure/exchange.csv").query("quantity == 'own_share'")
     rows = []
-    for (rule, checkpoint), by_layer in table.groupby(["rule", "checkpoint"], sort=False):
-        form = "{:+.0f}" if checkpoint == "difference" else "{:.0f}"
+    for (donor, checkpoint), by_layer in table.groupby(["donor", "checkpoint"], sort=False):
+        is_change = "difference" in checkpoint or donor == SAME_MINUS_OTHER
+        form = "{:+.0f}" if is_change else "{:.0f}"
         cells = [form.format(100 * mean) for mean in by_layer["mean"]]
         last = by_layer.iloc[-1]
         interval = " to ".join(form.format(100 * last[end]) for end in ("ci_low", "ci_high"))
-        rows.append((f"`{rule}`", CHECKPOINTS.get(str(checkpoint), "Difference"), *cells, interval))
+        rows.append((f"`{donor}`", CHECKPOINTS.get(str(checkpoint), "Difference"), *cells, interval))
     layers = [str(layer) for layer in sorted(table["layer"].unique())]
-    return _markdown(("rule", "in %", *layers, f"95 % interval, layer {layers[-1]}"), rows)
+    return _markdown(("donors", "in %", *layers, f"95 % interval, layer {layers[-1]}"), rows)
+
+
+def _amounts(read: Read) -> str:
+    """Return the own share of every planted model with a known one, by the measures of `AMOUNTS`."""
+    table = read(f"{STUDY}planted_amounts.csv")
+    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
+    values = table.pivot(index="case", columns="measure", values="value")
+    expected = table.groupby("case")["expected"].first()
+    rows = []
+    for case in PLANTED_AMOUNTS:
+        numbers = [values.loc[case.name, measure] for measure in AMOUNTS.values()]
+        cells = ["" if np.isnan(number) else f"{number:.2f}" for number in numbers]
+        rows.append((f"`{case.name}`: {case.planted}", f"{expected[case.name]:.2f}", *cells))
+    return _markdown(("case", "own share", *AMOUNTS), rows)
 
 
 def _maps(read: Read) -> str:
