@@ -480,7 +480,9 @@ class Measures:
         `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
         `own_share`         own / (own + others)
         `coherence`         others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel
-        `biases`            the length of the biases' part
+        `biases`, `whole`   the lengths of the biases' part and of the vector
+        `bias_cosine`       cosine of the others' part and the biases' part; below -0.9 they cancel, so that neither
+                            length describes the vector
 
         With `rows`, positions of tokens, `projection` and `bias_projection` of these alone, by one backward pass for
         each and a layer: for long texts, as the rest costs the square of the number of tokens. Raise `InputError` for a

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from transformers import AutoConfig
@@ -27,6 +28,7 @@ from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent, points, share
@@ -38,7 +40,10 @@ from validation.planted_cases import CASES
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
-    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")),
+    *(
+        f"docs/measures/{name}.md"
+        for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")
+    ),
     *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
 )
 """The documents that have generated parts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import chdir
 from itertools import product
@@ -252,16 +253,15 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
 
 def test_metrics_are_headlines_of_the_tables(finished: Path) -> None:
     metrics, curves = Run(Path()).metrics("measure"), Run(Path()).table("measure/mixing")
-    parts = Run(Path()).table("measure/parts")
+    exchange = Run(Path()).table("measure/exchange").query("quantity == 'own_share' and layer == 3")
+    own_shares = exchange.set_index(["checkpoint", "donor"])["mean"]
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attnresln_n", "own_share", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
         by_layer = curves.query(f"checkpoint == '{checkpoint}' and method == 'attn_w'")["mean"]
         assert metrics[checkpoint]["attn_w"] == pytest.approx(by_layer.mean(), abs=2e-6)
-        own = parts.query(
-            f"checkpoint == '{checkpoint}' and quantity == 'own_share' and rule == 'chord' and layer == 3"
-        )
-        assert metrics[checkpoint]["own_share"] == pytest.approx(own["mean"].item(), abs=2e-6)
+        expected = own_shares[checkpoint].drop("same_minus_other").to_dict()
+        assert metrics[checkpoint]["own_share"] == pytest.approx(expected, abs=2e-6)
     where = "weight == 'token' and tokens_of == 'all' and layer == 'all'"
     overall = Run(Path()).table("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
     assert set(overall.index) == set(product(("pretrained", "finetuned", "difference"), RATIOS))
@@ -413,18 +413,25 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
     assert len(texts) == 6  # fewer than measure.parts_documents: all of them
     for checkpoint in ("pretrained", "finetuned"):
         base = load_base(run.checkpoints[checkpoint])
-        shares, projections = [], []
+        by_text: dict[str, list[Any]] = defaultdict(list)
         for ids in texts:
             layers = run_reference("bert", base, ids).layers
             levels = np.array(parts_from_input(layers, rule))
             tokens = range(len(ids))
             own = levels[:, tokens, tokens]
             others = levels[:, :-1].sum(1) - own
-            lengths = [np.linalg.norm(part, axis=-1) for part in (own, others)]
+            biases = levels[:, -1]
             vectors = levels.sum(1)
-            shares.append(lengths[0] / sum(lengths))
-            projections.append((own * vectors).sum(-1) / np.square(vectors).sum(-1))
-        for quantity, expected in (("own_share", shares), ("own_projection", projections)):
+            own_length, others_length, bias_length, length = (
+                np.linalg.norm(part, axis=-1) for part in (own, others, biases, vectors)
+            )
+            by_text["own_share"].append(own_length / (own_length + others_length))
+            for name, part in (("own", own), ("others", others), ("bias", biases)):
+                by_text[f"{name}_projection"].append((part * vectors).sum(-1) / length**2)
+            by_text["bias_length"].append(bias_length / length)
+            products = (others * biases).sum(-1)
+            by_text["ill_conditioned"].append(products < -0.9 * others_length * bias_length)
+        for quantity, expected in by_text.items():
             means = np.concatenate(expected, axis=1).mean(1)
             np.testing.assert_allclose(table["mean"][quantity, checkpoint], means, atol=1e-5)
     assert table["documents"].eq(6).all()

@@ -37,8 +37,18 @@ BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the fe
 CACHED_NUMBERS = 2**19  # of them at a time on a processor, whose cache holds as many
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
-QUANTITIES = ("own_share", "own_projection", "bias_projection", "coherence")
+QUANTITIES = (
+    "own_share",
+    "own_projection",
+    "others_projection",
+    "bias_projection",
+    "bias_length",
+    "ill_conditioned",
+    "coherence",
+)
 """Quantities of a document's parts that `by_token` keeps."""
+OPPOSITE_COSINE = -0.9
+"""A split is ill-conditioned if the cosine of the others' part and the biases' part is smaller."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
@@ -216,6 +226,11 @@ class _Level:
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
         self.own_TD[positions] = parts_JTD[positions - sources.start, positions]
 
+    def bias_cosine(self) -> Tensor:
+        """Return the cosine `[T]` between the others' part and the biases' part; NaN where one of them is 0."""
+        others_TD = self.sources_TD - self.own_TD
+        return (others_TD * self.bias_TD).sum(-1) / (others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1))
+
 
 class PartsReader:
     """A model whose vectors are taken apart, document by document."""
@@ -241,6 +256,8 @@ class PartsReader:
         `own_share`        own / (own + others), 1 for a token to which no other contributed
         `coherence`        others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel, or NaN
         `biases`           |b_i|; `bias_projection` as `projection`, with which it sums to 1 over the sources
+        `bias_cosine`      cosine of the others' part and the biases' part
+        `whole`            |y_i|
 
         Raise `InputError` where parts and biases do not sum to the model's own vectors.
         """
@@ -267,6 +284,8 @@ class PartsReader:
             "coherence": others_KT / (length_KTT.sum(-1) - own_KT),
             "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
             "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
+            "bias_cosine": torch.stack([level.bias_cosine() for level in levels]),
+            "whole": torch.stack([level.whole_TD.norm(dim=-1) for level in levels]),
         }
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
@@ -348,7 +367,12 @@ def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 def by_token(parts: dict[str, Tensor]) -> Tensor:
     """Return the `QUANTITIES` `[Q, K, T]` of what `PartsReader.read` returns; NaN where a quantity is not defined."""
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
-    quantities = parts | {"own_projection": own_projection_KT}
+    quantities = parts | {
+        "own_projection": own_projection_KT,
+        "others_projection": parts["projection"].sum(-1) - own_projection_KT,
+        "bias_length": parts["biases"] / parts["whole"],
+        "ill_conditioned": (parts["bias_cosine"] < OPPOSITE_COSINE).to(own_projection_KT),
+    }
     return torch.stack([quantities[name] for name in QUANTITIES])
 
 
