@@ -47,7 +47,7 @@ from attnmix.comparison import (
 )
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.names import DECODER_INPUT, POINTS
 from attnmix.core.paths import read_path
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -68,7 +68,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.input_parts import RULES, PartsReader
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, OutputSignature, check_unedited, quiet
 from attnmix.models.capture_points import widths
@@ -419,11 +419,8 @@ class Measures:
             family = family_of(model.network.base_model.config)
             if not family.present([layer_matrix]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
-            wanted = [layer_matrix]
-            if layer_matrix not in COSTLY_MATRIX_NAMES:  # all others at once
-                wanted = [matrix for matrix in LAYER_MATRICES if matrix not in COSTLY_MATRIX_NAMES]
             with model.observed(self.tokenized.pairs) as base:
-                measurer = DocumentMeasurer(base, self.methods, wanted)
+                measurer = DocumentMeasurer(base, self.methods, [layer_matrix])
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
         matrix_LTT = known[name]

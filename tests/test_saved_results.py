@@ -30,7 +30,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 def result(model: attnmix.Model) -> attnmix.Measures:
     """Return a result with everything that is computed on demand: matrices of two texts, and the own share."""
     result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
-    result.matrix("alti"), result.matrix("value_zeroing", text=3), result.own_share()
+    result.matrix("alti"), result.matrix("norm"), result.matrix("value_zeroing", text=3), result.own_share()
     return result
 
 

@@ -81,16 +81,13 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
     tokens = len(layer_pass.x)
-    value_THd = layer_pass.attention.value.transpose(0, 1)
-    W_HdD = layer_pass.block.output.W.unflatten(0, (value_THd.shape[1], -1))
-    f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
+    layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
-    numbers = CHUNK_NUMBERS if f_THD.is_cpu else DEVICE_CHUNK_NUMBERS
+    numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
     size = max(1, numbers // layer_pass.x.numel())
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
-        chunk = SourceChunk(layer_pass, sources, weights_JTH[sources], f_THD[sources])
+        chunk = SourceChunk(layer_sources, sources)
         for matrix in declared:
             raw[matrix.name][:, sources] = matrix.formula(chunk).T
     return raw
@@ -105,13 +102,45 @@ def coherence(layer_pass: LayerPass) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LayerSources:
+    """All sources of one document in one layer; what a matrix does not need is not computed."""
+
+    layer_pass: LayerPass
+
+    @cached_property
+    def weights_JTH(self) -> Tensor:
+        """The attention weights, by source."""
+        return self.layer_pass.attention.weights().permute(2, 1, 0)
+
+    @cached_property
+    def f_JHD(self) -> Tensor:
+        """The f_h(x_j)."""
+        value_JHd = self.layer_pass.attention.value.transpose(0, 1)
+        W_HdD = self.layer_pass.block.output.W.unflatten(0, (value_JHd.shape[1], -1))
+        return torch.einsum("jhd,hde->jhe", value_JHd, W_HdD)
+
+
+@dataclass(frozen=True)
 class SourceChunk:
     """The contributions of J sources to each of T tokens in one layer."""
 
-    layer_pass: LayerPass
+    layer_sources: LayerSources
     sources: slice  # their positions
-    attention_JTH: Tensor
-    f_JHD: Tensor  # f_h(x_j)
+
+    @property
+    def layer_pass(self) -> LayerPass:
+        """What the layer did."""
+        return self.layer_sources.layer_pass
+
+    @property
+    def attention_JTH(self) -> Tensor:
+        """The attention weights."""
+        return self.layer_sources.weights_JTH[self.sources]
+
+    @property
+    def f_JHD(self) -> Tensor:
+        """The f_h(x_j)."""
+        return self.layer_sources.f_JHD[self.sources]
 
     @cached_property
     def projected_JTD(self) -> Tensor:

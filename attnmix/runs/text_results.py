@@ -33,7 +33,7 @@ from attnmix.core.settings import (
     UmapParameters,
 )
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.core.store.results import Array, TextResults, components_of
+from attnmix.core.store.results import Array, TextResults, by_site, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
@@ -246,7 +246,7 @@ class TextMeasurer:
     def _fill_maps(self, results: TextResults, documents: Sequence[Document]) -> None:
         """Lay out the vectors of the residual stream, in float16 as in the stage `capture`."""
         ids = [document.ids for document in documents]
-        _lay_out(results, captured_vectors(self.base, ids, self.points, "float16", self.padding))
+        _lay_out(results, by_site(captured_vectors(self.base, ids, self.points, "float16", self.padding)))
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
