@@ -230,7 +230,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
     async def about(_request: Request) -> Response:
-        names = list(pages.measurer.checkpoints)
+        names = list(pages.measurer.engines)
         about = {"model": short_name(pages.subject.model), "both": len(names) > 1, "examples": EXAMPLES}
         return JSONResponse(about | {"limit": max_tokens(pages.measurer)})
 
