@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
-    from attnmix.api import Measures, capture, compare, layout, load_result, measure
+    from attnmix.api import Measures, capture, layout, load_result, measure
+    from attnmix.compare_models import compare
     from attnmix.comparison import Comparison
     from attnmix.core.errors import InputError
     from attnmix.core.store.runs import Run, open_run
+    from attnmix.measure_names import list_measures
     from attnmix.model import Model, load
 
 MODULES = {
-    **dict.fromkeys(("measure", "capture", "compare", "layout", "load_result", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("measure", "capture", "layout", "load_result", "Measures"), "attnmix.api"),
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
     **dict.fromkeys(("open_run", "Run"), "attnmix.core.store.runs"),
+    "compare": "attnmix.compare_models",
+    "list_measures": "attnmix.measure_names",
     "Comparison": "attnmix.comparison",
     "InputError": "attnmix.core.errors",
 }
@@ -35,6 +39,7 @@ __all__ = [
     "compare",
     "interventions",
     "layout",
+    "list_measures",
     "load",
     "load_result",
     "measure",

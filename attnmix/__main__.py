@@ -55,8 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="show|serve")
     show = _with_example(
         commands.add_parser("show", help="write the interactive page of one text or several"),
-        "Measure texts in a model, print the mean mixing ratios of each text by layer, and write the interactive page.",
-        f"{EXAMPLE} --model bert-base-uncased --to page.html",
+        "Measure texts in a model, print the mean mixing ratios of each text by layer, and write the interactive page. "
+        "With --against, print what differs between two models, and write the page of both.",
+        f"{EXAMPLE} --model bert-base-uncased --to page.html\n  {EXAMPLE} --model base --against fine-tuned",
     )
     show.add_argument("texts", nargs="+", metavar="TEXT", help="one text or several, each in quotes")
     show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="file of the page (default: %(default)s)")
@@ -79,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     for command, default in ((show, DEFAULT_MODEL), (serve, f"the run of this folder, else {DEFAULT_MODEL}")):
         sources = "hub identifier, folder, or package://<package>/<folder>"
         command.add_argument("--model", help=f"{sources} (default: {default})")
-        command.add_argument("--revision", help="commit, branch or tag of a hub model (default: its main branch)")
+        command.add_argument("--against", metavar="MODEL", help="a second model, which is compared with the first")
+        command.add_argument("--revision", help="commit, branch or tag of --model on a hub (default: its main branch)")
     return parser
 
 
@@ -95,9 +97,15 @@ def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     with frozen_imports():
-        from attnmix import load, measure  # takes seconds, which a mistake in the arguments need not cost
+        from attnmix import compare, load, measure  # takes seconds, which a mistake in the arguments need not cost
 
-    result = measure(load(options.model, revision=options.revision), options.texts)
+    model = load(options.model, revision=options.revision)
+    if options.against is not None:
+        comparison = compare(model, load(options.against), options.texts)
+        print(printable(repr(comparison), kept="\n"))
+        print(printable(f"open {comparison.to_html(options.to)}"))
+        return
+    result = measure(model, options.texts)
     print(printable(_tables(result), kept="\n"))
     print(printable(f"open {result.save(options.to)}"))
 
@@ -123,18 +131,28 @@ def _serve(options: argparse.Namespace) -> None:
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():
+            from attnmix.core.model_names import display_name, distinct_names
+            from attnmix.core.names import CHECKPOINT_NAMES
             from attnmix.core.store.runs import Run
             from attnmix.models.fetching import fetch_model
             from attnmix.serve import serve
 
         checkpoints = Run(Path()).checkpoints
-        if options.model is None and all(each.is_dir() for each in checkpoints.values()):
-            serve(checkpoints, "the fine-tuned model of this folder", listener, options.allow_host)
+        is_run = all(each.is_dir() for each in checkpoints.values())
+        if options.model is None and options.against is None and is_run:
+            serve(checkpoints, ["the fine-tuned model of this folder"], listener, options.allow_host)
             return
-        name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
-        with model_errors("--model", name, checkpoint):
-            fetch_model(name, checkpoint, options.revision)
-        serve({"pretrained": checkpoint}, name, listener, options.allow_host)
+        sources = {"--model": options.model or DEFAULT_MODEL}
+        if options.against is not None:
+            sources["--against"] = options.against
+        folders = {}
+        for checkpoint, (option, source) in zip(CHECKPOINT_NAMES, sources.items(), strict=False):
+            folders[checkpoint] = Path(folder, checkpoint, "model")
+            with model_errors(option, source, folders[checkpoint]):
+                fetch_model(source, folders[checkpoint], options.revision if option == "--model" else None)
+        given = list(sources.values())
+        names = distinct_names(list(sources), [display_name(source) for source in given], given)
+        serve(folders, names, listener, options.allow_host)
 
 
 def listen(port: int) -> socket.socket:

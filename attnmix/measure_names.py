@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pandas as pd
+
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS
 from attnmix.core.terminal import shorten
@@ -18,10 +20,42 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sinks import SINK_MEASURES
 
 OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
-CONTROL_NAMES = (*CONTROLS, SWAP, CLASS_SHARE)
+SHARES = {
+    SWAP: "the change of a token's output in a layer if the other tokens' inputs come from another text, divided by "
+    "that change plus the change if its own input does",
+    CLASS_SHARE: "the share in the squared length of what tokens take from others that is common to the texts of a "
+    "class; needs labels",
+}
+"""What `measure` takes as `controls` and is no control of a ratio, by its name."""
+CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` takes."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
 """The call `result.parts()` and those of its variables whose names say what they are."""
+
+
+def list_measures() -> pd.DataFrame:
+    """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` take.
+
+    Returns:
+        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, which takes the name;
+        `description`, a formula or a sentence; and `source`, the paper, where there is one.
+
+    Example:
+        >>> table = attnmix.list_measures()
+        >>> table[table["kind"] == "ratio"]["name"].tolist()
+        ['attn_w', 'attnres_w', 'attn_n', 'attnres_n', 'attnresln_n', 'enc_n', 'layer_n']
+        >>> table.set_index("name").loc["alti", "call"]
+        "result.matrix('alti')"
+    """
+    rows = []
+    for name, ratio in RATIOS.items():
+        rows.append((name, "ratio", f"measure(model, texts, methods=[{name!r}])", ratio.definition, ratio.source))
+    for name, matrix in MATRICES.items():
+        rows.append((name, "matrix", f"result.matrix({name!r})", matrix.definition, matrix.source))
+    descriptions = {name: control.definition for name, control in CONTROLS.items()} | SHARES
+    for name, description in descriptions.items():
+        rows.append((name, "control", f"measure(model, texts, controls=[{name!r}])", description, ""))
+    return pd.DataFrame(rows, columns=["name", "kind", "call", "description", "source"])
 
 
 def _registries() -> Iterator[tuple[str, Iterable[str]]]:

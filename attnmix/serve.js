@@ -68,7 +68,7 @@ form.addEventListener("keydown", (event) => {
 addEventListener("popstate", follow);
 
 const about = await (await fetch("/about")).json();
-document.getElementById("model").textContent = about.model + (about.both ? ", before and after fine-tuning" : "");
+document.getElementById("model").textContent = about.model;
 document.getElementById("examples").append(
   ...Object.entries(about.examples).map(([name, texts]) => {
     const [item, chip] = ["li", "button"].map((kind) => document.createElement(kind));

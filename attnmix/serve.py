@@ -46,6 +46,7 @@ from attnmix.page.assembly import page_text, short_name
 from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
+from attnmix.text_page import models_subject
 
 MAX_TOKENS = 64  # a reader waits, and matrices take time by the square of a text's length
 MAX_BODY_BYTES = 200_000
@@ -167,15 +168,19 @@ def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
 class Pages:
     """The measured texts' pages, of which the last ones are kept, and the bounds of how many are asked for."""
 
-    def __init__(self, measurer: TextMeasurer, subject: Subject) -> None:
+    def __init__(self, measurer: TextMeasurer, subject: Subject, names: Sequence[str] = ()) -> None:
         self.measurer, self.subject = measurer, subject
+        self.names = tuple(names) or None
+        """The names of two models that are compared."""
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
     def write(self, texts: Sequence[str]) -> str:
         """Return the page of one text or of two."""
-        return page_text(self.measurer.results(tokenized(texts, self.measurer)), self.subject)
+        results = self.measurer.results(tokenized(texts, self.measurer))
+        results.model_names = self.names
+        return page_text(results, self.subject)
 
     async def add(self, texts: Sequence[str]) -> str:
         """Measure one text or two when their turn comes, keep their page, and return its name.
@@ -230,9 +235,10 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
     async def about(_request: Request) -> Response:
-        names = list(pages.measurer.engines)
-        about = {"model": short_name(pages.subject.model), "both": len(names) > 1, "examples": EXAMPLES}
-        return JSONResponse(about | {"limit": max_tokens(pages.measurer)})
+        model = short_name(pages.subject.model)
+        if len(pages.measurer.engines) > 1 and pages.names is None:
+            model = f"{model}, before and after fine-tuning"
+        return JSONResponse({"model": model, "examples": EXAMPLES, "limit": max_tokens(pages.measurer)})
 
     async def measure(request: Request) -> Response:
         started = time.monotonic()
@@ -268,11 +274,17 @@ def _stop_when_the_terminal_closes() -> None:
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
-def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket, allowed: Collection[str] = ()) -> None:
-    """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
+def serve(
+    checkpoints: Mapping[str, Path], names: Sequence[str], listener: socket.socket, allowed: Collection[str] = ()
+) -> None:
+    """Serve the page of typed texts in the models at `checkpoints` until Ctrl-C stops it.
+
+    `names` is the name of the model, or of the run with two checkpoints; or the names of two models that are compared.
+    """
     print("loading the model ...", flush=True)
+    compared = names if len(names) > 1 else None
     with quiet():
-        pages = Pages(load_measurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
+        pages = Pages(load_measurer(checkpoints, compared), models_subject(names), compared or ())
         pages.write(
             next(iter(EXAMPLES.values()))
         )  # compiles what a page needs, so that the first text does not wait for it

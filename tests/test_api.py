@@ -36,9 +36,10 @@ MAX_CELL_BYTES = 500_000  # the largest size of what a notebook keeps of a short
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
+    *(attnmix.list_measures, api.Measures.plot, attnmix.Comparison.plot, attnmix.Comparison.to_html),
     *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.save),
     *(api.Measures.save_data, api.load_result),
-    *(api.capture, api.compare, api.layout),
+    *(api.capture, attnmix.compare, api.layout),
 ]
 
 

@@ -22,12 +22,15 @@ from test_shared import by_loops
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
-from attnmix import api, comparison
+from attnmix import api, compare_models, comparison
 from attnmix.core import statistics
 from attnmix.core.errors import InputError
+from attnmix.core.statistics import Sums
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.engine import SAMPLED
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
-from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP_TOKENS
+from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE
 from experiments import training, trainings
 
 REVIEWS = toy_reviews(24, seed=3)
@@ -85,7 +88,7 @@ def run_by_hand(checkpoint: str, ids: tuple[int, ...]) -> list[ReferenceLayer]:
 
 def layers_of(result: attnmix.Measures) -> list[list[ReferenceLayer]]:
     """Return the layers of every text of a result."""
-    return [run_by_hand(result.model.name, tuple(document.ids.tolist())) for document in result.documents]
+    return [run_by_hand(result.model.source, tuple(document.ids.tolist())) for document in result.documents]
 
 
 def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_w
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
     """The ratio of every token in the first layer with other texts' values, by the texts that have them, by loops."""
-    layer = AutoModel.from_pretrained(model.name).eval().encoder.layer[0]
+    layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
     kinds, values, inputs = [], [], []
     for document in result.documents:
         positions = [0 if place == 0 else place.bit_length() for place in range(len(document))]
@@ -211,11 +214,11 @@ def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
 def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
     model: attnmix.Model, result: attnmix.Measures
 ) -> None:
-    base = AutoModel.from_pretrained(model.name, attn_implementation="eager").eval().double()
-    ids = [document.cut(SWAP_TOKENS).ids.tolist() for document in result.documents]
+    base = AutoModel.from_pretrained(model.source, attn_implementation="eager").eval().double()
+    ids = [document.cut(SAMPLED["swap"].max_length).ids.tolist() for document in result.documents]
     rows = result.controls().query("control.str.startswith('swap') and layer == 2").set_index("control")
     sampled = np.flatnonzero(result.control_totals["swap_same_class"].counts[:, 0]).tolist()
-    assert len(sampled) == SAMPLE_TEXTS
+    assert len(sampled) == SAMPLED["swap"].max_texts
     for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # the classes take turns
         ratios = []
         for number in sampled:
@@ -227,7 +230,7 @@ def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
                 ]
                 ratios.append(exchanged(lambda x: base.encoder.layer[1](x[None])[0].reshape(x.shape), *states))
         assert rows["mean"][control] == pytest.approx(mean_over_tokens(ratios), abs=1e-4)
-        assert rows["texts"][control] == SAMPLE_TEXTS
+        assert rows["texts"][control] == len(sampled)
 
 
 def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interval(
@@ -261,14 +264,54 @@ def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
 ) -> None:
     texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
     measured = attnmix.measure(model, texts, methods=RATIO)
-    assert len(measured.documents[0]) > OWN_SHARE_TOKENS
-    cut = [document.cut(OWN_SHARE_TOKENS).ids.tolist() for document in measured.documents]
+    assert len(measured.documents[0]) > OWN_SHARE_SAMPLE.max_length
+    cut = [document.cut(OWN_SHARE_SAMPLE.max_length).ids.tolist() for document in measured.documents]
     short = attnmix.measure(model, cut, methods=RATIO)
     shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
     table = measured.own_share()
     np.testing.assert_allclose(table["mean"], np.concatenate(shares, axis=1).mean(1)[1:], atol=1e-5)
     assert table["tokens"].tolist() == pytest.approx([np.mean(list(map(len, cut)))] * model.layers)
-    assert set(result.own_share()["texts"]) == {SAMPLE_TEXTS}
+    assert set(result.own_share()["texts"]) == {OWN_SHARE_SAMPLE.max_texts}
+
+
+def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
+    measured = attnmix.measure(model, TEXTS, methods=RATIO)
+    cut = [document.cut(5).ids.tolist() for document in measured.documents]
+    short = attnmix.measure(model, cut, methods=RATIO)
+    shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
+    expected = np.concatenate(shares, axis=1).mean(1)[1:]
+    table = measured.own_share(max_texts=100, max_length=5)
+    np.testing.assert_allclose(table["mean"], expected, atol=1e-5)
+    assert (set(table["texts"]), set(table["tokens"])) == ({len(TEXTS)}, {np.mean(list(map(len, cut)))})
+    assert set(measured.own_share(max_texts=3)["texts"]) == {3}
+    loaded = attnmix.load_result(measured.save_data(tmp_path / "result.zip"))
+    for options in ({"max_texts": 100, "max_length": 5}, {"max_texts": 3}):
+        pd.testing.assert_frame_equal(loaded.own_share(**options), measured.own_share(**options))
+    with pytest.raises(InputError, match=r"^model: a loaded result"):
+        loaded.own_share(max_texts=4)
+    compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
+    np.testing.assert_allclose(compared.by_layer("own_share")["after"], expected, atol=1e-5)
+    assert "own_share is of 24 texts, truncated to 5 tokens where longer." in compared.notes
+    tokens = sum(map(len, measured.documents))
+    assert f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean of a text." in compared.notes
+
+
+def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"methods": RATIO, "controls": ["text_mean_value", "shuffled_words"]}
+    expected = attnmix.measure(model, TEXTS, **options)
+    batches = []
+    measured = BatchMeasurer.measures
+
+    def record(self: Any, documents: Any, *arguments: Any) -> Any:
+        batches.append(len(documents))
+        return measured(self, documents, *arguments)
+
+    monkeypatch.setattr(BatchMeasurer, "measures", record)
+    result = attnmix.measure(model, TEXTS, batch_tokens=40, **options)
+    assert len(batches) > 1
+    assert max(batches) < 5
+    np.testing.assert_allclose(result.ratios["ratio"], expected.ratios["ratio"], atol=1e-6)
+    pd.testing.assert_frame_equal(result.controls(), expected.controls(), rtol=1e-5)
 
 
 def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
@@ -416,7 +459,7 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
             for _training in range(1 if one_model else trainings):
                 spread = 0.5 * (trainings > 1 and not one_model)
                 totals = {
-                    name: comparison.TextTotals(
+                    name: Sums(
                         each + spread * generator.normal(size=6) + generator.normal(size=each.shape), np.ones((24, 1))
                     )
                     for name, each in texts.items()
@@ -470,7 +513,9 @@ def test_models_and_texts_are_compared_like_their_results(model: attnmix.Model) 
 
 def test_a_model_that_is_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    monkeypatch.setattr(api, "measure", lambda *args, **options: measured.append(args) or real(*args, **options))
+    monkeypatch.setattr(
+        compare_models, "measure", lambda *args, **options: measured.append(args) or real(*args, **options)
+    )
     rows = attnmix.compare(model, [model, longer_attention(model, 1.5)], TEXTS[:3], methods=RATIO).rows
     assert len(measured) == 2
     assert (rows["difference"] != 0).all()
@@ -484,13 +529,31 @@ real = api.measure
     [
         (lambda m, r, o: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\)"),
         (lambda m, r, o: attnmix.compare([m, m], [m]), r"^texts: none; "),
-        (lambda m, r, o: attnmix.compare(m, r, TEXTS), r"^compare: models and results; allowed: two models with texts"),
-        (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models and results; "),
         (
-            lambda m, r, o: attnmix.compare("bert", "gpt2", TEXTS),
-            r"^compare: str; load\(name\) returns a model; allowed",
+            lambda m, r, o: attnmix.compare(m, r, TEXTS),
+            r"^compare: models and results; allowed: two models, names or folders with texts",
         ),
+        (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models and results; "),
         (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: BertModel; allowed: "),
+        (lambda m, r, o: attnmix.compare(__file__, m, TEXTS), r"^compare: .*\.py is a file; load_result\(path\) "),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, methods="attn"),
+            r"^methods\[0\]: 'attn' is not allowed",
+        ),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="swop"),
+            r"^controls: 'swop'; allowed: random_",
+        ),
+        (
+            lambda m, r, o: attnmix.compare("no model", m, TEXTS, controls="class_share"),
+            r"^controls: class_share needs ",
+        ),
+        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, max_length=0), r"^max_length: 0 is not allowed"),
+        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, batch_tokens="9"), r"^batch_tokens: '9' is not allowed"),
+        (lambda m, r, o: attnmix.compare("no model", m, TEXTS, own_share_texts=0), r"^own_share_texts: 0; allowed: a "),
+        (lambda m, r, o: attnmix.compare(r, r, own_share_length=1.5), r"^own_share_length: 1\.5; allowed: a whole "),
+        (lambda m, r, o: r.own_share(max_texts=True), r"^max_texts: True; allowed: a whole number, 1 or more"),
+        (lambda m, r, o: r.plot("own"), r"^measure: 'own'; allowed: attn_w, "),
         (lambda m, r, o: attnmix.compare(r, r, TEXTS), r"^texts: no effect on results, .*; allowed: compare\("),
         (lambda m, r, o: attnmix.compare(r, r, controls="swap"), r"^controls: no effect on results"),
         (lambda m, r, o: attnmix.compare(r, r, labels=np.array([0, 1])), r"^labels: no effect on results"),
@@ -509,8 +572,7 @@ def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
     call: Callable[[Any, Any, Any], Any],
     message: str,
 ) -> None:
-    monkeypatch.setattr(api, "BatchMeasurer", None)
-    monkeypatch.setattr(api, "own_share_totals", None)
+    monkeypatch.setattr(api, "Engine", None)
     other = attnmix.load(str(write_tiny_bert(tmp_path / "other", layers=2)))
     with pytest.raises(InputError, match=message):
         call(model, result, other)
@@ -520,32 +582,33 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     result: attnmix.Measures, changed: attnmix.Measures
 ) -> None:
     compared = attnmix.compare(result, [changed, changed])
-    names = ["/".join(Path(each.model.name).parts[-2:]) for each in (result, changed)]
-    pattern = rf"^`before` is {names[0]}, `after` is 2 trainings, of {names[1]}\.$"
+    name = result.model.name
+    assert (name, changed.model.name) == (Path(result.model.source).name, name)
+    pattern = rf"^`before` is {name} \(1\), `after` is 2 trainings, of {name} \(2\)\.$"
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
-    own_share = replace(result._computed, own_share=comparison.TextTotals(*result.own_share_totals()))
-    totals = own_share.own_share
-    assert totals is not None
-    counts = np.broadcast_to(totals.counts, totals.sums.shape)
+    totals = result.own_share_totals()
+    counts = np.broadcast_to(totals.counts, totals.values.shape)
     noise = np.random.default_rng(0).normal(scale=0.01, size=(len(TEXTS), 1))
-    higher = comparison.TextTotals(totals.sums + (0.1 + noise) * counts, totals.counts)
-    mixed = replace(shifted(result, 0.1), _computed=replace(own_share, own_share=higher))
-    assert attnmix.compare(shifted(result, 0.0), mixed).rows["these_models"].tolist() == ["higher", "higher"]
-    caution = attnmix.compare(shifted(result, 0.0), mixed).caution
+    higher = Sums(totals.values + (0.1 + noise) * counts, totals.counts)
+    mixed = replace(shifted(result, 0.1), _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: higher}))
+    contradiction = attnmix.compare(shifted(result, 0.0), mixed)
+    assert contradiction.rows["these_models"].tolist() == ["higher", "higher"]
+    assert contradiction.rows["mixing"].tolist() == ["less", "more"]
+    caution = contradiction.caution
     assert f"The rows disagree: `after` mixes more by {RATIO}, less by own_share;" in caution
 
 
 def test_the_latex_table_has_the_printed_cells_escaped(result: attnmix.Measures, changed: attnmix.Measures) -> None:
     compared = attnmix.compare(result, changed)
     lines = [line for line in compared.to_latex().splitlines() if not line.startswith("%")]
-    assert lines[0] == rf"\begin{{tabular}}{{{'l' * 9}}}"
+    assert lines[0] == rf"\begin{{tabular}}{{{'l' * 10}}}"
     assert (lines[2], lines[-1]) == (r"\hline", r"\end{tabular}")
     rows = [lines[1], *lines[3:-1]]
     assert len(rows) == len(compared.rows) + 1
     assert not re.search(r"(?<!\\)[_%]", "".join(rows))
-    cells = [line.removesuffix(r" \\").replace("\\", "").split(" & ") for line in rows]
+    cells = [line.removesuffix(r" \\").replace("$-$", "-").replace("\\", "").split(" & ") for line in rows]
     markdown = [
         line.removeprefix("| ").removesuffix(" |").split(" | ")
         for line in compared.to_markdown().splitlines()
@@ -664,8 +727,8 @@ def test_table_says_what_is_claimed_of_each_pair_of_trainings(
     monkeypatch.setattr(trainings, "read_reviews", lambda *_: (reviews, reviews, reviews))
     monkeypatch.setattr(trainings, "trained", lambda _dataset, _checkpoint, name, _seed: folders[name])
     monkeypatch.setattr(trainings, "set_arithmetic", lambda _name: None)
-    measure_once = cache(lambda name: real(attnmix.load(name), TEXTS, **trainings.OPTIONS))
-    monkeypatch.setattr(attnmix, "measure", lambda model, *_arguments, **_options: measure_once(model.name))
+    measure_once = cache(lambda source: real(attnmix.load(source), TEXTS, **trainings.OPTIONS))
+    monkeypatch.setattr(attnmix, "measure", lambda model, *_arguments, **_options: measure_once(model.source))
     trainings.write_claims("none", tmp_path / "trainings.csv")
     claims = pd.read_csv(tmp_path / "trainings.csv")
     assert claims["comparison"].unique().tolist() == list(trainings.COMPARISONS)

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from attnmix.core.draw import stratified_draw
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import INPUT_PARTS
-from attnmix.core.progress import track
+from attnmix.core.progress import show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
 from attnmix.measures.batches import STATISTICS, BatchMeasurer, DocumentMeasures, DocumentSums, stack_sums
@@ -90,6 +90,8 @@ class Measurements:
     """What has been measured of some texts in one model so far, in memory."""
 
     texts: Texts
+    batch_tokens: int = BATCH_TOKENS
+    """The number of tokens, padding included, of the batches in which they are measured."""
     ratios: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     """The ratios of each text `[methods, layers, tokens]`."""
     sums: dict[str, Sums] = field(default_factory=dict)
@@ -100,6 +102,12 @@ class Measurements:
     """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
     """By text what `attnmix.measures.heads.record_heads` returns."""
+    own_share: dict[Any, Sums] = field(default_factory=dict)
+    """The sums of own shares `[texts, layers]` by sample."""
+    parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
+    """What `Engine.parts` returns, by text, rule and positions."""
+    pages: dict[bool, Any] = field(default_factory=dict)
+    """The content of the page with and without heads, once it was made."""
     layouts: Any = None
     """The maps of a page, once they are laid out."""
     rows: dict[tuple[str, int], DocumentSums] = field(default_factory=dict)
@@ -226,36 +234,50 @@ class Engine:
             sink.write(kind, task, [measure(number) for number in task.numbers])
 
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
-        """Add the sums of the named quantities, as far as they are missing, to `measurements`; `MEASURES` are ratios."""
+        """Add the sums of the named quantities to `measurements` where they are missing; `MEASURES` are the ratios."""
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
         statistics = [name for name in STATISTICS if name in missing]
         if statistics or MEASURES in missing:
             self.read_texts(texts, statistics, measurements)
             measurements.sums.update(measurements.read(MEASURES, batch_tasks(texts, self.batch_tokens)))
+            measurements.measured.add(MEASURES)
         for name in missing:
             if name in OWN_PASSES:
                 OWN_PASSES[name](self, texts, measurements)
                 measurements.sums.update(measurements.read(name, batch_tasks(texts, self.batch_tokens)))
             elif name in SAMPLED:
-                self._add_sampled(measurements, name)
+                measurements.sums.update(self.sampled_sums(measurements, name))
         measurements.measured.update(missing)
 
-    def _add_sampled(self, measurements: Measurements, name: str) -> None:
-        """Add the sums of a quantity of single texts, those of the sample; the others do not count."""
-        texts = measurements.texts
-        numbers: list[int] = stratified_draw(texts.labels, SAMPLED[name].texts, self.seed).tolist()
-        self.read_single(name, numbers, measurements, partial(SAMPLED[name].measure, self, measurements))
-        for sums_name, sums in measurements.read(name, text_tasks(numbers)).items():
-            if sums.counts.any():
-                measurements.sums[sums_name] = sums.scatter(numbers, len(texts))
+    def sampled_sums(
+        self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
+    ) -> dict[str, Sums]:
+        """Return the sums of a quantity of single texts; those that are not in the sample do not count.
+
+        The sample has at most `max_texts` texts, in which every class has its share, and `max_length` tokens of each.
+        """
+        texts, declared = measurements.texts, SAMPLED[name]
+        numbers: list[int] = stratified_draw(texts.labels, max_texts or declared.max_texts, self.seed).tolist()
+        measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
+        self.read_single(name, numbers, measurements, measure)
+        sampled = measurements.read(name, text_tasks(numbers))
+        return {key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if sums.counts.any()}
 
     def add_matrices(
-        self, measurements: Measurements, number: int, names: Collection[str], with_heads: bool = False
+        self,
+        measurements: Measurements,
+        number: int,
+        names: Collection[str],
+        with_heads: bool = False,
+        advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add the named matrices of one text with their rollouts, and its heads, where they are missing."""
+        """Add the named matrices of one text with their rollouts, and its heads, where they are missing.
+
+        Without heads, `advance` is called after each layer.
+        """
         known = measurements.matrices.setdefault(number, {})
-        missing = [name for name in names if name not in known]
+        missing = [name for name in self._present(names) if name not in known]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
             return
@@ -263,14 +285,18 @@ class Engine:
         if needs_heads:
             matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
         else:
-            matrices = self.single.contributions(ids, missing)
+            matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
+
+    def _present(self, matrices: Collection[str]) -> list[str]:
+        """Return those of the matrices that the model's family has."""
+        return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
         """Return True if `add_matrices` has something to compute in one of the texts; then prepare what it needs."""
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
-            if not known.keys() >= set(names) or (with_heads and number not in measurements.heads):
+            if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
                 self.single  # noqa: B018  # copied before a forward pass begins
                 return True
         return False
@@ -290,6 +316,17 @@ class Engine:
             return {}
         shares_LTT = document_shares(self.readers["chord"], document.ids)
         return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
+
+    def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
+        """Return the parts of one text in float64, or of its tokens at some positions; `PartsReader` names them."""
+        reader = PartsReader(self.single.base, rule)
+        batch = padded([document.ids.tolist()], 0, self.base.device)
+        if positions is not None:
+            parts = reader.read_rows(batch, positions)
+        else:
+            with show_progress("parts", reader.steps(len(document))) as progress:
+                parts = reader.read(batch, progress.advance)
+        return {name: values.cpu().numpy() for name, values in parts.items()}
 
     def parts_sums(self, document: Document, rules: Iterable[str] = RULES) -> DocumentSums:
         """Return the sums of the `QUANTITIES` of a text's parts by rule, `[quantities, levels]`."""
@@ -330,47 +367,51 @@ OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
 
 
 class Sampled(NamedTuple):
-    """A quantity that passes of single texts give."""
+    """A quantity of single texts, of which a sample is measured, as it costs the square of their lengths."""
 
-    texts: int
-    """The number of texts of the sample, in which every class has its share."""
-    tokens: int
+    max_texts: int
+    max_length: int
     """The number of tokens to which each is cut."""
-    measure: Callable[[Engine, Measurements, int], DocumentSums]
+    measure: Callable[[Engine, Measurements, int, int], DocumentSums]
+    """A function of the length and of the number of a text."""
 
 
-def _own_share(engine: Engine, measurements: Measurements, number: int) -> DocumentSums:
-    """Return the sums of the own share after each layer `[layers]`, of a whole text from its parts of the page."""
+def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+    """Return the sums of the own share by parts after each layer `[layers]`.
+
+    That of a whole text comes from the parts that the page shows, which are kept.
+    """
+    reader = engine.readers["chord"]
     document = measurements.texts.document(number)
-    cut = document.cut(SAMPLED["own_share"].tokens)
+    cut = document.cut(max_length)
     if len(cut) == len(document):
         engine.add_input_parts(measurements, number)
-        shares_LTT = measurements.matrices[number][INPUT_PARTS]
-        own_LT = shares_LTT.diagonal(axis1=1, axis2=2)
-        return {"own_share": Sums.over_tokens(own_LT.astype(np.float64))}
-    values_QK, counts_QK = engine.parts_sums(cut, ["chord"])["chord"]
-    place = QUANTITIES.index("own_share")
-    return {"own_share": Sums(values_QK[place, 1:], counts_QK[place, 1:])}
+    if len(cut) == len(document) and INPUT_PARTS in measurements.matrices[number]:
+        own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
+    else:
+        quantities_QKT = by_token(reader.read(padded([cut.ids.tolist()], 0, engine.base.device)))
+        own_LT = quantities_QKT[QUANTITIES.index("own_share"), 1:].double().cpu().numpy()
+    return {"own_share": Sums.over_tokens(own_LT.astype(np.float64))}
 
 
-def _swaps(engine: Engine, measurements: Measurements, number: int) -> DocumentSums:
+def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the swap ratio `[layers]` by the donor's class, or with the next text without classes."""
-    texts, tokens = measurements.texts, SAMPLED["swap"].tokens
+    texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
     names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]
-    ids = texts.document(number).cut(tokens).ids
+    ids = texts.document(number).cut(max_length).ids
     nothing = np.zeros(sum(layer_counts(engine.base)))
     sums = {}
     for name, donor in zip(names, next_donors(number, texts.predicted), strict=False):
         sums[name] = Sums(nothing, nothing)
         if donor is not None:
-            ratios_LST = document_swaps(engine.base, ids, texts.document(donor).cut(tokens).ids)
+            ratios_LST = document_swaps(engine.base, ids, texts.document(donor).cut(max_length).ids)
             sums[name] = Sums.over_tokens(ratios_LST[:, SWAPS.index("swap")])
     return sums
 
 
 SAMPLED = {
-    "own_share": Sampled(texts=20, tokens=48, measure=_own_share),
-    "swap": Sampled(texts=20, tokens=24, measure=_swaps),
+    "own_share": Sampled(max_texts=20, max_length=48, measure=_own_share),
+    "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
 }
-"""The quantities of single texts, and the samples that are measured by default."""
+"""The quantities of single texts, with the size of the sample where none is given."""

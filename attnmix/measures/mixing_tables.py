@@ -247,10 +247,14 @@ def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
     return tables
 
 
-def weighted_table(measured: CorpusMeasures) -> pd.DataFrame:
+def weighted_table(
+    measured: CorpusMeasures,
+    subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
+    weights: Sequence[str] = ("token", "review"),
+) -> pd.DataFrame:
     """Return `mixing_weighted`: the mean of some of the tokens, of which each or each review counts as much."""
     tables = MeanTables(measured.sums, measured.draws)
-    for subset, weight in product(TOKEN_SUBSETS, ("token", "review")):
+    for subset, weight in product(subsets, weights):
         labels = {
             "weight": [weight],
             "tokens_of": [subset],

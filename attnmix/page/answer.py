@@ -5,6 +5,7 @@ A term in braces is in the page's glossary, where a reader looks it up at the wo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import pandas as pd
 from attnmix.core.names import INPUT_PARTS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
 from attnmix.core.store.results import Results
-from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
+from attnmix.figures.labels import RATIO_MARKS
 from attnmix.page.arrays import curve
 from attnmix.page.sentences import most_and_least, overall_change, percent, preferred
 from attnmix.page.verdicts import VERBS, counted, points, points_alike
-from attnmix.page.wording import wording_of
+from attnmix.page.wording import ModelWording, model_wording_of, wording_of
 
 SHARE, RATIO = "Share from others since the input", "Mixing ratio of one layer"
 OTHERS_SHARE = (
@@ -40,7 +41,7 @@ def answer(run: Results) -> dict[str, Any]:
     its layers mix.
     """
     shares = others_shares(run)
-    chart = _ratio_chart(run) if shares.empty else _others_chart(shares)
+    chart = _ratio_chart(run) if shares.empty else _others_chart(shares, model_wording_of(run).labels)
     return {
         "headline": _headline(run, shares),
         "sentences": _sentences(run, shares),
@@ -103,12 +104,12 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         means = preferred_means(curves)
         before = percent(means["pretrained"], 1)
         after = percent(means["finetuned"], 1)
-        return f"Tokens mix at a ratio of {before} before fine-tuning, {after} after, in this one training"
+        return f"Tokens mix at a ratio of {model_wording_of(run).headline_states.format(before=before, after=after)}"
     is_last = shares["layer"] == shares["layer"].max()
     last = shares[is_last].set_index("checkpoint")
     if differences.empty:
         return _one_model_headline(float(last["mean"].iloc[0]))
-    return _change_headline(last)
+    return _change_headline(last, model_wording_of(run))
 
 
 def _one_model_headline(others_share: float) -> str:
@@ -117,11 +118,12 @@ def _one_model_headline(others_share: float) -> str:
     return f"A token's last vector: {others} from other tokens, {own} its own"
 
 
-def _change_headline(last: pd.DataFrame) -> str:
+def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
     """Return the headline of two checkpoints, from the shares after the last layer by checkpoint."""
     means = last["mean"]
-    before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    text = f"A token's last vector: {before} from others before fine-tuning, {after} after, in this one training"
+    before = f"{percent(means['pretrained'])} from others"
+    states = words.headline_states.format(before=before, after=percent(means["finetuned"]))
+    text = f"A token's last vector: {states}"
     if "difference" not in last.index:
         return text
     difference: Any = last.loc["difference"]
@@ -204,7 +206,8 @@ def _ratio_change(run: Results) -> str:
     means = preferred_means(run.mixing[0])
     before, after = percent(means["pretrained"]), percent(means["finetuned"])
     texts = _counted(run, _texts(run))
-    return f"{{{RATIO}}}: it is {before} before and {after} after fine-tuning, averaged over layers, {texts}."
+    states = model_wording_of(run).states.format(before=before, after=after)
+    return f"{{{RATIO}}}: it is {states}, averaged over layers, {texts}."
 
 
 def _shuffled_change(run: Results) -> str:
@@ -218,14 +221,15 @@ def _shuffled_change(run: Results) -> str:
     change = means["finetuned"] - means["pretrained"]
     shuffled_change = float(changes_by_layer.mean())
     numbers = f"{points(change)} points, and {points(shuffled_change)} with {{words shuffled}}"
+    ratio_change = f"The ratio's change {model_wording_of(run).by_change}"
     overall = overall_change(run)
     found = verdict(overall["ci_low"], overall["ci_high"], overall["documents"])
     if found is Verdict.OPEN:
-        return f"The ratio's change by fine-tuning, averaged over layers, {VERBS[found]}: {numbers}."
+        return f"{ratio_change}, averaged over layers, {VERBS[found]}: {numbers}."
     is_known = found in (Verdict.HIGHER, Verdict.LOWER) and abs(change) >= MIN_RATIO_CHANGE
     if is_known and abs(change - shuffled_change) <= MAX_ORDER_SHARE * abs(change):
-        return f"The ratio's change by fine-tuning hardly depends on word order, averaged over layers: {numbers}."
-    return f"The ratio's change by fine-tuning, averaged over layers, is {numbers}."
+        return f"{ratio_change} hardly depends on word order, averaged over layers: {numbers}."
+    return f"{ratio_change}, averaged over layers, is {numbers}."
 
 
 def headline(curves: pd.DataFrame) -> str:
@@ -248,12 +252,12 @@ def _told_apart(high: float, low: float) -> tuple[str, str]:
     return percent(high, 0), percent(low, 0)
 
 
-def _others_chart(shares: pd.DataFrame) -> dict[str, Any]:
+def _others_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
     layers = range(1, int(shares["layer"].max()) + 1)
     by_checkpoint = shares[shares["checkpoint"] != "difference"].groupby("checkpoint", sort=False)
     series = []
     for checkpoint, rows in by_checkpoint:
-        name = CHECKPOINTS[str(checkpoint)] if len(by_checkpoint) > 1 else "Share from others"
+        name = labels[str(checkpoint)] if len(by_checkpoint) > 1 else "Share from others"
         series.append({"name": name, **curve(rows, layers)})
     return {
         "title": "Share of a token's vector from other tokens since the input, by layer",
@@ -276,7 +280,7 @@ def _ratio_chart(run: Results) -> dict[str, Any]:
     for suffix, table in tables.items():
         for checkpoint in checkpoints:
             rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
-            name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+            name = model_wording_of(run).labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
             series.append({"name": name + suffix, **curve(rows, layers)})
     return {
         "title": "Mixing ratio by layer",

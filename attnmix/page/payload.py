@@ -79,7 +79,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
     components = run.components if "pca" in maps else {}
-    has_classifier = names.CAPTURED_CHECKPOINT in checkpoints
+    has_classifier = len(run.predictions) > 0
     opening = _opening(tokens, ratios, most, texts, run)
     return {
         "wording": wording_of(run)._asdict(),

@@ -21,7 +21,7 @@ from attnmix.measures.matrices import ROLLOUTS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.page.verdicts import VERBS, counted, interval_text, points, signed, why_no_verdict
-from attnmix.page.wording import RUN_WORDING, wording_of
+from attnmix.page.wording import RUN_WORDING, model_wording_of, wording_of
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
@@ -66,7 +66,9 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         texts = tokens["document"].nunique()
         plural = "" if texts == 1 else "s"
         return {
-            "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
+            "checkpoints": dict(model_wording_of(run).labels)
+            if len(differences)
+            else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
             "findings": _controls(run),
@@ -366,9 +368,10 @@ def _controls(run: Results) -> list[str]:
     changes = _changes(run)
     if changes.empty:
         return sentences
+    change = model_wording_of(run).change
     over_layers = (
-        f"Over all layers fine-tuning changes the ratio by {points(changes['mean'].mean())} percentage points. With "
-        "every value replaced by the mean of its own text's values, fine-tuning changes it by "
+        f"Over all layers {change} changes the ratio by {points(changes['mean'].mean())} percentage points. With "
+        f"every value replaced by the mean of its own text's values, {change} changes it by "
         f"{points(control['text_mean_value', 'difference'])}."
     )
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
@@ -380,14 +383,16 @@ def _layer_change(run: Results) -> str:
     largest = _largest_change(run)
     if largest is None:
         number = counted(_changes(run)["documents"].max(), noun)
+        change = model_wording_of(run).change
         return (
-            f"Which layer fine-tuning changes most is not known: {number} are too few to tell, which takes "
+            f"Which layer {change} changes most is not known: {number} are too few to tell, which takes "
             f"{MIN_SIMULTANEOUS} or more."
         )
     ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
     interval = interval_text(*ends, kind="95% interval for all layers at once")
     sentence = (
-        f"The largest change of the ratio by fine-tuning is {points(largest['mean'])} percentage points, in layer "
+        f"The largest change of the ratio {model_wording_of(run).by_change} is {points(largest['mean'])} percentage "
+        "points, in layer "
         f"{largest['layer']} ({interval})"
     )
     reason = why_no_verdict(*ends)

@@ -6,9 +6,12 @@ neither, so it names what can be done from Python instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from attnmix.core.store.results import Results, TextResults
+from attnmix.figures.labels import CHECKPOINTS
+from attnmix.page.arrays import visible
 
 
 class Wording(NamedTuple):
@@ -52,6 +55,49 @@ TEXT_WORDING = Wording(
     map_limit="",
     neighbours="the number of neighbours that it compares",
 )
+
+
+class ModelWording(NamedTuple):
+    """Words for two models: one before and after fine-tuning, or two that are compared by their names."""
+
+    labels: Mapping[str, str]
+    """The models' labels by checkpoint."""
+    states: str
+    """The states of a value in both models, with the fields `before` and `after`."""
+    headline_states: str
+    """The same in a headline."""
+    by_change: str
+    """What a change comes with, after a noun."""
+    change: str
+    """What changes a value, as the subject of a sentence."""
+
+
+FINETUNING_WORDING = ModelWording(
+    labels=CHECKPOINTS,
+    states="{before} before and {after} after fine-tuning",
+    headline_states="{before} before fine-tuning, {after} after, in this one training",
+    by_change="by fine-tuning",
+    change="fine-tuning",
+)
+
+
+def model_wording_of(run: Results) -> ModelWording:
+    """Return the words for the two models of a page."""
+    if not isinstance(run, TextResults) or run.model_names is None:
+        return FINETUNING_WORDING
+    first, second = (_plain(name) for name in run.model_names)
+    return ModelWording(
+        labels=dict(zip(CHECKPOINTS, (first, second), strict=True)),
+        states=f"{{before}} in {first} and {{after}} in {second}",
+        headline_states=f"{{before}} in {first}, {{after}} in {second}",
+        by_change=f"from {first} to {second}",
+        change=f"replacing {first} by {second}",
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a model's name without the braces that mark terms of the glossary."""
+    return visible(name, kept="").translate({ord("{"): "(", ord("}"): ")"})
 
 
 def wording_of(run: Results) -> Wording:

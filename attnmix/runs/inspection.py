@@ -27,7 +27,7 @@ from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.documents import Document, Texts, read_documents
-from attnmix.measures.engine import Engine, Measurements
+from attnmix.measures.engine import MEASURES, Engine, Measurements
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -93,13 +93,14 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
 
 def _read_texts(checkpoint: str, engine: Engine, matrices: Sequence[str], run: Run, folder: Path, share: slice) -> None:
     """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
+    in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
         contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():
             continue
         measurements = Measurements(Texts([document]))
-        engine.add_sums(measurements, [])
+        in_float64.add_sums(measurements, [MEASURES])
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:

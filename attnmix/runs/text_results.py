@@ -6,6 +6,7 @@ one, each point of the residual stream alone with one seed. No file is written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, measuring_device
+from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import (
@@ -44,12 +46,19 @@ from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, ONE_THREAD_TOKENS, SEED, Engine, Measurements, few_threads
 from attnmix.measures.geometry_tables import page_geometry
-from attnmix.measures.mixing_tables import COUNTS, TABLE_COLUMNS, CorpusMeasures, by_review, page_tables
+from attnmix.measures.mixing_tables import (
+    COUNTS,
+    TABLE_COLUMNS,
+    CorpusMeasures,
+    by_review,
+    page_tables,
+    weighted_table,
+)
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.text_pairs import PAIR_SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.families import family_of, present_names
+from attnmix.models.families import family_of, layer_counts, present_names
 from attnmix.models.loading import check_network, load_base
 from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
@@ -109,24 +118,29 @@ class TextMeasurer:
         if not with_heads:
             matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
         with torch_state(), _workers(first.texts, len(self.engines)) as pool:
-            # A model and its copy in float64 are two: each is in one pass at a time.
-            jobs = []
-            for name, engine in self.engines.items():
-                jobs.append(pool.submit(_add_sums, engine, measurements[name]))
-            captured_sums = jobs[-1]
+            # A model and its copy in float64 are two: each is in one pass at a time. Copies are made before any pass.
+            lacking = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
-                    jobs.append(pool.submit(_add_matrices, engine, measurements[name], matrices, with_heads))
+                    lacking.append(name)
+            jobs = [pool.submit(_add_sums, engine, measurements[name]) for name, engine in self.engines.items()]
+            captured_sums = jobs[-1]
+            for name in lacking:
+                jobs.append(pool.submit(_add_matrices, self.engines[name], measurements[name], matrices, with_heads))
             jobs.append(pool.submit(self.engines[self.captured].add_sums, first, ["random_weights"]))
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
-            jobs.append(
-                pool.submit(self._add_layouts, first, results.tokens)
-            )  # no other pass of this model is under way
+            # Now no other pass of this model is under way.
+            jobs.append(pool.submit(self._add_layouts, first, results.tokens))
             for job in jobs:
                 job.result()
             results.predictions = predictions.result()
         self._fill_measures(results, measurements)
+        sizes = {
+            (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
+        }
+        if len(sizes) > 1:
+            results.heads_by_text = {}  # a page draws heads of one number and width
         return results
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
@@ -146,6 +160,8 @@ class TextMeasurer:
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
+        if len(measurements) > 1:  # for the change over all layers
+            tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
@@ -185,10 +201,12 @@ class TextMeasurer:
         return pd.DataFrame(columns)
 
 
-def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
+def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
     """Return the measurer of single texts in these checkpoint folders, for a reader who waits.
 
-    Without Value Zeroing, which takes most of the time. Raise `InputError` for a folder that cannot be measured.
+    Without Value Zeroing, which takes most of the time. `names` are those of two models that are compared, of which
+    none is fine-tuned from the other, so that no class is predicted. Raise `InputError` for a folder that cannot be
+    measured, and for two models with other tokens or numbers of layers.
     """
     first = next(iter(checkpoints.values()))
     tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
@@ -198,10 +216,28 @@ def load_measurer(checkpoints: Mapping[str, Path]) -> TextMeasurer:
         check_network(str(folder), base, tokenizer)
         bases[name] = base.to(device)
     classifier = None
-    if CAPTURED_CHECKPOINT in checkpoints:
+    if names is not None:
+        _check_comparable(names, list(checkpoints.values()), list(bases.values()))
+    elif CAPTURED_CHECKPOINT in checkpoints:
         classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, BATCH_TOKENS)
     matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
-    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, matrices=matrices, classifier=classifier)
+    families = [family_of(base.config) for base in bases.values()]
+    methods = [method for method in RATIOS if all(method in family.present(RATIOS) for family in families)]
+    return TextMeasurer(bases, tokenizer, tokenizer.pad_token_id, methods, matrices, classifier=classifier)
+
+
+def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequence[PreTrainedModel]) -> None:
+    """Raise `InputError` unless two models read any text as the same tokens, in as many layers."""
+    states = []
+    for folder in folders:
+        state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
+        states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
+    if states[0] != states[1]:
+        raise InputError(f"compare: {names[1]} has another tokenizer than {names[0]}; allowed: the same for both")
+    layers = [sum(layer_counts(base)) for base in bases]
+    if layers[0] != layers[1]:
+        counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
+        raise InputError(f"compare: {counts}; allowed: the same number")
 
 
 @contextmanager

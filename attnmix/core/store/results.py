@@ -148,6 +148,8 @@ class TextResults(MixingTables):
     components: dict[Site, Components] = field(default_factory=dict)
     nearest: pd.DataFrame = field(default_factory=pd.DataFrame)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    model_names: tuple[str, ...] | None = None
+    """The display names of two models that are compared, in place of one before and after fine-tuning."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:

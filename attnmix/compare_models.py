@@ -1,0 +1,179 @@
+"""`compare`: two models on the same texts, given as models, names, results, or lists of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnmix.api import Measures, _is_empty, _label_list, _names, _present_ratios, _tokenized, measure
+from attnmix.comparison import Comparison, check_same_input, compared
+from attnmix.core.errors import InputError
+from attnmix.core.settings import CaptureParameters, MeasureParameters, checked_section
+from attnmix.measure_names import check_kinds
+from attnmix.measures.documents import documents_of
+from attnmix.measures.ratios import RATIOS
+from attnmix.model import Model, load
+from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, check_control_names
+
+Compared = Model | Measures | str | os.PathLike[str]
+"""What `compare` takes on either side."""
+TYPES = (Model, Measures, str, os.PathLike)
+ALLOWED = (
+    "allowed: two models, names or folders with texts, compare(before, after, texts), two results of measure, or lists "
+    "of either"
+)
+
+
+def compare(
+    before: Compared | Sequence[Compared],
+    after: Compared | Sequence[Compared],
+    texts: Any = None,
+    *,
+    methods: str | Sequence[str] | None = None,
+    max_length: int | None = None,
+    controls: str | Sequence[str] = (),
+    labels: Sequence[Any] | None = None,
+    batch_tokens: int | None = None,
+    own_share_texts: int = OWN_SHARE_SAMPLE.max_texts,
+    own_share_length: int = OWN_SHARE_SAMPLE.max_length,
+) -> Comparison:
+    """Return the differences between two models on the same texts, paired by text: `after` minus `before`.
+
+    Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
+    that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
+    `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
+    what each verdict means.
+
+    A difference between two models is no statement about how they were trained: two seeds of one setting differ too.
+    For that, compare lists of three models or more that differ in the seed. One model beside a list is fixed, such as
+    the pretrained model beside its fine-tunings; a list of one model is one training, taken to vary as the others do.
+
+    Args:
+        before: A model that `load` returned, a name or folder that `load` takes, a result of `measure` or
+            `load_result`, or a list of these, one for each training run.
+        after: The same for the other side: models or names on both sides, or results on both.
+        texts: The texts in which models are measured, as in `measure`. Results have theirs.
+        methods: Of models, the ratios to measure, as in `measure`.
+        max_length: Of models, the number of tokens to which texts are truncated, as in `measure`.
+        controls: Of models, what to measure beside the ratios, as in `measure`.
+        labels: Of models, a class for each text, as in `measure`.
+        batch_tokens: Of models, the number of tokens in a batch, as in `measure`.
+        own_share_texts: The largest number of texts of which the own share is computed, as in `Measures.own_share`.
+        own_share_length: The number of tokens to which these texts are truncated.
+
+    Returns:
+        The comparison. The own share is left out where a family has none, and ratios that only one model has.
+
+    Raises:
+        InputError: For anything else, before a model is run; and where tokens, numbers of layers or controls differ.
+
+    Example:
+        >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
+        >>> comparison.rows[["measure", "layer", "difference", "mixing"]].values.tolist()
+        [['own_share', 6, 0.0, 'inconclusive'], ['attnresln_n', 'all', 0.0, 'inconclusive']]
+        >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
+        0.0
+    """
+    fixed = (not _is_list(before), not _is_list(after))
+    first, second = _members(before), _members(after)
+    members = [*first, *second]
+    have_results = {isinstance(each, Measures) for each in members}
+    if len(have_results) > 1:
+        raise InputError(f"compare: models and results; {ALLOWED}")
+    sample = OwnShareSample.checked(own_share_texts, own_share_length, "own_share_texts", "own_share_length")
+    options = {
+        "methods": methods,
+        "max_length": max_length,
+        "controls": controls,
+        "labels": labels,
+        "batch_tokens": batch_tokens,
+    }
+    if have_results == {True}:
+        _check_unused(texts, options)
+        return compared(first, second, fixed, sample)
+    if texts is None:
+        raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
+    _check_options(options)
+    models = _loaded(members)
+    measured = _measured_once(models, texts, options)
+    return compared(measured[: len(first)], measured[len(first) :], fixed, sample)
+
+
+def _is_list(side: Any) -> bool:
+    return isinstance(side, Sequence) and not isinstance(side, str)
+
+
+def _members(side: Any) -> list[Any]:
+    """Return the models, names or results of one side of a comparison; raise `InputError` for anything else."""
+    members = list(side) if _is_list(side) else [side]
+    if not members:
+        raise InputError(f"compare: an empty list; {ALLOWED}")
+    for member in members:
+        if not isinstance(member, TYPES):
+            raise InputError(f"compare: {type(member).__name__}; {ALLOWED}")
+        if isinstance(member, str | os.PathLike) and Path(member).is_file():
+            raise InputError(f"compare: {member} is a file; load_result(path) returns the result in it; {ALLOWED}")
+    return members
+
+
+def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
+    """Raise `InputError` for arguments that only models need."""
+    given = {"texts": texts, **options}
+    unused = [name for name, value in given.items() if value is not None and not _is_empty(value)]
+    if unused:
+        raise InputError(
+            f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
+            "place of results"
+        )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise `InputError` for options that no model takes, before a model is loaded."""
+    methods, controls = options["methods"], _names(options["controls"])
+    if methods is not None:
+        check_kinds("methods", _names(methods), RATIOS)
+        checked_section(MeasureParameters, methods=_names(methods))
+    check_control_names(controls, options["labels"])
+    for name in ("max_length", "batch_tokens"):
+        if options[name] is not None:
+            checked_section(CaptureParameters, **{name: options[name]})
+
+
+def _loaded(members: Sequence[Any]) -> list[Model]:
+    """Return the models, of which those given by name are loaded, once if a name occurs twice."""
+    by_name: dict[str, Model] = {}
+    models = []
+    for member in members:
+        if isinstance(member, Model):
+            models.append(member)
+            continue
+        name = os.fspath(member)
+        if name not in by_name:
+            by_name[name] = load(name)
+        models.append(by_name[name])
+    return models
+
+
+def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
+    """Return the result of each model, measured once if it is given twice; check all models before measuring one."""
+    if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
+        texts = list(texts)
+    labels = options["labels"]
+    options = {**options, "labels": None if labels is None else _label_list(labels)}
+    layers, ids = [], []
+    for model in models:
+        _present_ratios(model, options["methods"])
+        with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
+            tokenized = _tokenized(model, texts, options["max_length"])
+        layers.append(model.layers)
+        ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
+    check_same_input([model.name for model in models], ids, layers)
+    results: dict[int, Measures] = {}
+    for model in models:
+        if id(model) not in results:
+            results[id(model)] = measure(model, texts, **options)
+    return [results[id(model)] for model in models]

@@ -1,0 +1,44 @@
+"""Show a page that is in memory: below a notebook's cell, or in a web browser; or write it to a file."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from attnmix.core.store.files import atomic_path
+
+
+def write_text(path: Path, page: str) -> Path:
+    """Write a page in one step, and return its path."""
+    with atomic_path(path) as part:
+        part.write_text(page, encoding="utf-8", newline="\n")
+    return path
+
+
+def is_in_notebook() -> bool:
+    """Return True in the kernel of a notebook."""
+    return "ipykernel" in sys.modules
+
+
+def show(page: str) -> Any:
+    """Return the page as what a notebook draws below the cell; elsewhere open it in a web browser and return None."""
+    if is_in_notebook():
+        return _frame(page)
+    file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
+    webbrowser.open(write_text(file, page).as_uri())
+    return None
+
+
+def _frame(page: str) -> Any:
+    from IPython.display import HTML
+
+    # Links within the page would otherwise lead to the notebook's address.
+    text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
+    # Between single quotes, of which a page has few, so that little is escaped.
+    source = text.replace("&", "&amp;").replace("'", "&#39;")
+    # In a div, as IPython warns of a bare iframe.
+    frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
+    return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
