@@ -282,6 +282,10 @@ class MeasureParameters(Section):
     ]
     gradient_documents: CountOrZero = 4
     gradient_max_length: Tokens = 16
+    exchange_documents: CountOrZero = 40
+    exchange_positions: Count = 8
+    exchange_donors: Count = 1
+    exchange_max_length: Tokens = 48
     parts_documents: CountOrZero = 8
     parts_max_length: Tokens = 48
 

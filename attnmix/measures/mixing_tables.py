@@ -20,6 +20,7 @@ from attnmix.core.statistics import Doubles, Draws, Resampled, Sums, spearman_wi
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.documents import CLASSES
+from attnmix.measures.exchange import DONORS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
@@ -56,6 +57,7 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     "geometry": ("checkpoint", "layer", "point", "measure", *INTERVAL, "documents"),
     "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "derivatives_by_review": ("checkpoint", "document", "quantity", "reference", *_KEYS, "mean", "tokens"),
+    "exchange": ("checkpoint", "donor", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
@@ -125,7 +127,7 @@ class MeanTables:
         """Add the rows of a mean to its table; return it by checkpoint."""
         resampled = self.resample(mean)
         for checkpoint, means in resampled.items():
-            self.parts[mean.table].append(_mean_rows(mean, checkpoint, means))
+            self.parts[mean.table].append(mean_rows(mean, checkpoint, means))
         return resampled
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
@@ -139,6 +141,14 @@ class MeanTables:
         if mean.checkpoints:
             return means
         return with_difference(means)
+
+    def add_difference(self, mean: Mean, means: Mapping[str, Resampled], label: str) -> None:
+        """Add the first minus the second value along the first column of `mean`, under a `label` in that column."""
+        column = next(iter(mean.labels))
+        difference = mean._replace(labels={**mean.labels, column: [label]})
+        for checkpoint, both in means.items():
+            first, second = (Resampled(*(np.asarray(part)[..., place, :] for part in both)) for place in (0, 1))
+            self.parts[mean.table].append(mean_rows(difference, checkpoint, first.minus(second)))
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
@@ -172,7 +182,7 @@ def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
         yield {name: quantity.take(chunk) for name, quantity in sums.items()}
 
 
-def _mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
+def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
     """Return the rows of a mean in one checkpoint."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
@@ -412,7 +422,7 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return `reports/metrics/measure.json`: each checkpoint's headline ratios and own share after the last layer."""
+    """Return `reports/metrics/measure.json`: each checkpoint's headline ratios, and own shares after the last layer."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     written: dict[str, Any] = {}
@@ -420,9 +430,11 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     for name, errors in tables["identities"].groupby("checkpoint", sort=False):
         values = {method: means[name, method] for method in headlines}
         values["identity_error"] = errors["largest_error_ppm"].max() / 1e6
-        own = tables["parts"].query("checkpoint == @name and rule == 'chord' and quantity == 'own_share'")
+        own = tables["exchange"].query("checkpoint == @name and quantity == 'own_share'")
+        own = own[own["donor"].isin(DONORS)]
         if len(own):
-            values["own_share"] = float(own["mean"].iloc[-1])
+            last = own[own["layer"] == own["layer"].max()].astype({"mean": float})
+            values["own_share"] = last.set_index("donor")["mean"].to_dict()
         written[str(name)] = values
     if len(written) == 2:
         method = preferred_ratio(methods)

@@ -1,4 +1,4 @@
-"""The csv files of measures that are taken of a sample of the documents: derivatives, and parts from the input."""
+"""The csv files of measures of a sample of the documents: exchange and parts from the input, and derivatives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
+from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.input_parts import QUANTITIES, RULES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
@@ -22,6 +23,32 @@ from attnmix.measures.mixing_tables import (
     table_rows,
 )
 from attnmix.measures.swaps import DONORS, SWAPS
+
+SAME_MINUS_OTHER = "same_minus_other"
+"""The label of the difference between the own shares with donors of the same and of another class."""
+_TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
+"""Quantities that are divided by the squared displacement of all tokens, not by a number of tokens."""
+
+
+def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
+    """Return `exchange` from the sums `[documents, donors, levels]` of each checkpoint, by quantity.
+
+    Without documents it has no rows. The simultaneous intervals hold for all donors and levels of a quantity at once.
+    The class part of the own share is the difference between the two kinds of donors.
+    """
+    first = next(iter(exchanged.values()))
+    if not first:
+        return pd.DataFrame(columns=TABLE_COLUMNS["exchange"])
+    documents, _, levels = first["own_share"].values.shape
+    tables = MeanTables(exchanged, Draws(documents, BOOTSTRAP_SAMPLES, seed))
+    for quantity in exchange.QUANTITIES:
+        labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
+        more = _without_tokens if quantity in _TOTAL_EFFECTS else None
+        mean = Mean("exchange", labels, quantity, more=more, complete=False)
+        means = tables.add(mean)
+        if quantity == "own_share" and tuple(donors) == (exchange.SAME_CLASS, exchange.OTHER_CLASS):
+            tables.add_difference(mean, means, SAME_MINUS_OTHER)
+    return tables.tables()["exchange"]
 
 
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
@@ -91,6 +118,11 @@ def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[s
         "from_input": {"reference": [None], "layer": layers, "method": from_input},
         "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *matrices]},
     }
+
+
+def _without_tokens(_checkpoint: str, means: Resampled) -> dict[str, Any]:
+    """Return the column of token counts of means that are not over tokens."""
+    return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
 def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import measuring_device, process_state
@@ -33,18 +33,28 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Sums
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import ROW_GROUP_TEXTS
 from attnmix.core.torch_state import torch_state
 from attnmix.measures.batches import STATISTICS, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, text_tasks
+from attnmix.measures.exchange import (
+    OTHER_CLASS,
+    SAME_CLASS,
+    choose_donors,
+    choose_positions,
+    exchange_sums,
+    exchanged_texts,
+    measure_exchange,
+)
 from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
 from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.mixing_tables import CorpusMeasures, CorpusSums, by_review, metrics, mixing_tables, weighted_table
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sample_tables import derivative_tables, parts_table
+from attnmix.measures.sample_tables import derivative_tables, exchange_table, parts_table
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
@@ -53,7 +63,9 @@ from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
-GRADIENTS, PARTS = "gradients", "parts"
+EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
+PRECISION = float(np.finfo(np.float32).eps)
+EXCHANGE, GRADIENTS, PARTS = "exchange", "gradients", "parts"
 """The kinds of the tasks of single documents."""
 IDENTITY_ERRORS = "identity_errors"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
@@ -111,15 +123,17 @@ def measure(
 class _Samples(NamedTuple):
     """The numbers of the documents in which more is measured, as that takes longer."""
 
+    exchange: Sequence[int]
     derivatives: Sequence[int]
     parts: Sequence[int]
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
     """Return the drawn documents."""
+    exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
-    return _Samples(derivatives, parts)
+    return _Samples(exchange, derivatives, parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +187,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     work = plan.work(name)
     engine.read_texts(plan.corpus, STATISTICS, work)
     engine.read_control("shuffled_words", plan.corpus, work, partial(shuffled_words, seed=plan.seed))
+    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle:
@@ -180,6 +195,29 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     else:
         engine.read_single(PARTS, plan.samples.parts, work, partial(_parts_sums, engine, plan))
     return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
+
+
+def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
+    """Return the sums of how far vectors of a document move if tokens are exchanged for those of other documents."""
+    parameters = plan.parameters
+    document = plan.corpus.document(number).cut(parameters.exchange_max_length)
+    donors = _exchange_donors(plan, number, document)
+    positions = choose_positions(document, parameters.exchange_positions, plan.seed)
+    return exchange_sums(measure_exchange(base, document, donors, positions, plan.batch_tokens), PRECISION)
+
+
+def _exchange_donors(plan: _Plan, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
+    """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+
+    Donors are of the same row group of the file, which is in memory.
+    """
+    corpus = plan.corpus
+    candidates = np.arange(len(corpus))[corpus.rows(number // ROW_GROUP_TEXTS)]
+    texts = [corpus.document(int(candidate)) for candidate in candidates]
+    place = number - int(candidates[0])
+    by_kind = choose_donors(texts, place, corpus.predicted[candidates], plan.seed)
+    most = plan.parameters.exchange_donors
+    return {kind: exchanged_texts(document, texts, by_kind.get(kind, []), most) for kind in EXCHANGE_DONORS}
 
 
 def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
@@ -247,9 +285,11 @@ def _tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
+    exchange: dict[str, CorpusSums] = {}
     derivatives: dict[str, CorpusSums] = {}
     parts: dict[str, CorpusSums] = {}
     for name, checkpoint in measured.items():
+        exchange[name] = checkpoint.work.read(EXCHANGE, text_tasks(plan.samples.exchange))
         derivatives[name] = checkpoint.work.read(GRADIENTS, text_tasks(plan.samples.derivatives))
         parts_tasks = text_tasks(plan.samples.parts if checkpoint.has_parts else [])
         parts[name] = checkpoint.work.read(PARTS, parts_tasks)
@@ -258,6 +298,7 @@ def _tables(
     tables["mixing_weighted"] = weighted_table(corpus_measures)
     tables["geometry"] = geometry_table(corpus_measures)
     tables.update(derivative_tables(derivatives, documents, plan.methods, plan.matrices, plan.seed))
+    tables["exchange"] = exchange_table(exchange, EXCHANGE_DONORS, plan.seed)
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
 

@@ -1,0 +1,319 @@
+"""Exchange from the input: how far a vector moves if its own token is replaced, and if all other tokens are.
+
+For the vector y_i of token i after a layer, and a donor text x' with the same special tokens at the same positions:
+
+    o_i = |y_i(x'_i, x_others) - y_i(x)|      the own token is replaced by the donor's
+    a_i = |y_i(x_i, x'_others) - y_i(x)|      all other tokens are replaced
+    j_i = |y_i(x') - y_i(x)|                  all tokens are replaced
+    own share = o_i / (o_i + a_i)
+
+The model runs unchanged, with live attention, so that no rule for activations, norms or biases is needed and every
+family can be measured. A constant that other tokens contribute to every text moves nothing. Squared displacements are
+the total effects of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999), here of two groups of inputs,
+estimated from exchanges between real texts: o^2 / j^2 is the total effect of the own token, a^2 / j^2 that of the
+others, and 1 - a^2 / j^2 the first-order effect of the own token. A total effect above 1 is impossible for independent
+inputs: the exchanged texts then are unlike the texts that they come from.
+
+Special tokens stay in place. They and positions where both texts have the same token have no own share (NaN). A donor
+that is shorter than the text is continued with the next donor of its kind.
+
+Shapes: T tokens, S positions of interest, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
+
+References:
+    Geiger et al., Causal abstractions of neural networks, NeurIPS 2021 (interchange interventions).
+    Jansen, Analysis of variance designs for model output, Computer Physics Communications 117, 1999.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnmix.core.names import DECODER_INPUT, Site
+from attnmix.core.statistics import Doubles, Sums
+from attnmix.measures.documents import Document
+from attnmix.models.capture_points import recording
+from attnmix.models.families import family_of
+
+SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
+DONORS = {
+    SAME_CLASS: "other texts of the same class",
+    OTHER_CLASS: "texts of another class",
+    OTHER_TEXTS: "other texts of any class",
+    NEUTRAL: "neutral sentences of the library, for a single text",
+}
+"""The kinds of donors."""
+QUANTITIES = (
+    "own_share",
+    "own_share_squared",
+    "own",
+    "others",
+    "joint",
+    "total_own",
+    "total_others",
+    "first_order_own",
+)
+"""What `exchange_sums` computes from the displacements."""
+ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
+Ids = npt.NDArray[np.int32]
+
+
+class Displacements(NamedTuple):
+    """Mean squared displacements of one text's vectors, relative to their squared lengths.
+
+    `[K, L, T]`; NaN for tokens that were not exchanged. `joint` is the displacement between the two texts.
+    """
+
+    own: Doubles
+    others: Doubles
+    joint: Doubles
+
+
+def choose_positions(document: Document, number: int, seed: int) -> Ids:
+    """Return at most `number` positions of tokens that are not special, spread evenly over the text.
+
+    The text is divided into parts of equal length, from each of which one position is drawn.
+    """
+    places = np.flatnonzero(document.words >= 0).astype(np.int32)
+    if number >= len(places):
+        return places
+    generator = _generator(document, seed)
+    drawn = [generator.choice(part) for part in np.array_split(places, number)]
+    return np.array(drawn, np.int32)
+
+
+def choose_donors(
+    documents: Sequence[Document], number: int, classes: npt.NDArray[np.int64] | None, seed: int
+) -> dict[str, list[int]]:
+    """Return the numbers of the other documents in random order, by kind of donor.
+
+    Args:
+        documents: All texts.
+        number: Number of the text that is exchanged.
+        classes: Class of each text; None if there are no classes.
+        seed: Seed of the order, which also depends on the name of the text.
+
+    Returns:
+        The documents of the same class and of other classes, or all without classes. A kind without any text is absent.
+    """
+    others = _generator(documents[number], seed + 1).permutation(len(documents))
+    others = others[others != number]
+    if classes is None:
+        by_kind = {OTHER_TEXTS: others}
+    else:
+        is_same = classes[others] == classes[number]
+        by_kind = {SAME_CLASS: others[is_same], OTHER_CLASS: others[~is_same]}
+    return {kind: numbers.tolist() for kind, numbers in by_kind.items() if len(numbers)}
+
+
+def exchange_words(document: Document, donors: Sequence[Document]) -> Ids:
+    """Return the document's token ids with all but special tokens replaced by those of the donors, one after the other.
+
+    The donors' words are repeated if they are fewer than the document's.
+    """
+    places = np.flatnonzero(document.words >= 0)
+    donated: list[int] = []
+    for donor in donors:
+        if len(donated) >= len(places):
+            break
+        donated += donor.ids[donor.words >= 0].tolist()
+    ids = document.ids.copy()
+    ids[places] = np.resize(np.array(donated, np.int32), len(places))
+    return ids
+
+
+def exchanged_texts(document: Document, texts: Sequence[Document], candidates: Sequence[int], number: int) -> list[Ids]:
+    """Return the document with the words of the first `number` candidates, each continued by those after it."""
+    exchanged = []
+    for first in range(min(number, len(candidates))):
+        order = [*candidates[first:], *candidates[:first]]
+        exchanged.append(exchange_words(document, [texts[place] for place in order]))
+    return exchanged
+
+
+def measure_exchange(
+    base: PreTrainedModel,
+    document: Document,
+    donors: Mapping[str, Sequence[Ids]],
+    positions: Ids,
+    batch_tokens: int,
+) -> Displacements:
+    """Return the mean squared displacements of the vectors at some positions of a document.
+
+    Args:
+        base: The model without head, in evaluation mode.
+        document: The text.
+        donors: Token ids of the exchanged text, as from `exchange_words`, of each donor by its kind.
+        positions: Positions of the tokens whose vectors are measured.
+        batch_tokens: Largest number of tokens in a forward pass.
+
+    Returns:
+        Means over the donors of a kind that have another token at the position.
+    """
+    exchanged = [ids for kind in donors.values() for ids in kind]
+    exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
+    kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
+    runs = _exchanged_runs(document.ids, exchanged_XT, positions)
+    squares_XLS3 = _squared_displacements(base, runs, len(exchanged_XT), positions, batch_tokens)
+    differs_XS = (exchanged_XT != document.ids)[:, positions]
+    squares_XLS3[~np.broadcast_to(differs_XS[:, None], squares_XLS3.shape[:3])] = np.nan
+    shape = (3, len(donors), squares_XLS3.shape[1], len(document))
+    means = np.full(shape, np.nan)
+    for kind in range(len(donors)):
+        means[:, kind][..., positions] = np.moveaxis(_mean_of_known(squares_XLS3[kinds_X == kind]), -1, 0)
+    return Displacements(*means)
+
+
+def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
+    """Return the sums over tokens `[K, L]` of each quantity, by the names of `QUANTITIES`.
+
+    Args:
+        displacements: Of one text.
+        precision: Relative precision of the model's numbers; displacements of its order count as 0.
+    """
+    least = (ROUNDING * precision) ** 2
+    own, others, joint = (np.where(square < least, 0, square) for square in displacements)
+    by_token = {
+        "own_share": _ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
+        "own_share_squared": _ratio(own, own + others),
+        "own": np.sqrt(own),
+        "others": np.sqrt(others),
+        "joint": np.sqrt(joint),
+    }
+    sums = {}
+    for name, values_KLT in by_token.items():
+        sums[name] = Sums.over_tokens(values_KLT)
+    totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
+    for name, squares_KLT in totals.items():
+        sums[name] = Sums(np.nansum(squares_KLT, -1), np.nansum(joint, -1))
+    return sums
+
+
+def own_shares(displacements: Displacements, precision: float) -> Doubles:
+    """Return the own share of each token `[K, L, T]`; NaN for tokens that were not exchanged or that nothing moves."""
+    least = (ROUNDING * precision) ** 2
+    own, others = (np.sqrt(np.where(square < least, 0, square)) for square in displacements[:2])
+    return _ratio(own, own + others)
+
+
+class _Runs(NamedTuple):
+    """Texts to run: the document, all exchanged ones, then for each of them and each position the two hybrids."""
+
+    ids_RT: Ids
+    positions_R: npt.NDArray[np.int64]
+    """Place in `positions` of each hybrid."""
+
+
+def _exchanged_runs(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Runs:
+    rows = [ids_T, *exchanged_XT]
+    places = []
+    for exchanged_T in exchanged_XT:
+        for place, position in enumerate(positions):
+            own_T, others_T = ids_T.copy(), exchanged_T.copy()
+            own_T[position] = exchanged_T[position]
+            others_T[position] = ids_T[position]
+            rows += [own_T, others_T]
+            places += [place, place]
+    return _Runs(np.stack(rows), np.array(places, np.int64))
+
+
+def _squared_displacements(
+    base: PreTrainedModel, runs: _Runs, donors: int, positions: Ids, batch_tokens: int
+) -> Doubles:
+    """Return squared displacements relative to the squared length `[X, L, S, 3]`: own, others, all replaced."""
+    whole = 1 + donors
+    batch_rows = max(whole, batch_tokens // runs.ids_RT.shape[1])
+    reader = _Reader(base, positions)
+    vectors = reader.read_whole(runs.ids_RT[:whole])
+    joint_XLS = _on_host([_relative_squares(level[1:], level[:1]) for level in vectors]).swapaxes(0, 1)
+    moved = []
+    for start in range(whole, len(runs.ids_RT), batch_rows):
+        batch = slice(start, start + batch_rows)
+        places_R = runs.positions_R[start - whole : start - whole + batch_rows]
+        rows = reader.read_hybrids(runs.ids_RT[batch], places_R)
+        squares = [_relative_squares(row, level[0, places_R]) for row, level in zip(rows, vectors, strict=True)]
+        moved.append(_on_host(squares))
+    moved_LR = np.concatenate(moved, 1)
+    moved_XLS2 = np.moveaxis(moved_LR.reshape(len(vectors), donors, len(positions), 2), 0, 1)
+    return np.concatenate([moved_XLS2, joint_XLS[..., None]], -1)
+
+
+class _Reader:
+    """Reads the vectors after each layer at the positions of interest."""
+
+    def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
+        self.base = base
+        self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
+        self.has_decoder = len(family_of(base.config).stacks) > 1
+
+    def read_whole(self, ids_RT: Ids) -> list[Tensor]:
+        """Return the vectors `[R, S, D]` of each level at all positions."""
+        every_row = torch.arange(len(ids_RT), device=self.base.device)[:, None]
+        return self._read(ids_RT, every_row, self.positions[None])
+
+    def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
+        """Return the vector `[R, D]` of each level at each text's own position."""
+        every_row = torch.arange(len(ids_RT), device=self.base.device)
+        places = torch.as_tensor(places_R, device=self.base.device)
+        return self._read(ids_RT, every_row, self.positions[places])
+
+    @torch.inference_mode()
+    def _read(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
+        levels: list[Tensor] = []
+        tokens = ids_RT.shape[1]
+        first_decoder_level = None
+
+        def take(site: Site, vectors_RTD: Tensor) -> None:
+            nonlocal first_decoder_level
+            if site.point == DECODER_INPUT:
+                first_decoder_level = len(levels)
+                return
+            if first_decoder_level is None:
+                levels.append(vectors_RTD[rows, columns])
+                return
+            # A decoder reads each token one position later, after its start token, and the last token not at all.
+            shifted = vectors_RTD[rows, (columns + 1).clamp_max(tokens - 1)]
+            is_read = (columns + 1 < tokens).unsqueeze(-1)
+            levels.append(torch.where(is_read, shifted, torch.nan))
+
+        ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        points = ["embedding_output", DECODER_INPUT, "layer_output"]
+        with recording(self.base, points, taken=take):
+            self.base(**inputs)
+        return levels
+
+
+def _relative_squares(moved: Tensor, original: Tensor) -> Tensor:
+    """Return |moved - original|^2 / |original|^2 over the last axis, in float64."""
+    original = original.double()
+    return (moved.double() - original).square().sum(-1) / original.square().sum(-1)
+
+
+def _on_host(squares: Sequence[Tensor]) -> Doubles:
+    """Return tensors of one shape as one array, in a single transfer."""
+    return np.asarray(torch.stack(list(squares)).cpu().numpy())
+
+
+def _mean_of_known(values: Doubles) -> Doubles:
+    """Return the mean over the first axis without NaN; NaN if all are."""
+    is_known = ~np.isnan(values)
+    return _ratio(np.nansum(values, 0), is_known.sum(0).astype(np.float64))
+
+
+def _ratio(numerator: Doubles, denominator: Doubles) -> Doubles:
+    """Return the quotient; NaN where the denominator is 0 or NaN."""
+    is_defined = denominator > 0
+    return np.divide(numerator, denominator, out=np.full_like(denominator, np.nan), where=is_defined)
+
+
+def _generator(document: Document, seed: int) -> np.random.Generator:
+    """Return a generator that depends on the seed and the name of the document alone."""
+    return np.random.default_rng([seed, crc32(document.name.encode())])

@@ -1,0 +1,180 @@
+"""Exchange from the input, against plain transformers in float64, one text after the other."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from families import FAMILIES, each_family, tiny_folder
+
+from attnmix.measures import exchange
+from attnmix.measures.documents import Document
+from attnmix.measures.exchange import (
+    Displacements,
+    choose_donors,
+    choose_positions,
+    exchange_sums,
+    exchange_words,
+    measure_exchange,
+    own_shares,
+)
+from attnmix.models.families import family_of
+from attnmix.models.loading import load_base
+
+Array = npt.NDArray[np.float64]
+TOKENS, FIRST_WORD = 9, 5
+POSITIONS = np.array([1, 4, 7], np.int32)
+
+
+def document(ids: Any, name: str = "text", special: Any = (0, -1)) -> Document:
+    """Return a text whose tokens are words, but for the special positions."""
+    ids = np.array(ids, np.int32)
+    words = np.arange(len(ids), dtype=np.int32)
+    words[list(special)] = -1
+    return Document(name, ids, np.zeros(len(ids), np.int8), words)
+
+
+def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(FIRST_WORD, 40, TOKENS).astype(np.int32)
+
+
+def states(model: Any, ids: Any) -> list[Array]:
+    """Return the vectors `[T, D]` of each level, before final norms; a decoder's by the token that it reads."""
+    before_norm: dict[int, Any] = {}  # transformers reports the last layer's vectors after the norm
+    norms = [stack.final_norm for stack in family_of(model.config).stacks]
+    hooks = []
+    for number, path in enumerate(norms):
+        if path:
+            norm = model.get_submodule(path.removesuffix("?"))
+            hooks.append(norm.register_forward_pre_hook(partial(keep_input, before_norm, number)))
+    output = model(input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], output_hidden_states=True)
+    for registered in hooks:
+        registered.remove()
+    encoder = output.get("encoder_hidden_states")
+    stacks = [output.hidden_states] if encoder is None else [encoder, output.decoder_hidden_states]
+    stacks = [[*stack[:-1], before_norm.get(number, stack[-1])] for number, stack in enumerate(stacks)]
+    levels = [state.view(len(ids), -1).numpy() for state in stacks[0]]
+    for state in [] if encoder is None else stacks[1][1:]:
+        unread = np.full((1, state.shape[-1]), np.nan)
+        levels.append(np.concatenate([state[0, 1:].numpy(), unread]))
+    return levels
+
+
+def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[Any, ...]) -> None:
+    kept[number] = inputs[0]
+
+
+def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
+    """Return o^2, a^2 and j^2 of one position `[3, L]`, relative to the vector and averaged over donors."""
+    moves = []
+    for donor in donors:
+        own, others = ids.copy(), donor.copy()
+        own[position] = donor[position]
+        others[position] = ids[position]
+        levels = []
+        for original, *moved in zip(*(states(model, text) for text in (ids, own, others, donor)), strict=True):
+            y = original[position]
+            levels.append([np.sum((each[position] - y) ** 2) / np.sum(y**2) for each in moved])
+        moves.append(np.array(levels).T)
+    return np.asarray(np.mean(moves, axis=0))
+
+
+@pytest.mark.parametrize("name", each_family("bert", "gpt2", "qwen3", "bart", names=FAMILIES))
+@torch.inference_mode()
+def test_displacements_of_every_family_are_those_of_plain_transformers(name: str) -> None:
+    base: Any = load_base(tiny_folder(name))
+    model = copy.deepcopy(base).double()
+    ids = drawn_ids(0)
+    donors = {"same_class": [drawn_ids(1)], "other_class": [drawn_ids(2), drawn_ids(3)]}
+    for texts in donors.values():
+        for donor in texts:
+            donor[[0, -1]] = ids[[0, -1]]
+            donor[POSITIONS] = np.where(donor[POSITIONS] == ids[POSITIONS], 41, donor[POSITIONS])
+    measured = measure_exchange(base.double(), document(ids), donors, POSITIONS, batch_tokens=4 * TOKENS)
+    for kind, texts in enumerate(donors.values()):
+        for position in POSITIONS:
+            expected_3L = reference(model, ids, texts, position)
+            found_3L = np.stack(measured)[:, kind, :, position]
+            np.testing.assert_allclose(found_3L, expected_3L, rtol=1e-4, atol=1e-9)
+    others = np.setdiff1d(np.arange(TOKENS), POSITIONS)
+    assert np.isnan(np.stack(measured)[..., others]).all()
+
+
+def test_equal_tokens_are_excluded_and_donors_without_a_difference_do_not_count() -> None:
+    base: Any = load_base(tiny_folder("bert"))
+    ids, first, second = drawn_ids(0), drawn_ids(1), drawn_ids(2)
+    first[:], first[2:] = ids, np.where(drawn_ids(1) == ids, 41, drawn_ids(1))[2:]  # position 1 has the same token
+    second[1] = 42
+    both = measure_exchange(base, document(ids), {"a": [first, second], "b": [first]}, np.array([1, 3], np.int32), 512)
+    alone = measure_exchange(base, document(ids), {"a": [second]}, np.array([1], np.int32), 512)
+    np.testing.assert_allclose(np.stack(both)[:, 0, :, 1], np.stack(alone)[:, 0, :, 1], rtol=1e-5)
+    assert np.isnan(np.stack(both)[:, 1, :, 1]).all()
+    assert np.isfinite(np.stack(both)[:, 1, :, 3]).all()
+
+
+def test_batches_do_not_change_the_displacements() -> None:
+    base: Any = load_base(tiny_folder("bert"))
+    ids, donors = drawn_ids(0), {"a": [drawn_ids(1)], "b": [drawn_ids(2)]}
+    positions = np.arange(1, TOKENS - 1, dtype=np.int32)
+    one = measure_exchange(base, document(ids), donors, positions, batch_tokens=1)
+    all_at_once = measure_exchange(base, document(ids), donors, positions, batch_tokens=4096)
+    np.testing.assert_allclose(np.stack(one), np.stack(all_at_once), rtol=1e-4, atol=1e-10)
+
+
+def test_sums_follow_from_the_displacements() -> None:
+    own, others, joint = (
+        np.array([[[4.0, 0.0, np.nan]]]),
+        np.array([[[1.0, 0.0, np.nan]]]),
+        np.array([[[9.0, 1e-30, np.nan]]]),
+    )
+    sums = exchange_sums(Displacements(own, others, joint), precision=1e-7)
+    assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {
+        "own_share": (2 / 3, 1),  # of the second token nothing moves, which has no share
+        "own_share_squared": (0.8, 1),
+        "own": (2, 2),
+        "others": (1, 2),
+        "joint": (3, 2),
+        "total_own": (4, 9),
+        "total_others": (1, 9),
+        "first_order_own": (8, 9),
+    }
+    assert own_shares(Displacements(own, others, joint), 1e-7).ravel().tolist()[:1] == [2 / 3]
+
+
+def test_positions_are_spread_over_the_words() -> None:
+    text = document(range(100), special=[0, 50, -1])
+    words = np.setdiff1d(np.arange(1, 99), [50])
+    drawn = choose_positions(text, 8, seed=0)
+    for position, part in zip(drawn, np.array_split(words, 8), strict=True):
+        assert position in part
+    assert choose_positions(text, 8, seed=0).tolist() == drawn.tolist()
+    assert choose_positions(text, 8, seed=1).tolist() != drawn.tolist()
+    assert choose_positions(text, 200, seed=0).tolist() == words.tolist()
+
+
+def test_donors_are_the_other_texts_by_class() -> None:
+    texts = [document([1, 2, 3], name=f"text/{number}") for number in range(6)]
+    classes = np.array([0, 1, 0, 1, 0, 2])
+    donors = choose_donors(texts, 0, classes, seed=0)
+    assert {kind: sorted(numbers) for kind, numbers in donors.items()} == {
+        "same_class": [2, 4],
+        "other_class": [1, 3, 5],
+    }
+    assert sorted(choose_donors(texts, 0, None, seed=0)["other_texts"]) == [1, 2, 3, 4, 5]
+    assert list(choose_donors(texts, 5, classes, seed=0)) == ["other_class"]
+    orders = {tuple(choose_donors(texts, 0, None, seed=seed)["other_texts"]) for seed in range(20)}
+    assert len(orders) > 1
+
+
+def test_words_are_exchanged_and_special_tokens_stay() -> None:
+    text = document([101, 1, 2, 3, 102, 4, 5, 102], special=[0, 4, 7])
+    short, long = document([101, 11, 12, 102]), document([101, 21, 22, 23, 24, 25, 102])
+    assert exchange_words(text, [long]).tolist() == [101, 21, 22, 23, 102, 24, 25, 102]
+    assert exchange_words(text, [short, long]).tolist() == [101, 11, 12, 21, 102, 22, 23, 102]
+    assert exchange_words(text, [short]).tolist() == [101, 11, 12, 11, 102, 12, 11, 102]
+    assert set(exchange.DONORS) == {"same_class", "other_class", "other_texts", "neutral"}
