@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attnmix.core.imports import frozen_imports
-
 if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
@@ -54,10 +52,9 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name != "interventions" and name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
-    with frozen_imports():
-        if name == "interventions":
-            return import_module("attnmix.interventions")
-        return getattr(import_module(MODULES[name]), name)
+    if name == "interventions":
+        return import_module("attnmix.interventions")
+    return getattr(import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

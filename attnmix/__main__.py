@@ -96,7 +96,8 @@ def _with_example(parser: argparse.ArgumentParser, description: str, example: st
 def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
-    from attnmix import compare, load, measure  # seconds, which a mistake in the arguments need not take
+    with frozen_imports():
+        from attnmix import compare, load, measure  # takes seconds, which a mistake in the arguments need not cost
 
     model = load(options.model, revision=options.revision)
     if options.against is not None:

@@ -16,10 +16,10 @@ model's dtype.
 
 from __future__ import annotations
 
-import copy
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -31,18 +31,13 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from attnmix.comparison import (
-    BOOTSTRAP_SEED,
-    LESS,
-    axis_texts,
-    control_table,
-    mean_table,
-)
+from attnmix.comparison import LESS, axis_texts, control_table, mean_table
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
-from attnmix.core.names import CAPTURED_CHECKPOINT, COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.names import CAPTURED_CHECKPOINT, POINTS
 from attnmix.core.paths import read_path
+from attnmix.core.progress import show_progress
 from attnmix.core.settings import (
     BATCH_TOKENS,
     MIN_UMAP_VECTORS,
@@ -51,35 +46,39 @@ from attnmix.core.settings import (
     UmapParameters,
     checked_section,
 )
+from attnmix.core.statistics import Sums
 from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
 from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import CONTROLS, left_out_sentence
-from attnmix.measures.documents import Document, documents_of
-from attnmix.measures.input_parts import RULES, PartsReader
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
+from attnmix.measures.documents import Document, Texts, documents_of
+from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, few_threads
+from attnmix.measures.input_parts import RULES
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, OutputSignature, check_unedited, quiet
-from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_length, longest_text
-from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import family_of, present_names
+from attnmix.models.families import family_of, layer_counts, present_names
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
-from attnmix.saved_results import SavedModel, SavedResult, read_result, write_result
+from attnmix.saved_results import (
+    SavedModel,
+    SavedResult,
+    pack_measurements,
+    pack_sums,
+    read_result,
+    unpack_measurements,
+    write_result,
+)
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
     OWN_SHARE_SAMPLE,
-    Given,
     OwnShareSample,
-    TextTotals,
     check_controls,
+    control_quantities,
     control_totals,
     own_share_obstacle,
-    own_share_totals,
     sink_totals,
     texts_without_corpus_value,
 )
@@ -156,34 +155,45 @@ def measure(
     if classes is not None:
         documents = _with_classes(documents, classes)
     if "corpus_value" in controls:
-        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        left_out = texts_without_corpus_value(documents, SEED)
         if left_out:
             number, token_class = next(iter(left_out.items()))
             sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
             warnings.warn(sentence, stacklevel=2)
-    with model.observed(given.pairs) as base:
-        measurer = BatchMeasurer(base, present, model.pad_token_id)
-        ratios: dict[int, npt.NDArray[np.float32]] = {}
-        for batch in batches_by_tokens([len(document) for document in documents], tokens):
-            measures = measurer.measures([documents[number] for number in batch])
-            ratios.update((number, measured.ratios) for number, measured in zip(batch, measures, strict=True))
-        # A decoder's input is a site at the level of the encoder's last layer.
-        encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-        totals = control_totals(controls, measurer, _given(model, documents, given)._replace(batch_tokens=tokens))
-    by_text = [ratios[number] for number in range(len(ratios))]
+    measured = Measurements(Texts(documents), tokens)
+    with observed_engine(model, given.pairs, present, measured) as engine:
+        engine.add_sums(measured, [MEASURES, *control_quantities(controls)])
+        layers = layer_counts(engine.base)
+    totals = control_totals(controls, measured, SEED)
+    by_text = [measured.ratios[number] for number in range(len(documents))]
+    encoder_layers = layers[0] if len(layers) > 1 else None
     output = model.output_signature()
     return Measures(
-        model, documents, given, present, by_text, encoder_layers, totals, weights=_digest(model), output=output
+        model,
+        documents,
+        given,
+        present,
+        by_text,
+        encoder_layers,
+        totals,
+        weights=_digest(model),
+        output=output,
+        _computed=measured,
     )
 
 
-@dataclass
-class Computed:
-    """Values of a result that are computed when they are first asked for."""
-
-    own_share: dict[OwnShareSample, TextTotals] = field(default_factory=dict)
-    matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
-    """Contribution matrices `[layers, tokens, sources]` by text and name."""
+@contextmanager
+def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
+    """Yield what measures texts in a model at hand, with few threads where all of them are short."""
+    with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
+        yield Engine(
+            base,
+            methods,
+            model.pad_token_id,
+            tokenizer=model.tokenizer,
+            pairs=pairs,
+            batch_tokens=measured.batch_tokens,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,13 +209,14 @@ class Measures:
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
     """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
-    control_totals: Mapping[str, TextTotals] = field(default_factory=dict)
+    control_totals: Mapping[str, Sums] = field(default_factory=dict)
     """Sums over the tokens of each text, by the name of what was asked for as `controls`."""
     weights: bytes = b""
     """A digest of the weights that were measured."""
     output: OutputSignature | None = None
     """`Model.output_signature` of the model that was measured; None in a loaded result."""
-    _computed: Computed = field(default_factory=Computed)
+    _computed: Measurements = field(default_factory=lambda: Measurements(Texts([])))
+    """All that has been measured so far; what is there is not computed again."""
 
     def __repr__(self) -> str:
         layers, tokens = self.ratios_by_text[0].shape[1], len(self.tokens)
@@ -318,10 +329,11 @@ class Measures:
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
         ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
         """
-        model = self._measured_weights()
-        with model.observed(self.tokenized.pairs) as base:
-            measurer = BatchMeasurer(base, self.methods, model.pad_token_id)
-            return mean_table(sink_totals(measurer, _given(model, self.documents, self.tokenized)))
+        self._check_unedited()
+        if "sinks" not in self._computed.sums:
+            with self._engine() as engine:
+                engine.add_sums(self._computed, ["sinks"])
+        return mean_table(sink_totals(self._computed))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
         """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.
@@ -348,20 +360,19 @@ class Measures:
         less = {name: self._less(name, method) for name in self.control_totals if name in CONTROLS}
         return control_table(totals, less)
 
-    def ratio_totals(self) -> dict[str, TextTotals]:
+    def ratio_totals(self) -> dict[str, Sums]:
         """Return each text's sums of every ratio over its tokens, and their number, by method."""
         tokens_N1 = np.array([[len(document)] for document in self.documents], np.float64)
         sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
-        return {method: TextTotals(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
+        return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
-    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> TextTotals:
+    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> Sums:
         """Return the sums of `own_share` over the tokens of a sample of the texts."""
         self._check_unedited()
         if sample not in self._computed.own_share:
-            model = self._measured_weights()
-            with model.observed(self.tokenized.pairs) as base:
-                given = _given(model, self.documents, self.tokenized)
-                self._computed.own_share[sample] = own_share_totals(base, given, sample)
+            with self._engine() as engine:
+                sums = engine.sampled_sums(self._computed, OWN_SHARE, *sample)
+            self._computed.own_share[sample] = sums[OWN_SHARE]
         return self._computed.own_share[sample]
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
@@ -376,9 +387,9 @@ class Measures:
         base: Any = self.model.network.base_model
         return own_share_obstacle(base)
 
-    def quantities(self, methods: Sequence[str]) -> dict[str, TextTotals]:
+    def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
         """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""
-        ratios, totals = self.ratio_totals(), dict[str, TextTotals]()
+        ratios, totals = self.ratio_totals(), dict[str, Sums]()
         names = [name for name in self.control_totals if name in CONTROLS and name != "random_weights"]
         for method in methods:
             totals[method] = ratios[method]
@@ -387,17 +398,17 @@ class Measures:
         shares = [name for name in self.control_totals if name not in (*CONTROLS, CLASS_SHARE_PERMUTED)]
         return totals | {name: self.control_totals[name] for name in shares}
 
-    def _control(self, name: str, method: str) -> TextTotals:
+    def _control(self, name: str, method: str) -> Sums:
         """Return the totals `[texts, layers]` of a control, of one ratio where it is a control of ratios."""
         totals = self.control_totals[name]
         if name not in CONTROLS:
             return totals
-        return TextTotals(totals.sums[..., self.methods.index(method)], totals.counts[..., 0])
+        return Sums(totals.values[..., self.methods.index(method)], totals.counts[..., 0])
 
-    def _less(self, name: str, method: str) -> TextTotals:
+    def _less(self, name: str, method: str) -> Sums:
         """Return the totals of a ratio less its control."""
         ratio, control = self.ratio_totals()[method], self._control(name, method)
-        return TextTotals(np.where(control.counts > 0, ratio.sums - control.sums, 0), control.counts)
+        return Sums(np.where(control.counts > 0, ratio.values - control.values, 0), control.counts)
 
     def _measured_weights(self) -> Model:
         """Return the model; raise `InputError` where it is not there, or has other weights than were measured."""
@@ -413,6 +424,13 @@ class Measures:
                 "parts and own shares before the change"
             )
         return self.model
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """Yield what measures the texts in the model; raise `InputError` as `_measured_weights` does."""
+        model = self._measured_weights()
+        with observed_engine(model, self.tokenized.pairs, self.methods, self._computed) as engine:
+            yield engine
 
     def _check_unedited(self) -> None:
         """Raise `InputError` inside of an intervention, also for numbers that were computed outside."""
@@ -447,21 +465,15 @@ class Measures:
         self._check_text(text)
         self._check_layer(layer)
         self._check_unedited()
-        known = self._computed.matrices.setdefault(text, {})
-        if name not in known:
+        if name not in self._computed.matrices.get(text, {}):
             layer_matrix = name.removesuffix("_rollout")
             model = self._measured_weights()
             family = family_of(model.network.base_model.config)
             if not family.present([layer_matrix]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
-            wanted = [layer_matrix]
-            if layer_matrix not in COSTLY_MATRIX_NAMES:  # all others at once
-                wanted = [matrix for matrix in LAYER_MATRICES if matrix not in COSTLY_MATRIX_NAMES]
-            with model.observed(self.tokenized.pairs) as base:
-                measurer = DocumentMeasurer(base, self.methods, wanted)
-                computed = measurer.contributions(self.documents[text].ids)
-            known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
-        matrix_LTT = known[name]
+            with self._engine() as engine, show_progress(name, model.layers) as progress:
+                engine.add_matrices(self._computed, text, [layer_matrix], advance=progress.advance)
+        matrix_LTT = self._computed.matrices[text][name]
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
@@ -495,20 +507,22 @@ class Measures:
 
         self._check_text(text)
         check_name("rule", rule, RULES)
-        document = self.documents[text]
         tokens = self._labels(text, layer=1)
         positions = _positions(rows, len(tokens))
-        with self._measured_weights().observed(self.tokenized.pairs) as base:
-            reader = PartsReader(copy.deepcopy(base).double(), rule)
-            batch = padded([document.ids.tolist()], 0, base.device)
-            parts = reader.read(batch) if rows is None else reader.read_rows(batch, positions)
+        self._check_unedited()
+        key = (text, rule, *(positions if rows is not None else ()))
+        if key not in self._computed.parts:
+            with self._engine() as engine:
+                parts = engine.parts(self._computed.texts.document(text), rule, None if rows is None else positions)
+            self._computed.parts[key] = parts
+        parts = self._computed.parts[key]
         labels = {
             "layer": range(len(parts["projection"])),
             "token": [tokens[position] for position in positions],
             "source": tokens,
         }
         dimensions = tuple(labels)
-        variables = {name: (dimensions[: values.ndim], values.cpu().numpy()) for name, values in parts.items()}
+        variables = {name: (dimensions[: values.ndim], values) for name, values in parts.items()}
         return xarray.Dataset(variables, labels)
 
     def _check_text(self, text: Any) -> None:
@@ -550,21 +564,17 @@ class Measures:
         """
         path = read_path("path", path, "save_data(path)")
         check_new_file("path", path)
-        arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
+        arrays = pack_measurements(self._computed, [*self.control_totals])
+        arrays["ratios"] = np.concatenate(self.ratios_by_text, axis=-1)
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
-        for name, totals in self.control_totals.items():
-            arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"] = totals
-        for (texts, tokens), totals in self._computed.own_share.items():
-            place = f"own_share/{texts}/{tokens}"
-            arrays[f"{place}/sums"], arrays[f"{place}/counts"] = totals
-        for text, matrices in self._computed.matrices.items():
-            for name, matrix_LTT in matrices.items():
-                arrays[f"matrices/{text}/{name}"] = matrix_LTT
+        for name, sums in self.control_totals.items():
+            arrays.update(pack_sums(f"controls/{name}", sums))
         facts = {
             "model": self.model.name,
             "methods": list(self.methods),
             "encoder_layers": self.encoder_layers,
             "controls": list(self.control_totals),
+            "measured": sorted(self._computed.measured),
             "weights": self.weights.hex(),
         }
         write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, arrays))
@@ -583,8 +593,10 @@ class Measures:
     def _page(self, whole: bool = True) -> str:
         from attnmix.text_page import models_page
 
-        model = self._measured_weights()
-        return models_page([model], (model.name,), self.tokenized, self.methods, "result", whole=whole)
+        self._check_unedited()
+        models = [] if whole in self._computed.pages else [self._measured_weights()]
+        names, known = (self.model.name,), [self._computed]
+        return models_page(models, names, self.tokenized, self.methods, "result", whole=whole, known=known)
 
 
 def load_result(path: Path | str) -> Measures:
@@ -603,24 +615,18 @@ def load_result(path: Path | str) -> Measures:
     facts, arrays = saved.facts, saved.arrays
     documents = _with_classes(documents_of(saved.texts, saved.tokens), arrays["predicted"])
     ends = np.cumsum([len(document) for document in documents])[:-1]
-    controls = {}
-    for name in facts["controls"]:
-        controls[name] = TextTotals(arrays[f"controls/{name}/sums"], arrays[f"controls/{name}/counts"])
-    computed = Computed()
-    for place in saved.named("own_share/"):
-        texts, tokens, part = place.split("/")
-        if part == "sums":
-            sample = OwnShareSample(int(texts), int(tokens))
-            start = f"own_share/{texts}/{tokens}"
-            computed.own_share[sample] = TextTotals(arrays[f"{start}/sums"], arrays[f"{start}/counts"])
-    for text in range(len(documents)):
-        computed.matrices[text] = saved.named(f"matrices/{text}/")
+    controls = {name: saved.sums(f"controls/{name}") for name in facts["controls"]}
+    ratios = np.split(arrays["ratios"], ends, axis=-1)
+    computed = unpack_measurements(saved, Texts(documents))
+    computed.ratios.update(enumerate(ratios))
+    computed.sums.update(controls)
+    computed.measured.update(facts["measured"])
     return Measures(
         SavedModel(facts["model"]),
         documents,
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
-        np.split(arrays["ratios"], ends, axis=-1),
+        ratios,
         facts["encoder_layers"],
         controls,
         weights=bytes.fromhex(facts["weights"]),
@@ -776,13 +782,10 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
     return tokenized
 
 
-def _given(model: Model, documents: Sequence[Document], tokenized: TokenizedTexts) -> Given:
-    return Given(documents, model.tokenizer, tokenized.pairs, BATCH_TOKENS, BOOTSTRAP_SEED)
-
-
 def _with_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
     """Return the documents with the number of each one's class."""
-    return [replace(document, predicted=int(number)) for document, number in zip(documents, classes, strict=True)]
+    pairs = zip(documents, classes.tolist(), strict=True)
+    return [replace(document, label=number, predicted=number) for document, number in pairs]
 
 
 def _digest(model: Model) -> bytes:

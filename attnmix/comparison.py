@@ -33,13 +33,15 @@ from attnmix.core.statistics import (
     MIN_STANDARD_ERROR,
     Interval,
     Resampled,
+    Sums,
     resample,
 )
 from attnmix.measure_names import CLASS_SHARE, OWN_SHARE, SWAP, check_name
 from attnmix.measures.batches import LENGTHS, length_class
 from attnmix.measures.controls import left_out_sentence
+from attnmix.measures.engine import SEED
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, TextTotals, texts_without_corpus_value
+from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, texts_without_corpus_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +57,6 @@ MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inc
 TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few trainings", "no interval"
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
-BOOTSTRAP_SEED = 111
 _VERDICTS = {
     OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
@@ -78,31 +79,31 @@ class Cell(NamedTuple):
     layer: int | str
 
 
-def packed(totals: Mapping[str, TextTotals]) -> tuple[list[Cell], TextTotals]:
+def packed(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
 
     `own_share` counts from the input on, so that its mean over layers says nothing.
     """
     cells, sums, counts = list[Cell](), [], []
     for measure, each in totals.items():
-        counts_NL = np.broadcast_to(each.counts, each.sums.shape)
+        counts_NL = np.broadcast_to(each.counts, each.values.shape)
         if measure != OWN_SHARE:
             cells.append(Cell(measure, ALL_LAYERS))
-            sums.append(each.sums.mean(1, keepdims=True))
+            sums.append(each.values.mean(1, keepdims=True))
             counts.append(counts_NL[:, :1])
-        cells += [Cell(measure, layer) for layer in range(1, each.sums.shape[1] + 1)]
-        sums.append(each.sums)
+        cells += [Cell(measure, layer) for layer in range(1, each.values.shape[1] + 1)]
+        sums.append(each.values)
         counts.append(counts_NL)
-    return cells, TextTotals(np.concatenate(sums, 1), np.concatenate(counts, 1))
+    return cells, Sums(np.concatenate(sums, 1), np.concatenate(counts, 1))
 
 
-def resampled(totals: TextTotals) -> Resampled:
+def resampled(totals: Sums) -> Resampled:
     """Return the means over texts, with the same draws of texts for every model."""
-    counts = np.broadcast_to(totals.counts, totals.sums.shape)
-    return resample(totals.sums, counts, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED)
+    counts = np.broadcast_to(totals.counts, totals.values.shape)
+    return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
 
-def mean_table(totals: Mapping[str, TextTotals]) -> pd.DataFrame:
+def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
     cells, cell_totals = packed(totals)
     table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
@@ -113,7 +114,7 @@ def mean_table(totals: Mapping[str, TextTotals]) -> pd.DataFrame:
     return by_layer[columns].astype({"layer": int}).reset_index(drop=True)
 
 
-def control_table(totals: Mapping[str, TextTotals], less: Mapping[str, TextTotals]) -> pd.DataFrame:
+def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
     cells, cell_totals = packed(totals)
     table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
@@ -396,7 +397,11 @@ class Comparison:
         if max(numbers) > 1:
             note = f"The comparison has {numbers[0]} and {numbers[1]} training runs; this page shows the first of each."
         methods = [method for method in results[0].methods if method in results[1].methods]
-        return models_page(models, names, results[0].tokenized, methods, "comparison", whole=whole, note=note)
+        is_known = all(list(result.methods) == methods for result in results)
+        known = [result._computed for result in results] if is_known else []
+        return models_page(
+            models, names, results[0].tokenized, methods, "comparison", whole=whole, note=note, known=known
+        )
 
     def __repr__(self) -> str:
         return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
@@ -508,7 +513,7 @@ def compared(
         ]
         notes.append(_own_share_note(len(documents), sample))
     if "corpus_value" in results[0].control_totals:
-        left_out = texts_without_corpus_value(documents, BOOTSTRAP_SEED)
+        left_out = texts_without_corpus_value(documents, SEED)
         if left_out:
             text, token_class = next(iter(left_out.items()))
             notes.append(left_out_sentence(f"text {text}", token_class, len(left_out), len(documents)))
@@ -577,7 +582,7 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
     means = []
     for side in sides:
         totals = [result.ratio_totals()[ratio] for result in side]
-        means.append(np.mean([(each.sums / each.counts).mean(1) for each in totals], axis=0))
+        means.append(np.mean([(each.values / each.counts).mean(1) for each in totals], axis=0))
     change: npt.NDArray[np.float64] = means[1] - means[0]
     return change
 

@@ -3,9 +3,10 @@
     facts.json       the model's name, the methods, the number of an encoder's layers, a digest of the weights
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
-    arrays.npz       by name `ratios` `[methods, layers, tokens]`, `predicted`, `controls/<name>/sums` and `/counts`,
-                     `own_share/<largest number of texts>/<of tokens>/sums` and `/counts`, `matrices/<text>/<name>`
-                     `[layers, tokens, sources]`
+    arrays.npz       by name `ratios` `[methods, layers, tokens]`, `predicted`, and what was computed: sums over the
+                     tokens of each text, `/values`, and their divisors, `/counts`, of `controls/<name>`, `sums/<name>`
+                     and `own_share/<largest number of texts>/<of tokens>`; `matrices/<text>/<name>`, `[layers, tokens,
+                     sources]`; `heads/<text>/<name>`; `parts/<text>/<rule>/<rows>/<variable>`
 
 Any reader of zip, JSON, parquet and NumPy opens it. It holds no code.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.statistics import Sums
 from attnmix.core.store.files import DAMAGE, PARQUET_OPTIONS, atomic_path
+from attnmix.measures.documents import Texts
+from attnmix.measures.engine import Measurements
 
-FORMAT = 1
+FORMAT = 2
 FACTS_FILE = "facts.json"
 TEXTS_FILE = "texts.parquet"
 TOKENS_FILE = "tokens.parquet"
@@ -53,6 +57,54 @@ class SavedResult(NamedTuple):
         """Return the arrays whose names begin with `prefix`, by the rest of their names."""
         names = [name for name in self.arrays if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.arrays[name] for name in names}
+
+    def sums(self, place: str) -> Sums:
+        """Return the sums at a place, as `pack_sums` named them."""
+        return Sums(self.arrays[f"{place}/values"], self.arrays[f"{place}/counts"])
+
+
+def pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of sums by name."""
+    return {f"{place}/values": sums.values, f"{place}/counts": sums.counts}
+
+
+def pack_measurements(measured: Measurements, without: Collection[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of all measurements but ratios by name; `without` the sums of these names."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, sums in measured.sums.items():
+        if name not in without:
+            arrays.update(pack_sums(f"sums/{name}", sums))
+    for sample, sums in measured.own_share.items():
+        arrays.update(pack_sums("/".join(["own_share", *map(str, sample)]), sums))
+    for kind, by_text in (("matrices", measured.matrices), ("heads", measured.heads)):
+        for text, by_name in by_text.items():
+            arrays.update((f"{kind}/{text}/{name}", array) for name, array in by_name.items())
+    for (text, rule, *rows), by_name in measured.parts.items():
+        place = f"parts/{text}/{rule}/{'-'.join(map(str, rows))}"
+        arrays.update((f"{place}/{name}", array) for name, array in by_name.items())
+    return arrays
+
+
+def unpack_measurements(saved: SavedResult, texts: Texts) -> Measurements:
+    """Return the measurements that `pack_measurements` packed."""
+    measured = Measurements(texts)
+    for place in saved.arrays:
+        kind, *path = place.split("/")
+        array = saved.arrays[place]
+        if kind == "sums" and path[-1] == "values":
+            measured.sums["/".join(path[:-1])] = saved.sums(place.removesuffix("/values"))
+        elif kind == "own_share" and path[-1] == "values":
+            max_texts, max_length, _ = path
+            measured.own_share[int(max_texts), int(max_length)] = saved.sums(place.removesuffix("/values"))
+        elif kind == "matrices":
+            measured.matrices.setdefault(int(path[0]), {})[path[1]] = array
+        elif kind == "heads":
+            measured.heads.setdefault(int(path[0]), {})[path[1]] = array
+        elif kind == "parts":
+            text, rule, rows, name = path
+            key = (int(text), rule, *(int(row) for row in rows.split("-") if row))
+            measured.parts.setdefault(key, {})[name] = array
+    return measured
 
 
 def write_result(path: Path, result: SavedResult) -> None:

@@ -236,7 +236,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
     async def about(_request: Request) -> Response:
         model = short_name(pages.subject.model)
-        if len(pages.measurer.checkpoints) > 1 and pages.names is None:
+        if len(pages.measurer.engines) > 1 and pages.names is None:
             model = f"{model}, before and after fine-tuning"
         return JSONResponse({"model": model, "examples": EXAMPLES, "limit": max_tokens(pages.measurer)})
 

@@ -6,8 +6,7 @@ differences are made (`attnmix.core.statistics`). Shapes: N texts, L layers, M m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -15,35 +14,28 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from attnmix.core.draw import stratified_draw
 from attnmix.core.errors import InputError
-from attnmix.core.statistics import Doubles
+from attnmix.core.statistics import Sums
 from attnmix.core.terminal import shorten
 from attnmix.measure_names import CLASS_SHARE, CONTROL_NAMES, OWN_SHARE, SWAP, check_name
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import SAME_PASS, classes_without_others, random_model, shuffled_words
-from attnmix.measures.documents import Document
-from attnmix.measures.input_parts import QUANTITIES, PartsReader, by_token, parts_obstacle
-from attnmix.measures.mixing_tables import stack_rows
+from attnmix.measures.controls import classes_without_others
+from attnmix.measures.documents import Document, Texts
+from attnmix.measures.engine import SAMPLED, Measurements, corpus_sample
+from attnmix.measures.geometry_tables import attention_moments
+from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.sinks import SINK_MEASURES
-from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
-from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
-from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null, products
 from attnmix.models.families import family_of
-from attnmix.models.segments import read_segments
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-SAMPLE_TEXTS = 20  # texts whose own shares and swaps are computed, as they cost the square of the number of tokens
-OWN_SHARE_TOKENS = 48
-SWAP_TOKENS = 24
 MIN_CLASS_TEXTS = 3
 
 
 class OwnShareSample(NamedTuple):
     """The sample of the texts of which own shares are computed, as they cost the square of the number of tokens."""
 
-    max_texts: int = SAMPLE_TEXTS
-    max_length: int = OWN_SHARE_TOKENS
+    max_texts: int = SAMPLED[OWN_SHARE].max_texts
+    max_length: int = SAMPLED[OWN_SHARE].max_length
     """The number of tokens to which a text is truncated."""
 
     @classmethod
@@ -56,35 +48,6 @@ class OwnShareSample(NamedTuple):
 
 
 OWN_SHARE_SAMPLE = OwnShareSample()
-
-
-class TextTotals(NamedTuple):
-    """Sums over the tokens of each text, and what they are divided by; 0 of a text that was left out."""
-
-    sums: Doubles  # [N, L, ...]
-    counts: Doubles  # of a shape that broadcasts to the sums
-
-
-class Given(NamedTuple):
-    """Texts in memory, and how they are read."""
-
-    documents: Sequence[Document]
-    tokenizer: Any
-    pairs: bool
-    batch_tokens: int
-    seed: int
-
-    def batches(self) -> list[list[Document]]:
-        """Return the documents in batches, longest ones together."""
-        lengths = [len(document) for document in self.documents]
-        return [
-            [self.documents[number] for number in numbers] for numbers in batches_by_tokens(lengths, self.batch_tokens)
-        ]
-
-    def sample(self, max_texts: int = SAMPLE_TEXTS) -> list[int]:
-        """Return the numbers of at most `max_texts` texts, in which every class has its share."""
-        classes = np.array([document.predicted for document in self.documents])
-        return [int(number) for number in stratified_draw(classes, max_texts, self.seed)]
 
 
 def check_control_names(controls: Any, labels: Any) -> None:
@@ -118,7 +81,7 @@ def texts_without_corpus_value(documents: Sequence[Document], seed: int) -> dict
 
     Raise `InputError` where that is every text.
     """
-    left_out = classes_without_others(documents, _corpus_sample(documents, seed))
+    left_out = classes_without_others(documents, corpus_sample(Texts(documents), seed))
     if len(left_out) == len(documents):
         number, token_class = next(iter(left_out.items()))
         raise InputError(
@@ -128,38 +91,34 @@ def texts_without_corpus_value(documents: Sequence[Document], seed: int) -> dict
     return left_out
 
 
-def control_totals(controls: Sequence[str], measurer: BatchMeasurer, given: Given) -> dict[str, TextTotals]:
-    """Return the totals of the named `controls` by name, `[N, L, M]` of ratios and `[N, L]` of shares."""
-    totals: dict[str, TextTotals] = {}
-    names = [name for name in SAME_PASS if name in controls]
-    if names or CLASS_SHARE in controls:
-        if "corpus_value" in names:
-            measurer.read_corpus(_corpus_batches(given))
-        arrays = _same_pass(measurer, given, [*names, "others", "lengths"])
-        for name in names:
-            totals[name] = TextTotals(arrays[name], arrays[f"{name}_counts"])
-        if CLASS_SHARE in controls:
-            totals.update(_class_shares(arrays, given))
-    if "shuffled_words" in controls:
-        shuffled = [shuffled_words(document, given.seed) for document in given.documents]
-        totals["shuffled_words"] = _own_pass("shuffled_words", measurer, given._replace(documents=shuffled))
-    if "random_weights" in controls:
-        random: Any = random_model(measurer.base.config, given.seed)
-        random.to(measurer.base.device)
-        read_segments(random, given.tokenizer, given.pairs)
-        random_measurer = BatchMeasurer(random, measurer.methods, measurer.pad_token_id)
-        totals["random_weights"] = _own_pass("random_weights", random_measurer, given)
-    if SWAP in controls:
-        totals.update(_swaps(measurer.base, given))
-    return {name: totals[name] for name in _in_order(totals)}
+def control_quantities(controls: Collection[str]) -> list[str]:
+    """Return the quantities that `Engine.add_sums` measures for the named `controls`."""
+    quantities = [name for name in controls if name != CLASS_SHARE]
+    return [*quantities, "others", "lengths"] if CLASS_SHARE in controls else quantities
 
 
-def sink_totals(measurer: BatchMeasurer, given: Given) -> dict[str, TextTotals]:
-    """Return the totals `[N, L]` of attention to the first token and of `SINK_MEASURES`, by name."""
-    arrays = _same_pass(measurer, given, ["to_first", "sinks"])
-    totals = {"attention_to_first": TextTotals(arrays["to_first"], arrays["to_first_counts"])}
+def control_totals(controls: Collection[str], measurements: Measurements, seed: int) -> dict[str, Sums]:
+    """Return the sums of the named `controls`, `[N, L, M]` of ratios and `[N, L]` of shares, in a fixed order."""
+    totals: dict[str, Sums] = {}
+    for name in CONTROL_NAMES:
+        if name == CLASS_SHARE and name in controls:
+            totals.update(_class_shares(measurements, seed))
+        elif name in controls:
+            totals.update((key, sums) for key, sums in measurements.sums.items() if _is_of(key, name))
+    return totals
+
+
+def _is_of(key: str, control: str) -> bool:
+    """Return True for the sums of a control; swaps have one for each kind of donor."""
+    return key.startswith(SWAP) if control == SWAP else key == control
+
+
+def sink_totals(measurements: Measurements) -> dict[str, Sums]:
+    """Return the sums `[N, L]` of attention to the first token and of `SINK_MEASURES`, by name."""
+    totals = {"attention_to_first": measurements.sums["to_first"]}
+    values, counts = measurements.sums["sinks"]
     for place, name in enumerate(SINK_MEASURES):
-        totals[name] = TextTotals(arrays["sinks"][..., place], arrays["sinks_counts"][..., place])
+        totals[name] = Sums(values[..., place], counts[..., place])
     return totals
 
 
@@ -170,106 +129,22 @@ def own_share_obstacle(base: PreTrainedModel) -> str | None:
     return None if obstacle is None else f"the model family {family.model_type} cannot be taken apart: {obstacle}"
 
 
-def own_share_totals(base: PreTrainedModel, given: Given, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> TextTotals:
-    """Return the totals of `own_share` after each layer `[N, L]` of a sample of the texts, cut to some tokens."""
-    reader = PartsReader(base)
-    sums, counts = np.zeros(()), np.zeros(())
-    for number in given.sample(sample.max_texts):
-        document = given.documents[number].cut(sample.max_length)
-        parts = reader.read(padded([document.ids.tolist()], 0, base.device))
-        shares_LT = by_token(parts)[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
-        if not sums.ndim:
-            sums, counts = np.zeros((2, len(given.documents), len(shares_LT)))
-        sums[number] = shares_LT.sum(-1)
-        counts[number] = len(document)
-    return TextTotals(sums, counts)
-
-
-def _in_order(totals: Mapping[str, Any]) -> list[str]:
-    """Return the names in the order of `CONTROL_NAMES`, those that begin with one after it."""
-    order = {name: place for place, name in enumerate(CONTROL_NAMES)}
-    return sorted(totals, key=lambda name: max(place for known, place in order.items() if name.startswith(known)))
-
-
-def _corpus_batches(given: Given) -> list[list[Document]]:
-    """Return the batches of the texts from which the control `corpus_value` takes its values."""
-    drawn = _corpus_sample(given.documents, given.seed)
-    return given._replace(documents=[given.documents[number] for number in drawn]).batches()
-
-
-def _corpus_sample(documents: Sequence[Document], seed: int) -> list[int]:
-    """Return the numbers of at most `MAX_TEXTS` texts, in which every class has its share."""
-    classes = np.array([document.predicted for document in documents])
-    return [int(number) for number in stratified_draw(classes, MAX_TEXTS, seed)]
-
-
-def _same_pass(measurer: BatchMeasurer, given: Given, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return what one forward pass says of each text `[N, ...]`: the sums that are named, and their counts."""
-    by_text: dict[str, dict[str, Any]] = {}
-    for batch in given.batches():
-        in_statistics = [replace(document, measured=True) for document in batch]
-        for measures in measurer.measures(in_statistics):
-            sums = measures.sums()
-            keys = [*names, *(f"{name}_counts" for name in names)]
-            by_text[measures.document.name] = {key: sums[key] for key in keys}
-    return stack_rows([by_text[document.name] for document in given.documents])
-
-
-def _own_pass(name: str, measurer: BatchMeasurer, given: Given) -> TextTotals:
-    """Return the totals of a control that is a forward pass of its own."""
-    by_text: dict[str, dict[str, npt.NDArray[Any]]] = {}
-    for batch in given.batches():
-        for document, arrays in zip(batch, measurer.control_sums(name, batch), strict=True):
-            by_text[document.name] = arrays
-    rows = stack_rows([by_text[document.name] for document in given.documents])
-    return TextTotals(rows[name], rows[f"{name}_counts"])
-
-
-def _class_shares(arrays: Mapping[str, npt.NDArray[Any]], given: Given) -> dict[str, TextTotals]:
+def _class_shares(measurements: Measurements, seed: int) -> dict[str, Sums]:
     """Return the class's share in the squared length of what others give, and its level with permuted classes.
 
     A share is a function of products of pairs of texts, so that each text enters by its jackknife pseudo-value, N times
     the share less N - 1 times the share without the text: their mean has the jackknife's variance, and they are drawn
     again together with the means over tokens.
     """
-    classes_N = np.array([document.predicted for document in given.documents])[:MAX_TEXTS]
-    tokens_N = arrays["others_counts"].ravel()[:MAX_TEXTS]
-    kept = usable(classes_N, tokens_N)
-    squares_NL = arrays["lengths"][:MAX_TEXTS, :, 0]
-    moments = Moments.from_sums(arrays["others"][:MAX_TEXTS], squares_NL, tokens_N)
-    texts = Moments(*(part[kept] for part in moments))
-    whole, without = products(texts, classes_N[kept])
+    texts = measurements.texts
+    classes_N = texts.predicted[:MAX_TEXTS]
+    moments, kept = attention_moments(measurements.sums, classes_N)
+    whole, without = products(moments, classes_N[kept])
     place, number = PARTS.index("class"), int(kept.sum())
     whole_L, without_NL = whole.shares()[..., place], without.shares()[..., place]
     pseudo_NL = number * whole_L - (number - 1) * without_NL
     pseudo_NL += whole_L - pseudo_NL.mean(0)
-    sums = np.zeros((len(given.documents), len(whole_L)))
-    counts = np.zeros_like(sums)
-    rows = np.flatnonzero(kept)
-    sums[rows], counts[rows] = pseudo_NL, 1
-    permuted_L = class_share_null(texts, classes_N[kept], given.seed)
-    return {
-        CLASS_SHARE: TextTotals(sums, counts),
-        CLASS_SHARE_PERMUTED: TextTotals(counts * permuted_L, counts),
-    }
-
-
-def _swaps(base: PreTrainedModel, given: Given) -> dict[str, TextTotals]:
-    """Return the swap ratio by the donor's class, or with the next text where no classes are given."""
-    classes = np.array([document.predicted for document in given.documents])
-    known = bool((classes >= 0).all())
-    names = [f"{SWAP}_{donor}" for donor in DONORS] if known else [SWAP]
-    totals: dict[str, TextTotals] = {}
-    for number in given.sample():
-        ids = given.documents[number].cut(SWAP_TOKENS).ids
-        for name, donor in zip(names, next_donors(number, classes), strict=False):
-            if donor is None:
-                continue
-            donor_ids = given.documents[donor].cut(SWAP_TOKENS).ids
-            ratios_LT = document_swaps(base, ids, donor_ids)[:, SWAPS.index("swap")]
-            if name not in totals:
-                empty = np.zeros((2, len(given.documents), len(ratios_LT)))
-                totals[name] = TextTotals(empty[0], empty[1])
-            totals[name].sums[number] = np.nansum(ratios_LT, -1)
-            totals[name].counts[number] = (~np.isnan(ratios_LT)).sum(-1)
-    return totals
+    numbers = np.flatnonzero(kept).tolist()
+    share = Sums(pseudo_NL, np.ones_like(pseudo_NL)).scatter(numbers, len(texts))
+    permuted_L = class_share_null(moments, classes_N[kept], seed)
+    return {CLASS_SHARE: share, CLASS_SHARE_PERMUTED: Sums(share.counts * permuted_L, share.counts)}

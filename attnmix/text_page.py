@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.results import TextResults
+from attnmix.measures.engine import Measurements
 from attnmix.model import Model, quiet
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
@@ -29,26 +30,31 @@ def models_page(
     *,
     whole: bool = True,
     note: str = "",
+    known: Sequence[Measurements] = (),
 ) -> str:
     """Return the page of the texts in one model, or in two, the second compared with the first.
 
     Args:
-        models: One model, or two with the same tokens and number of layers.
+        models: One model, or two with the same tokens and number of layers; none where the page was made before.
         names: Their display names.
         tokenized: The texts.
         methods: The mixing ratios that all of the models have.
         owner: What has the methods that make the page: `result` or `comparison`.
         whole: False to leave out heads and matrices, for a small page.
         note: A sentence on what the page does not show.
+        known: What has been measured in each model, of the same `methods`; what is missing is added.
     """
-    results = _results(models, tokenized, methods)
+    page = known[0].pages if len(known) == 1 else {}
+    if whole not in page:
+        page[whole] = _results(models, tokenized, methods, whole, known)
+    results: TextResults = page[whole]
     results.model_names = names if len(names) > 1 else None
     subject = models_subject(names)
     if note:
         subject = replace(subject, origins=[*subject.origins, note])
-    if whole:
-        return page_text(results, subject)
-    return page_text(results.without_heads(), replace(subject, left_out=LEFT_OUT.format(owner=owner)))
+    if not whole:
+        subject = replace(subject, left_out=LEFT_OUT.format(owner=owner))
+    return page_text(results, subject)
 
 
 def models_subject(names: Sequence[str]) -> Subject:
@@ -59,7 +65,13 @@ def models_subject(names: Sequence[str]) -> Subject:
     return Subject(f"{names[0]} and {names[1]}", origins=[origin])
 
 
-def _results(models: Sequence[Model], tokenized: TokenizedTexts, methods: Sequence[str]) -> TextResults:
+def _results(
+    models: Sequence[Model],
+    tokenized: TokenizedTexts,
+    methods: Sequence[str],
+    whole: bool,
+    known: Sequence[Measurements],
+) -> TextResults:
     """Return all that the page shows, measured in every model."""
     last = models[-1]
     with ExitStack() as stack, quiet():
@@ -70,7 +82,9 @@ def _results(models: Sequence[Model], tokenized: TokenizedTexts, methods: Sequen
                 base = copy.deepcopy(base)  # two models are measured at the same time
             bases[checkpoint] = base
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, pairs=tokenized.pairs)
-        return measurer.results(tokenized)
+        measurements = dict(zip(bases, known, strict=False))
+        results = measurer.results(tokenized, measurements, with_heads=whole)
+    return results if whole else results.without_heads()
 
 
 def _share_modules(first: PreTrainedModel, second: PreTrainedModel) -> bool:

@@ -556,12 +556,11 @@ Batch = list[Any]  # of attnmix.measures.documents.Document
 
 
 class Measuring(NamedTuple):
-    """Model and batches; `counted` are the same documents, with their tokens in the statistics."""
+    """Model and batches."""
 
     measurer: Any
     six: Any
     batches: list[Batch]
-    counted: list[Batch]
 
     def forward(self, batch: Batch, attention: str) -> Any:
         """Return the last hidden states."""
@@ -583,6 +582,11 @@ class Measuring(NamedTuple):
         """Return the measures; all identities are checked in those `sampled`, about as many as in a run's sample."""
         self._observe()
         return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
+
+    def identities(self, batch: Batch) -> list[Any]:
+        """Return the ratios, with identities as in a run."""
+        self._observe()
+        return list(self.measurer.measures(batch, [place == 0 for place in range(len(batch))], ()))
 
     def _observe(self) -> None:
         from attnmix.models.attention import OBSERVED
@@ -606,12 +610,12 @@ def prepare_measuring(length: int | None = None) -> Measuring:
     tokens = pd.concat([each.table for each in tokenized])
     counts = pd.DataFrame([each.counts for each in tokenized])
     rows = counts.assign(document=list(texts), label=0, predicted_label=0)
-    plain, counted = (documents_of(rows.assign(measured=measured), tokens) for measured in (False, True))
-    numbers = batches_by_tokens([len(document) for document in plain], parameters.capture.batch_tokens)
+    documents = documents_of(rows, tokens)
+    numbers = batches_by_tokens([len(document) for document in documents], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
-    batches, counted_batches = ([[each[i] for i in batch] for batch in numbers] for each in (plain, counted))
-    every.read_corpus(counted_batches)
-    return Measuring(every, six, batches, counted_batches)
+    batches = [[documents[i] for i in batch] for batch in numbers]
+    every.read_corpus(batches)
+    return Measuring(every, six, batches)
 
 
 def ratios_in_turn() -> Seconds:
@@ -622,8 +626,8 @@ def ratios_in_turn() -> Seconds:
         EAGER: (partial(ready.forward, attention="eager"), ready.batches),
         "mixing ratios": (partial(ready.ratios, measurer=ready.six), ready.batches),
         "seven ratios": (partial(ready.ratios, measurer=ready.measurer), ready.batches),
-        "seven ratios, identities as in a run": (ready.measures, ready.batches),
-        "all that `measure` reads from a batch": (ready.measures, ready.counted),
+        "seven ratios, identities as in a run": (ready.identities, ready.batches),
+        "all that `measure` reads from a batch": (ready.measures, ready.batches),
     }
     for way, batches in ways.values():
         way(batches[0])
@@ -640,7 +644,7 @@ def short_batches_in_turn() -> Seconds:
     for length in SHORT_TEXTS:
         ready = prepare_measuring(length)
         texts = SHORT_BATCH // length
-        documents = list(islice(cycle(chain.from_iterable(ready.counted)), SHORT_BATCHES * texts))
+        documents = list(islice(cycle(chain.from_iterable(ready.batches)), SHORT_BATCHES * texts))
         assert {len(document) for document in documents} == {length}
         bare, measured = short_ways(length)
         seconds.update({bare: 0.0, measured: 0.0})

@@ -191,17 +191,17 @@ def run_capture(folder: Path, checkpoint: Path) -> Path:
 
 
 def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
-    """A document whose tokens are all words, in the statistics."""
+    """A document whose tokens are all words."""
     numbers = np.array(list(ids), np.int32)
     classes = np.full(len(numbers), CLASSES.index("word"), np.int8)
     return Document(name, numbers, classes, np.arange(len(numbers), dtype=np.int32))
 
 
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Return documents of the named texts, in the statistics."""
+    """Return documents of the named texts."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
-    return documents_of(table.assign(measured=True), pd.concat([each.table for each in tokenized]))
+    return documents_of(table, pd.concat([each.table for each in tokenized]))
 
 
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:

@@ -28,6 +28,7 @@ from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
 from attnmix.figures.labels import RATIO_LABELS, RATIO_MARKS
+from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models import convert
 
@@ -75,6 +76,21 @@ def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: att
         np.testing.assert_allclose(result.matrix("attention", text=number), weights, atol=1e-5)
         to_end = result.matrix("attention", 2, number).sel(source="[SEP]")
         np.testing.assert_allclose(to_end, weights[1, :, -1], atol=1e-5)
+
+
+def test_a_matrix_computes_no_other_one(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = attnmix.measure(model, TEXTS[0], methods="attn_w")
+    computed: list[str] = []
+    for name, declared in LAYER_MATRICES.items():
+
+        def formula(chunk: Any, name: str = name, of: Callable[[Any], Any] = declared.formula) -> Any:
+            computed.append(name)
+            return of(chunk)
+
+        monkeypatch.setitem(LAYER_MATRICES, name, replace(declared, formula=formula))
+    for name in ("attention", "alti", "alti_rollout", "attention_rollout"):
+        result.matrix(name)
+    assert computed == ["attention"] * model.layers + ["alti"] * model.layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

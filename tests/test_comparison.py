@@ -25,9 +25,12 @@ import attnmix
 from attnmix import api, compare_models, comparison
 from attnmix.core import statistics
 from attnmix.core.errors import InputError
+from attnmix.core.statistics import Sums
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.engine import SAMPLED
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
-from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE, OWN_SHARE_TOKENS, SAMPLE_TEXTS, SWAP_TOKENS
+from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE
 from experiments import training, trainings
 
 REVIEWS = toy_reviews(24, seed=3)
@@ -212,10 +215,10 @@ def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
     model: attnmix.Model, result: attnmix.Measures
 ) -> None:
     base = AutoModel.from_pretrained(model.source, attn_implementation="eager").eval().double()
-    ids = [document.cut(SWAP_TOKENS).ids.tolist() for document in result.documents]
+    ids = [document.cut(SAMPLED["swap"].max_length).ids.tolist() for document in result.documents]
     rows = result.controls().query("control.str.startswith('swap') and layer == 2").set_index("control")
     sampled = np.flatnonzero(result.control_totals["swap_same_class"].counts[:, 0]).tolist()
-    assert len(sampled) == SAMPLE_TEXTS
+    assert len(sampled) == SAMPLED["swap"].max_texts
     for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # the classes take turns
         ratios = []
         for number in sampled:
@@ -227,7 +230,7 @@ def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
                 ]
                 ratios.append(exchanged(lambda x: base.encoder.layer[1](x[None])[0].reshape(x.shape), *states))
         assert rows["mean"][control] == pytest.approx(mean_over_tokens(ratios), abs=1e-4)
-        assert rows["texts"][control] == SAMPLE_TEXTS
+        assert rows["texts"][control] == len(sampled)
 
 
 def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interval(
@@ -261,14 +264,14 @@ def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
 ) -> None:
     texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
     measured = attnmix.measure(model, texts, methods=RATIO)
-    assert len(measured.documents[0]) > OWN_SHARE_TOKENS
-    cut = [document.cut(OWN_SHARE_TOKENS).ids.tolist() for document in measured.documents]
+    assert len(measured.documents[0]) > OWN_SHARE_SAMPLE.max_length
+    cut = [document.cut(OWN_SHARE_SAMPLE.max_length).ids.tolist() for document in measured.documents]
     short = attnmix.measure(model, cut, methods=RATIO)
     shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
     table = measured.own_share()
     np.testing.assert_allclose(table["mean"], np.concatenate(shares, axis=1).mean(1)[1:], atol=1e-5)
     assert table["tokens"].tolist() == pytest.approx([np.mean(list(map(len, cut)))] * model.layers)
-    assert set(result.own_share()["texts"]) == {SAMPLE_TEXTS}
+    assert set(result.own_share()["texts"]) == {OWN_SHARE_SAMPLE.max_texts}
 
 
 def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
@@ -297,13 +300,13 @@ def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeyp
     options = {"methods": RATIO, "controls": ["text_mean_value", "shuffled_words"]}
     expected = attnmix.measure(model, TEXTS, **options)
     batches = []
-    measured = api.BatchMeasurer.measures
+    measured = BatchMeasurer.measures
 
     def record(self: Any, documents: Any, *arguments: Any) -> Any:
         batches.append(len(documents))
         return measured(self, documents, *arguments)
 
-    monkeypatch.setattr(api.BatchMeasurer, "measures", record)
+    monkeypatch.setattr(BatchMeasurer, "measures", record)
     result = attnmix.measure(model, TEXTS, batch_tokens=40, **options)
     assert len(batches) > 1
     assert max(batches) < 5
@@ -456,7 +459,7 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
             for _training in range(1 if one_model else trainings):
                 spread = 0.5 * (trainings > 1 and not one_model)
                 totals = {
-                    name: comparison.TextTotals(
+                    name: Sums(
                         each + spread * generator.normal(size=6) + generator.normal(size=each.shape), np.ones((24, 1))
                     )
                     for name, each in texts.items()
@@ -569,8 +572,7 @@ def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
     call: Callable[[Any, Any, Any], Any],
     message: str,
 ) -> None:
-    monkeypatch.setattr(api, "BatchMeasurer", None)
-    monkeypatch.setattr(api, "own_share_totals", None)
+    monkeypatch.setattr(api, "Engine", None)
     other = attnmix.load(str(write_tiny_bert(tmp_path / "other", layers=2)))
     with pytest.raises(InputError, match=message):
         call(model, result, other)
@@ -587,9 +589,9 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
     totals = result.own_share_totals()
-    counts = np.broadcast_to(totals.counts, totals.sums.shape)
+    counts = np.broadcast_to(totals.counts, totals.values.shape)
     noise = np.random.default_rng(0).normal(scale=0.01, size=(len(TEXTS), 1))
-    higher = comparison.TextTotals(totals.sums + (0.1 + noise) * counts, totals.counts)
+    higher = Sums(totals.values + (0.1 + noise) * counts, totals.counts)
     mixed = replace(shifted(result, 0.1), _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: higher}))
     contradiction = attnmix.compare(shifted(result, 0.0), mixed)
     assert contradiction.rows["these_models"].tolist() == ["higher", "higher"]

@@ -14,9 +14,11 @@ from families import write_family
 from family_reference import rolled, run_reference
 from scipy import stats
 
+from attnmix.core.statistics import Sums
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_plot
 from attnmix.measures import derivatives as module
+from attnmix.measures.batches import stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
@@ -260,6 +262,13 @@ def made_up(seed: int, tokens: int) -> dict[str, Any]:
     return {name: generator.uniform(size=shape) for name, shape in shapes.items()}
 
 
+def summed(documents: dict[str, dict[str, Any]]) -> dict[str, Sums]:
+    """Return the sums over the tokens of all documents by quantity."""
+    return stack_sums(
+        [{name: Sums.over_tokens(each) for name, each in quantities.items()} for quantities in documents.values()]
+    )
+
+
 def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     lengths = {"test/1": 4, "test/5": 9}
     documents = {
@@ -269,7 +278,8 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     documents["finetuned"]["test/5"]["level"][1, 2, 0, :3] = np.nan  # tokens whose output nothing moves
     documents["pretrained"]["test/1"]["agreement"][0, 1:, 2] = np.nan
     documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
-    tables = derivative_tables(documents, ["attn_w"], ["attention"], seed=0)
+    sums = {name: summed(by_review) for name, by_review in documents.items()}
+    tables = derivative_tables(sums, list(lengths), ["attn_w"], ["attention"], seed=0)
     table = tables["derivatives"]
     assert tuple(table) == TABLE_COLUMNS["derivatives"]
     assert table[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # two documents
@@ -299,6 +309,6 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
 
 
 def test_without_documents_the_tables_have_their_columns_only() -> None:
-    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, ["attn_w"], [], seed=0)
+    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, [], ["attn_w"], [], seed=0)
     for name in ("derivatives", "derivatives_by_review"):
         assert (tuple(tables[name]), len(tables[name])) == (TABLE_COLUMNS[name], 0)

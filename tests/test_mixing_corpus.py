@@ -24,7 +24,7 @@ from families import make_tokenizer
 
 from attnmix.core.store import texts as texts_store
 from attnmix.core.store.runs import Run
-from attnmix.measures import mixing_tables
+from attnmix.measures import engine, mixing_tables
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import Corpus, Document, read_reviews
@@ -32,7 +32,6 @@ from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens
-from attnmix.runs import measure as measuring
 from attnmix.runs.tokens import write_tokens
 from stages import measure
 
@@ -64,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
         place = 1 if name == "control_sums" else 0  # of the documents, which the control's name stands before
         options, documents = arguments[:place], arguments[place]
-        keys = [(name, *options, self.base.name_or_path, len(document), document.measured) for document in documents]
+        keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]
         for key, document in zip(keys, documents, strict=True):
             if key not in known:
                 (known[key],) = method(self, *options, [document])
@@ -107,7 +106,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks", length=10)
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 5)
-    monkeypatch.setattr(measuring, "SAMPLED_DOCUMENTS", 3)
+    monkeypatch.setattr(engine, "IDENTITY_TEXTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
     assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
@@ -134,7 +133,7 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     for document, text in zip(documents, texts, strict=True):
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
-        assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
+        assert (document.name, document.label) == (text["document"], text["label"])
     batches = [batch for group in corpus.row_groups for batch in corpus.batches(group, 12)]
     assert sorted(number for batch in batches for number in batch) == list(range(11))
     for batch in batches:
@@ -175,7 +174,7 @@ def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> 
         before, after = document.words == number, shuffled.words == number
         np.testing.assert_array_equal(shuffled.ids[after], document.ids[before])
         np.testing.assert_array_equal(shuffled.classes[after], document.classes[before])
-    assert (shuffled.name, shuffled.measured) == (document.name, document.measured)
+    assert shuffled.name == document.name
 
 
 def test_the_order_follows_from_seed_and_name_in_every_process() -> None:

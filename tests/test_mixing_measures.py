@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
-from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
+from attnmix.core.statistics import Draws, Resampled, Sums, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.controls import CorpusValues
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
@@ -230,7 +230,7 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
     draws = Draws(9, 50, 7)
     for _ in range(2):
-        actual = draws.resample(zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True))
+        actual = draws.resample(map(Sums, np.split(sums, [4, 6]), np.split(counts, [4, 6])))
         for one, other in zip(actual, together, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
@@ -240,12 +240,14 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
     labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
     # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
-    rows = {name: {"true": each, "control": each - cells / 4} for name, each in sums.items()}
+    corpora = {
+        name: {"true": Sums(each, cells), "control": Sums(each - cells / 4, cells)} for name, each in sums.items()
+    }
 
     def mean(name: str, **options: Any) -> Mean:
-        return Mean("mixing_controls", labels, lambda part: (part[name], cells), **options)
+        return Mean("mixing_controls", labels, name, **options)
 
-    tables = MeanTables(rows, Draws(5, 300, 7))
+    tables = MeanTables(corpora, Draws(5, 300, 7))
     difference = true_minus_control(tables.resample(mean("true")))
     tables.add(mean("control", more=difference))
     tables.add(mean("control", more=difference, checkpoints=("random",)))

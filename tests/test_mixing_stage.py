@@ -293,11 +293,11 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     original = BatchMeasurer.measures
     batches: list[tuple[Any, ...]] = []
 
-    def measures(self: Any, documents: Any, sampled: Any = None) -> Any:
+    def measures(self: Any, documents: Any, *options: Any) -> Any:
         if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
         batches.append((self.base.name_or_path, *(document.name for document in documents)))
-        return original(self, documents, sampled)
+        return original(self, documents, *options)
 
     monkeypatch.setattr(BatchMeasurer, "measures", measures)
     folder, resumed = prepare(tmp_path), False

@@ -164,8 +164,8 @@ def test_ratios_of_sources_follow_their_definition(name: str, tmp_path: Path) ->
             for source in PAIR_SOURCES:
                 for place, method in enumerate(measurer.methods):
                     true = expected[source][method].sum()
-                    assert sums[source][number, place] == pytest.approx(true, abs=1e-4), (source, number, method)
-                assert sums[f"{source}_counts"].item() == (document.segments >= 0).sum()
+                    assert sums[source].values[number, place] == pytest.approx(true, abs=1e-4), (source, number, method)
+                assert sums[source].counts.item() == (document.segments >= 0).sum()
 
 
 def test_pairs_of_a_file_are_read_and_equal_pairs_stay_together(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 def result(model: attnmix.Model) -> attnmix.Measures:
     """Return a result with everything that is computed on demand: matrices of two texts, and the own share."""
     result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
-    result.matrix("alti"), result.matrix("value_zeroing", text=3), result.own_share()
+    result.matrix("alti"), result.matrix("norm"), result.matrix("value_zeroing", text=3), result.own_share()
     return result
 
 
@@ -115,9 +115,9 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
     elif kind == "another zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("other.txt", "text")
-    elif kind == "later format":
+    elif kind == "other format":
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(FACTS_FILE, json.dumps({"format": 2}))
+            archive.writestr(FACTS_FILE, json.dumps({"format": 1}))
     else:
         whole = result.save_data(path).read_bytes()
         path.write_bytes(
@@ -130,7 +130,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
     [
         ("no zip", "File is not a zip file"),
         ("another zip", "facts.json"),
-        ("later format", "its format is 2, and this version of attnmix reads 1"),
+        ("other format", "its format is 1, and this version of attnmix reads 2"),
         ("truncated", "File is not a zip file"),
         ("flipped bit", "Bad magic number"),
     ],

@@ -18,6 +18,7 @@ import attnmix
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.measures import identities
+from attnmix.measures.batches import STATISTICS
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
 from attnmix.page import arrays, payload
@@ -35,14 +36,21 @@ TEXTS: dict[str, list[Any]] = {
 }
 
 
+def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages measure everything and make every table."""
+    monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *STATISTICS))
+    monkeypatch.setattr(text_results, "page_tables", mixing_tables)
+
+
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
 def test_a_saved_page_has_all_that_it_would_have_of_every_table(
     texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
     drawn = result.save(tmp_path / "drawn.html").read_bytes()
-    monkeypatch.setattr(text_results, "page_tables", mixing_tables)
-    assert result.save(tmp_path / "all.html").read_bytes() == drawn
+    measure_all(monkeypatch)
+    again = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
+    assert again.save(tmp_path / "all.html").read_bytes() == drawn
 
 
 def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_table(
@@ -51,7 +59,7 @@ def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_ta
     measurer = text_results.load_measurer({"pretrained": tiny_bert, "finetuned": tiny_bert})
     texts = tokenized(["time flies", "the film was good ."], measurer)
     drawn = page_text(measurer.results(texts), Subject("a model"))
-    monkeypatch.setattr(text_results, "page_tables", mixing_tables)
+    measure_all(monkeypatch)
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
 
 

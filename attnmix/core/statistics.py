@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,44 @@ MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain 
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
 MIN_UNEXPLAINED = 1e-9  # smallest share of a variance that a given variable leaves; less is rounding
 BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, as 8 bytes each before they are kept as one
+
+
+class Sums(NamedTuple):
+    """A quantity of N texts: its sums over the tokens of each text, and their divisors.
+
+    One text's sums have the same form without the first axis. Every mean over tokens or texts is made of these.
+    """
+
+    values: Doubles
+    """The sums `[N, ...]`."""
+    counts: Doubles
+    """Numbers of tokens in a shape that broadcasts to the values; 0 of a text that does not count."""
+
+    @classmethod
+    def over_tokens(cls, values: Doubles) -> Self:
+        """Return the sums over the last axis of one text's values `[..., T]`, and the numbers of values but NaN."""
+        return cls(np.nansum(values, -1), (~np.isnan(values)).sum(-1, dtype=np.float64))
+
+    @classmethod
+    def stack(cls, texts: Sequence[Sums]) -> Self:
+        """Return the sums of single texts, in their order, as one."""
+        return cls(np.stack([text.values for text in texts]), np.stack([text.counts for text in texts]))
+
+    def take(self, texts: slice | Sequence[int]) -> Sums:
+        """Return the sums of some of the texts; those on disk are read here."""
+        return Sums(np.asarray(self.values[texts]), np.asarray(self.counts[texts]))
+
+    def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
+        """Return the sums as those of the texts with these `numbers` among more; the others do not count."""
+        values = np.zeros((texts, *self.values.shape[1:]))
+        counts = np.zeros((texts, *self.counts.shape[1:]))
+        values[list(numbers)] = self.values
+        counts[list(numbers)] = self.counts
+        return Sums(values, counts)
+
+    def means(self) -> Doubles:
+        """Return the mean of each text `[N, ...]`; NaN of a text that does not count."""
+        return _ratio(self.values, self.counts)
 
 
 class Interval(NamedTuple):
@@ -97,11 +135,8 @@ class Draws:
             stop = min(start + step, samples)
             self.counts[start:stop] = generator.multinomial(documents, shares, size=stop - start)
 
-    def resample(self, chunks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
-        """Return means of the documents' sums `[documents, ...]` and their counts, which broadcast to the sums.
-
-        The documents come in `chunks`, in their order, of which one is in memory at a time.
-        """
+    def resample(self, chunks: Iterable[Sums]) -> Resampled:
+        """Return the means of all documents, which come in `chunks`, in their order; one is in memory at a time."""
         sums: Any = 0.0
         counts: Any = 0.0
         documents: Any = 0.0
@@ -125,7 +160,7 @@ class Draws:
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
     """Return `Draws.resample` of the documents as one chunk."""
-    return Draws(len(sums), samples, seed).resample([(sums, np.asarray(counts, dtype=np.float64))])
+    return Draws(len(sums), samples, seed).resample([Sums(sums, np.asarray(counts, dtype=np.float64))])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:

@@ -7,7 +7,7 @@ Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls
 I identities, S groups of sources.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from attnmix.core.arithmetic.kernels import submit_task
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
+from attnmix.core.statistics import Sums
 from attnmix.measures.controls import SAME_PASS, AttendedValues, ControlValues, CorpusValues, control_ratios
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import RANK, Cloud, Words, effective_ranks, geometry_but_rank, step_measures
@@ -46,6 +47,10 @@ GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 # Lengths in tokens are split where they double.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
+STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
+"""What a pass can sum beside the ratios; the `PAIR_SOURCES` of pairs of texts alone."""
+DocumentSums = dict[str, Sums]
+"""The sums of one document by quantity."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class DocumentMeasures:
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     statistics: Mapping[str, npt.NDArray[np.floating]]
-    """Arrays by name, for a document in the statistics; all but `geometry` and `sinks` are sums over its tokens.
+    """Those of `STATISTICS` that were asked for; all but `geometry` and `sinks` are sums over the document's tokens.
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
@@ -69,40 +74,52 @@ class DocumentMeasures:
     and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `PAIR_SOURCES` too
     """
 
-    def sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return `statistics` and further sums over the tokens by name, of one size however long the document is.
+    def sums(self) -> DocumentSums:
+        """Return the sums of `statistics` and of `ratio_sums` by name; their shapes do not depend on the length.
 
-        `ratios_by_token_class` and `ratios_by_position`   of the ratios `[groups, layers, methods]`
-        `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
-        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums; 0 of `corpus_value`
-        where a token has none. `label` and `predicted` are the review's.
+        `corpus_value` does not count in a document that has none for one of its tokens.
         """
         tokens = len(self.document)
-        sums: dict[str, Any] = dict(self.statistics)
-        counts: dict[str, Any] = dict.fromkeys(sums, tokens)
-        sums["to_first"] = self.to_first[:, 1:].sum(-1, dtype=np.float64)
-        counts["to_first"] = tokens - 1
-        if self.document.segments is not None:
-            tokens_in_texts = int((self.document.segments >= 0).sum())
-            counts.update(dict.fromkeys(PAIR_SOURCES, tokens_in_texts))
-        for name in ("geometry", "sinks"):
-            defined = ~np.isnan(sums[name])
-            sums[name] = np.nan_to_num(sums[name])
-            counts[name] = defined
-        if np.isnan(sums["corpus_value"]).any():
-            sums["corpus_value"] = np.zeros_like(sums["corpus_value"])
-            counts["corpus_value"] = 0
-        for grouping, group_T in (("token_class", self.document.classes), ("position", position_groups(tokens))):
-            name = f"ratios_by_{grouping}"
-            membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
-            sums[name] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
-            counts[name] = membership_TG.sum(0)[:, None, None]
-        row = dict(sums)
-        for name, count in counts.items():
-            row[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
-        row["label"] = np.array(self.document.label)
-        row["predicted"] = np.array(self.document.predicted)
-        return row
+        sums = ratio_sums(self.document, self.ratios)
+        sums["to_first"] = _counted(self.to_first[:, 1:].sum(-1, dtype=np.float64), tokens - 1)
+        for name, values in self.statistics.items():
+            if name in ("geometry", "sinks"):
+                defined = ~np.isnan(values)
+                sums[name] = _counted(np.nan_to_num(values), defined)
+            elif name in PAIR_SOURCES:
+                assert self.document.segments is not None
+                sums[name] = _counted(values, int((self.document.segments >= 0).sum()))
+            elif name == "corpus_value" and np.isnan(values).any():
+                sums[name] = _counted(np.zeros_like(values), 0)
+            else:
+                sums[name] = _counted(values, tokens)
+        return sums
+
+
+def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> DocumentSums:
+    """Return the sums of a document's ratios by `GROUPS` of its tokens, `[groups, layers, methods]` by name."""
+    sums = {}
+    by_grouping: dict[str, npt.NDArray[Any]] = {
+        "token_class": document.classes,
+        "position": position_groups(len(document)),
+    }
+    for grouping, group_T in by_grouping.items():
+        membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
+        sums_GLM = np.einsum("mlt,tg->glm", ratios_MLT.astype(np.float64), membership_TG)
+        sums[f"ratios_by_{grouping}"] = _counted(sums_GLM, membership_TG.sum(0)[:, None, None])
+    return sums
+
+
+def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
+    """Return the sums of single documents by name as those of all; none without documents."""
+    if not documents:
+        return {}
+    return {name: Sums.stack([sums[name] for sums in documents]) for name in documents[0]}
+
+
+def _counted(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
+    """Return sums with counts in float64, of as many dimensions."""
+    return Sums(values, np.array(counts, dtype=np.float64, ndmin=values.ndim))
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -124,7 +141,6 @@ class BatchMeasurer:
         self.base, self.pad_token_id = base, pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
-        self.sites = list(widths(base))
         self.corpus: CorpusValues | None = None
         """The values of the control `corpus_value`, which is NaN without them."""
 
@@ -138,15 +154,20 @@ class BatchMeasurer:
         by_layer = map_layers(partial(mixing_ratios, self.methods), self.base, self.batch(documents), points)
         return torch.stack(by_layer)
 
-    def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
-        """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
+    def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
+        """Return the sums of the ratios of each document, as those of the control `name`, by a pass of their own."""
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
         sums_BLM = batch.sums(ratios_LMBT.permute(2, 3, 0, 1)).cpu().numpy()
         rows = []
         for sums_LM, tokens in zip(sums_BLM, batch.lengths, strict=True):
-            rows.append({name: sums_LM, f"{name}_counts": np.full((1, 1), float(tokens))})
+            rows.append({name: _counted(sums_LM, tokens)})
         return rows
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """The sites of the geometry, from a forward pass of one token."""
+        return list(widths(self.base))
 
     @cached_property
     def layer_constants(self) -> list[LayerConstants]:
@@ -158,13 +179,18 @@ class BatchMeasurer:
 
         return map_layers(constants, self.base, padded([[1]], self.pad_token_id, self.base.device))
 
-    def measures(self, documents: Sequence[Document], sampled: Sequence[bool] | None = None) -> list[DocumentMeasures]:
-        """Return everything for each document of one padded batch; of those `sampled`, all identities are checked.
+    def measures(
+        self,
+        documents: Sequence[Document],
+        sampled: Sequence[bool] | None = None,
+        statistics: Collection[str] = STATISTICS,
+    ) -> list[DocumentMeasures]:
+        """Return the ratios and `statistics` of each document of one padded batch.
 
-        `InputError` where the numbers are not to be trusted.
+        Of those `sampled`, all identities are checked. Raise `InputError` where the numbers are not to be trusted.
         """
         with torch.inference_mode():
-            batch_pass = _BatchPass(self, documents, sampled)
+            batch_pass = _BatchPass(self, documents, sampled, statistics)
             points = (*POINTS, PROJECTED, PREACTIVATION)
             read_layer = batch_pass.read_layer
             output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
@@ -235,20 +261,29 @@ class MicroBatchTasks(NamedTuple):
 class _BatchPass:
     """One forward pass of a batch: `run_layers` calls `read_layer` once a layer, and `results` joins what was read."""
 
-    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
+    def __init__(
+        self,
+        measurer: BatchMeasurer,
+        documents: Sequence[Document],
+        sampled: Sequence[bool] | None,
+        statistics: Collection[str],
+    ) -> None:
         self.measurer = measurer
         self.documents = documents
+        self.statistics = statistics
+        self.controls = [name for name in SAME_PASS if name in statistics]
         self.sampled = [True] * len(documents) if sampled is None else list(sampled)
         self.inputs = measurer.batch(documents)
         self.mask_BT = self.inputs["attention_mask"].bool()
         self.micro_batches = micro_batches(documents, measurer.base.device)
         self.layers: list[list[MicroBatchMeasures]] = []  # by layer and micro-batch
         self.outputs: list[Tensor] = []  # by layer
-        self.unread_sites = measurer.sites
         self.words: list[Words] = []  # by micro-batch
-        self.in_statistics = any(document.measured for document in documents)
-        # Asked for here, as they take a forward pass of their own.
-        self.constants = measurer.layer_constants if self.in_statistics else []
+        self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
+        # Read here, as they take forward passes of their own.
+        self.unread_sites = measurer.sites if self.has_geometry else []
+        needs_constants = bool(self.controls) or "by_head" in statistics
+        self.constants = measurer.layer_constants if needs_constants else []
 
     def read_layer(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Measure one layer that is through, micro-batch by micro-batch."""
@@ -274,7 +309,7 @@ class _BatchPass:
         micro_batch = self.micro_batches[number]
         without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
-        if self.in_statistics:
+        if self.controls:
             control_values = submit(self._control_values, micro_batch, without_padding)
         return MicroBatchTasks(
             control_values,
@@ -290,7 +325,7 @@ class _BatchPass:
         if WORDS not in features:  # the entry of the family names a module that runs later
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
-        if self.in_statistics:
+        if self.has_geometry:
             for micro_batch in self.micro_batches:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
@@ -298,12 +333,12 @@ class _BatchPass:
     def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
         """Return what the controls take in the place of the layer's values, and what its attention makes of it."""
         number, corpus, corpus_BTE = layer_pass.call.number, self.measurer.corpus, None
-        if corpus is not None:
+        if corpus is not None and "corpus_value" in self.controls:
             corpus_BTE = corpus.mean_over_others(number, micro_batch, layer_pass.value)
         mean_B1E = micro_batch.means(layer_pass.value)
         special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
         values = ControlValues(self.constants[number - 1].value_bias_E, corpus_BTE, mean_B1E, special_SB)
-        return values, values.attended(layer_pass)
+        return values, values.attended(layer_pass, self.controls)
 
     @torch.inference_mode()
     def _ratio_measures(
@@ -312,15 +347,17 @@ class _BatchPass:
         layer_pass: LayerPass,
         control_values: Future[tuple[ControlValues, AttendedValues]] | None,
     ) -> RatioMeasures:
-        """Return the ratios; with `control_values` also the sums for the statistics."""
+        """Return the ratios, and the sums for the statistics that are made of the same splits."""
         splits = split_layer(layer_pass)
         ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
         broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
         to_first_BT = layer_pass.attention.to_first().mean(-1)
         sums: dict[str, Tensor] = {}
-        if control_values is not None:
+        if "others" in self.statistics or "lengths" in self.statistics:
             sums.update(_contribution_sums(micro_batch, splits))
+        if control_values is not None:
             sums.update(self._control_sums(micro_batch, layer_pass, splits, *control_values.result()))
+        if any(name in self.statistics for name in PAIR_SOURCES):
             sums.update(self._source_sums(micro_batch, layer_pass, splits))
         return RatioMeasures(ratios_MBT.transpose(0, 1), to_first_BT, broken_BT.any(-1), sums)
 
@@ -329,14 +366,17 @@ class _BatchPass:
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
         """Return the measures of a layer's steps and heads, and the geometry of `new_sites`."""
-        if not self.in_statistics:
-            return VectorMeasures({}, [])
-        micro_batch, constants = self.micro_batches[number], self.constants[layer_pass.call.number - 1]
-        statistics = {
-            "steps": micro_batch.sums(step_measures(layer_pass)),
-            "by_head": micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR)),
-            "sinks": sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths),
-        }
+        micro_batch = self.micro_batches[number]
+        statistics = {}
+        if "steps" in self.statistics:
+            statistics["steps"] = micro_batch.sums(step_measures(layer_pass))
+        if "by_head" in self.statistics:
+            constants = self.constants[layer_pass.call.number - 1]
+            statistics["by_head"] = micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR))
+        if "sinks" in self.statistics:
+            statistics["sinks"] = sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths)
+        if not self.has_geometry:
+            return VectorMeasures(statistics, [])
         vectors = {site: micro_batch.part(features[site]) for site in new_sites}
         words_BTD = micro_batch.part(features[WORDS])
         geometry = self._site_measures(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
@@ -356,14 +396,17 @@ class _BatchPass:
         values: ControlValues,
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
-        """Return the sums of the ratios under each control of `SAME_PASS` `[B, M]`."""
-        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values, attended)
-        ratios_CMBT = torch.stack(list(ratios.values()))
-        sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
-        sums = dict(zip(ratios, sums_BCM.unbind(1), strict=True))
-        if "corpus_value" not in sums:
-            sums["corpus_value"] = torch.full_like(sums["text_mean_value"], torch.nan)
-        return {name: sums[name] for name in SAME_PASS}
+        """Return the sums of the ratios under each of the controls `[B, M]`."""
+        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values, attended, self.controls)
+        sums: dict[str, Tensor] = {}
+        if ratios:
+            ratios_CMBT = torch.stack(list(ratios.values()))
+            sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
+            sums.update(zip(ratios, sums_BCM.unbind(1), strict=True))
+        if "corpus_value" in self.controls and self.measurer.corpus is None:
+            shape = (len(micro_batch.documents), len(self.measurer.methods))
+            sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
+        return {name: sums[name] for name in self.controls}
 
     def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
         """Return the sums of the ratios by each of `PAIR_SOURCES` `[B, M]`; nothing where texts are no pairs."""
@@ -411,13 +454,11 @@ class _BatchPass:
         errors_BLI = self._errors(output)
         ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios.ratios_BMT), 2)
         to_first_BLT = self._joined(lambda measures: self._padded(measures.ratios.to_first_BT), 1)
-        statistics: dict[str, npt.NDArray[Any]] = {}
-        if self.in_statistics:
-            statistics = self._joined_statistics()
+        statistics = self._joined_statistics()
         results = []
         for place, document in enumerate(self.documents):
             tokens = len(document)
-            own_statistics = {name: array[place] for name, array in statistics.items()} if document.measured else {}
+            own_statistics = {name: array[place] for name, array in statistics.items()}
             results.append(
                 DocumentMeasures(
                     document,
@@ -433,10 +474,12 @@ class _BatchPass:
         """Return the statistics of all layers and sites on the host: `[B, ...]` by name."""
         statistics = {}
         for name in self.layers[0][0].statistics:
-            if name != "by_head":
+            if name == "by_head":
+                statistics[name] = self._joined_heads()
+            elif name in self.statistics:
                 statistics[name] = self._joined_statistic(name)
-        statistics["by_head"] = self._joined_heads()
-        statistics["geometry"], statistics["unit_sums"] = self._joined_sites()
+        if self.has_geometry:
+            statistics["geometry"], statistics["unit_sums"] = self._joined_sites()
         return statistics
 
     def _joined_statistic(self, name: str) -> npt.NDArray[Any]:

@@ -17,18 +17,16 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import DECODER_INPUT, INPUT_PARTS, LAYER_POINTS, PREACTIVATION
+from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
 from attnmix.measures.heads import joined_heads, layer_heads
-from attnmix.measures.input_parts import document_shares, parts_reader
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import mixing_ratios, split_layer
 from attnmix.measures.swaps import SWAPS, document_swaps
-from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, family_of
+from attnmix.models.families import PROJECTED, family_of, layer_counts
 
 Doubles = npt.NDArray[np.float64]
 
@@ -81,16 +79,13 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
     tokens = len(layer_pass.x)
-    value_THd = layer_pass.attention.value.transpose(0, 1)
-    W_HdD = layer_pass.block.output.W.unflatten(0, (value_THd.shape[1], -1))
-    f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
+    layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
-    numbers = CHUNK_NUMBERS if f_THD.is_cpu else DEVICE_CHUNK_NUMBERS
+    numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
     size = max(1, numbers // layer_pass.x.numel())
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
-        chunk = SourceChunk(layer_pass, sources, weights_JTH[sources], f_THD[sources])
+        chunk = SourceChunk(layer_sources, sources)
         for matrix in declared:
             raw[matrix.name][:, sources] = matrix.formula(chunk).T
     return raw
@@ -105,13 +100,45 @@ def coherence(layer_pass: LayerPass) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LayerSources:
+    """All sources of one document in one layer; what a matrix does not need is not computed."""
+
+    layer_pass: LayerPass
+
+    @cached_property
+    def weights_JTH(self) -> Tensor:
+        """The attention weights, by source."""
+        return self.layer_pass.attention.weights().permute(2, 1, 0)
+
+    @cached_property
+    def f_JHD(self) -> Tensor:
+        """The f_h(x_j)."""
+        value_JHd = self.layer_pass.attention.value.transpose(0, 1)
+        W_HdD = self.layer_pass.block.output.W.unflatten(0, (value_JHd.shape[1], -1))
+        return torch.einsum("jhd,hde->jhe", value_JHd, W_HdD)
+
+
+@dataclass(frozen=True)
 class SourceChunk:
     """The contributions of J sources to each of T tokens in one layer."""
 
-    layer_pass: LayerPass
+    layer_sources: LayerSources
     sources: slice  # their positions
-    attention_JTH: Tensor
-    f_JHD: Tensor  # f_h(x_j)
+
+    @property
+    def layer_pass(self) -> LayerPass:
+        """What the layer did."""
+        return self.layer_sources.layer_pass
+
+    @property
+    def attention_JTH(self) -> Tensor:
+        """The attention weights."""
+        return self.layer_sources.weights_JTH[self.sources]
+
+    @property
+    def f_JHD(self) -> Tensor:
+        """The f_h(x_j)."""
+        return self.layer_sources.f_JHD[self.sources]
 
     @cached_property
     def projected_JTD(self) -> Tensor:
@@ -186,45 +213,58 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
 class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
-    def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str]) -> None:
+    def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
+        """Take a model in float32, and what is measured where a call does not name it."""
         family = family_of(base.config)
         self._copy = copy_with_same_weights(base)  # here, as a forward pass of `base` has hooks, which would be copied
         self.base_32 = base
-        self.parts = parts_reader(base)
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
-        self.declared = [LAYER_MATRICES[name] for name in self.matrices]
-        sites = widths(base)
-        self.layers = max(site.layer for site in sites)
-        self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
+        counts = layer_counts(base)
+        self.layers = sum(counts)
+        self.starts = [0, *counts[:-1]]  # of each stack
 
     @cached_property
     def base(self) -> PreTrainedModel:
         """The model in float64, converted when it is first needed."""
         return self._copy.double()
 
-    def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the document's matrices `[layers, tokens, tokens]` by name, in the host's memory."""
-        by_layer = self._map_layers(self._matrices_on_host, ids)
-        return contributions(self.declared, by_layer, self.starts)
+    def contributions(
+        self,
+        ids: npt.NDArray[np.int32],
+        names: Sequence[str] | None = None,
+        advance: Callable[[], None] = lambda: None,
+    ) -> dict[str, Tensor]:
+        """Return the named matrices of a document `[layers, tokens, tokens]` and their rollouts, in the host's memory.
 
-    def matrices_and_heads(self, ids: npt.NDArray[np.int32]) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
-        """Return `contributions` and what `record_heads` returns, by one forward pass."""
+        `advance` is called after each layer.
+        """
+        declared = self._declared(names)
 
-        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            return self._matrices_on_host(layer_pass), layer_heads(self.base, layer_pass, self.layers)
+        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
+            matrices = _matrices_on_host(declared, layer_pass)
+            advance()
+            return matrices
 
         by_layer = self._map_layers(measure, ids)
-        matrices = contributions(self.declared, [raw for raw, _ in by_layer], self.starts)
+        return contributions(declared, by_layer, self.starts)
+
+    def matrices_and_heads(
+        self, ids: npt.NDArray[np.int32], names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
+        """Return `contributions` and what `record_heads` returns, by one forward pass."""
+        declared = self._declared(names)
+
+        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            return _matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
+
+        by_layer = self._map_layers(measure, ids)
+        matrices = contributions(declared, [raw for raw, _ in by_layer], self.starts)
         return matrices, joined_heads([heads for _, heads in by_layer])
 
-    def input_shares(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return as `INPUT_PARTS` the shares of parts since the input; nothing where the text has none.
-
-        They are computed in the model's own dtype: in float32 they take half the time that they take in float64.
-        """
-        shares_LTT = None if self.parts is None else document_shares(self.parts, ids)
-        return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT}
+    def _declared(self, names: Sequence[str] | None = None) -> list[LayerMatrix]:
+        """Return the declarations of the named matrices; without names of those that the object was made for."""
+        return [LAYER_MATRICES[name] for name in (self.matrices if names is None else names)]
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
@@ -271,26 +311,19 @@ class DocumentMeasurer:
 
     def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
         """Return the ratios, matrices and coherence of the document, by one forward pass."""
+        declared = self._declared()
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
         def measure(layer_pass: LayerPass) -> Tensor:
-            matrices_by_layer.append(self._matrices_on_host(layer_pass))
+            matrices_by_layer.append(_matrices_on_host(declared, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
 
         ratios_LMT = torch.stack(self._map_layers(measure, ids))
-        matrices = contributions(self.declared, matrices_by_layer, self.starts)
+        matrices = contributions(declared, matrices_by_layer, self.starts)
         in_order = {name: matrices[name] for name in with_rollouts(self.matrices)}
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
-
-    def _matrices_on_host(self, layer_pass: LayerPass) -> dict[str, Tensor]:
-        """Return the raw matrices of one layer; a GPU holds those of one layer, however many there are."""
-        declared = layer_contributions(self.declared, layer_pass)
-        if not declared:
-            return {}
-        host_MTT = torch.stack(list(declared.values())).cpu()
-        return dict(zip(declared, host_MTT.unbind(0), strict=True))
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""
@@ -310,6 +343,15 @@ class DocumentMeasurer:
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         return padded([ids.tolist()], 0, self.base.device)
+
+
+def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return the raw matrices of one layer; a GPU holds those of one layer, however many there are."""
+    raw = layer_contributions(declared, layer_pass)
+    if not raw:
+        return {}
+    host_MTT = torch.stack(list(raw.values())).cpu()
+    return dict(zip(raw, host_MTT.unbind(0), strict=True))
 
 
 def attention_gain(layer_pass: LayerPass) -> float:

@@ -149,16 +149,21 @@ class ControlValues(NamedTuple):
     mean_B1E: Tensor  # mean_k v_k over the document's tokens
     special_SB: Tensor  # positions of each document's special tokens, then -1
 
-    def attended(self, layer_pass: LayerPass) -> "AttendedValues":
+    def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
         """Attend to the values without b_V, and to those of the corpus, with the layer's own weights.
 
         The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
         would be all that is left, and a ratio of 1 that means nothing.
         """
         W_ED = layer_pass.block.output.W
-        other_values = {"without_value_bias": layer_pass.value - self.bias_E}
-        if self.corpus_BTE is not None:
+        other_values = {}
+        if "without_value_bias" in controls:
+            other_values["without_value_bias"] = layer_pass.value - self.bias_E
+        if "corpus_value" in controls and self.corpus_BTE is not None:
             other_values["corpus_value"] = self.corpus_BTE
+        if not other_values:
+            _, row_sums_BHT = layer_pass.attention.weighted_sums([])
+            return AttendedValues({}, row_sums_BHT.transpose(1, 2))
         values_CBTE = torch.stack(list(other_values.values()))
         heads = layer_pass.diagonal.shape[-1]
         values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
@@ -174,7 +179,7 @@ class ControlValues(NamedTuple):
 class AttendedValues(NamedTuple):
     """Sums of other values than the layer's own, by its attention weights."""
 
-    splits: Mapping[str, Split]  # of `without_value_bias` and, where it is there, `corpus_value`
+    splits: Mapping[str, Split]  # of those of `without_value_bias` and `corpus_value` that are measured
     row_sums_BTH: Tensor  # sum_j a^h_ij
 
 
@@ -209,8 +214,9 @@ def control_ratios(
     splits: LayerSplits,
     values: ControlValues,
     attended: AttendedValues,
+    names: Collection[str] = SAME_PASS,
 ) -> dict[str, Tensor]:
-    """Return the ratios of documents' tokens by each control of `SAME_PASS`, `[methods, B, T]` by its name.
+    """Return the ratios of documents' tokens by the named controls of `SAME_PASS`, `[methods, B, T]` by name.
 
     `splits` are those of all their tokens, as they are; `attended` is of `values`. Without corpus values `corpus_value`
     is left out.
@@ -218,18 +224,28 @@ def control_ratios(
     diagonal_BTH = layer_pass.diagonal
     projected = dict(attended.splits)
     weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])
-    means = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.mean_B1E.squeeze(1)))
-    biases = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.bias_E))
-    special = _special_sources(layer_pass, values.special_SB)
-    projected["text_mean_value"] = Split(*means.projected())
-    projected["without_special_sources"] = Split(splits.projected.own, splits.projected.others - special.projected())
     mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
-    special_weight_N = special.weights_BTH.sum(-1).flatten() / diagonal_BTH.shape[-1]  # the mean over heads
-    mixed_weights["without_special_sources"] = _weight_without(splits.mixed_weight, special_weight_N)
+    sums: dict[str, HeadSums] = {}
+    if "without_value_bias" in projected:
+        sums["without_value_bias"] = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.bias_E))
+    if "text_mean_value" in names:
+        means = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.mean_B1E.squeeze(1)))
+        sums["text_mean_value"] = means
+        projected["text_mean_value"] = Split(*means.projected())
+        mixed_weights["text_mean_value"] = splits.mixed_weight
+    if "without_special_sources" in names:
+        special = _special_sources(layer_pass, values.special_SB)
+        sums["without_special_sources"] = special
+        others_ND = splits.projected.others - special.projected()
+        projected["without_special_sources"] = Split(splits.projected.own, others_ND)
+        special_weight_N = special.weights_BTH.sum(-1).flatten() / diagonal_BTH.shape[-1]  # the mean over heads
+        mixed_weights["without_special_sources"] = _weight_without(splits.mixed_weight, special_weight_N)
+    if not projected:
+        return {}
 
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        layers = _layers_of_sums(splits, means, biases, special)
+        layers = {name: _layer_of_sums(name, splits, head_sums) for name, head_sums in sums.items()}
         if "corpus_value" in projected:
             layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
         layer = _stacked([layers[name] for name in projected])
@@ -241,18 +257,16 @@ def control_ratios(
     return dict(zip(projected, ratios_CMBT, strict=True))
 
 
-def _layers_of_sums(splits: LayerSplits, means: HeadSums, biases: HeadSums, special: HeadSums) -> dict[str, Split]:
-    """Return `LayerSplits.layer` of each control that adds or takes away weighted sums of a few vectors."""
+def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
+    """Return `LayerSplits.layer` of a control that adds or takes away weighted sums of a few vectors."""
     rest = splits.rest
     assert rest is not None
-    mean_network = means.network(splits).add_own(rest.network_part(splits.x_ND))
-    without_bias_network = splits.network.minus(biases.network(splits))
-    others_network = splits.network.others.minus(special.network(splits))
-    return {
-        "text_mean_value": Split(*rest.output(mean_network)),
-        "without_value_bias": Split(*rest.output(without_bias_network)),
-        "without_special_sources": Split(splits.layer.own, rest.output(others_network)),
-    }
+    network = sums.network(splits)
+    if name == "text_mean_value":
+        return Split(*rest.output(network.add_own(rest.network_part(splits.x_ND))))
+    if name == "without_value_bias":
+        return Split(*rest.output(splits.network.minus(network)))
+    return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
 
 
 def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:

@@ -1,7 +1,7 @@
 """Documents as the measures see them, read from what `tokenize` wrote, a row group of its files at a time."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -28,7 +28,6 @@ class Document:
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # positions in CLASSES
     words: npt.NDArray[np.int32]  # the number of each token's word, from 0 on; -1 for special tokens
-    measured: bool = True  # True if its tokens enter the statistics
     label: int = 0  # the class of a review
     predicted: int = -1  # the class that the classifier gives it
     segments: npt.NDArray[np.int8] | None = None  # of a pair: each token's text, 0 or 1; -1 for special tokens
@@ -73,14 +72,13 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     if store.SEGMENT in tokens:
         segments = np.split(np.array(tokens[store.SEGMENT]), ends)
     documents = []
-    columns = ["document", "measured", "label", "predicted_label"]
-    for place, (name, measured, label, predicted) in enumerate(texts[columns].itertuples(index=False)):
+    columns = ["document", "label", "predicted_label"]
+    for place, (name, label, predicted) in enumerate(texts[columns].itertuples(index=False)):
         document = Document(
             name,
             ids[place],
             classes[place],
             words[place],
-            measured=bool(measured),
             label=label,
             predicted=predicted,
             segments=segments[place],
@@ -101,6 +99,29 @@ def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
     """Return the reviews that are `measured` or `removed`, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=lambda document: int(document.name.removeprefix("test/")))
+
+
+class Texts:
+    """Numbered texts in memory, with the same methods as `Corpus`."""
+
+    row_groups = range(1)
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self.documents = documents
+        self.lengths = np.array([len(document) for document in documents])
+        self.labels = np.array([document.label for document in documents])
+        self.predicted = np.array([document.predicted for document in documents])
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def document(self, number: int) -> Document:
+        """Return a document."""
+        return self.documents[number]
+
+    def batches(self, _row_group: int, batch_tokens: int) -> list[list[int]]:
+        """Return the numbers of documents of similar length in one padded batch."""
+        return batches_by_tokens(self.lengths.tolist(), batch_tokens)
 
 
 class Corpus:

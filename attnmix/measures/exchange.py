@@ -37,7 +37,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, Site
-from attnmix.core.statistics import Doubles
+from attnmix.core.statistics import Doubles, Sums
 from attnmix.measures.documents import Document
 from attnmix.models.capture_points import recording
 from attnmix.models.families import family_of
@@ -179,8 +179,8 @@ def with_all_donors(displacements: Displacements) -> Displacements:
     return Displacements(*(np.concatenate([_mean_of_known(kinds)[None], kinds]) for kinds in displacements))
 
 
-def exchange_sums(displacements: Displacements, precision: float) -> dict[str, tuple[Doubles, Doubles]]:
-    """Return the sum over tokens `[K, L]` of each quantity and what it is divided by, by the names of `QUANTITIES`.
+def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
+    """Return the sums over tokens `[K, L]` of each quantity, by the names of `QUANTITIES`.
 
     Args:
         displacements: Of one text.
@@ -197,10 +197,10 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, t
     }
     sums = {}
     for name, values_KLT in by_token.items():
-        sums[name] = np.nansum(values_KLT, -1), (~np.isnan(values_KLT)).sum(-1, dtype=np.float64)
+        sums[name] = Sums.over_tokens(values_KLT)
     totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
     for name, squares_KLT in totals.items():
-        sums[name] = np.nansum(squares_KLT, -1), np.nansum(joint, -1)
+        sums[name] = Sums(np.nansum(squares_KLT, -1), np.nansum(joint, -1))
     return sums
 
 

@@ -1,24 +1,22 @@
 """The csv file `geometry`: means of geometry and sinks, cosines across texts, and shares of what other tokens give."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import STEP_MEASURES, STEP_POINTS, Site
-from attnmix.core.statistics import Doubles, Jackknifed
+from attnmix.core.names import STEP_MEASURES, STEP_POINTS
+from attnmix.core.statistics import Doubles, Jackknifed, Sums
 from attnmix.measures.geometry import GEOMETRY_MEASURES
 from attnmix.measures.mixing_tables import (
     INTERVAL,
     CorpusMeasures,
-    DocumentRows,
+    CorpusSums,
     Labels,
     Mean,
     MeanTables,
-    Totals,
-    stored,
     table_rows,
     with_difference,
 )
@@ -37,50 +35,52 @@ PERMUTED = "share_class_permuted"
 
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return `geometry`."""
-    tables = MeanTables(measured.rows, measured.draws)
+    tables = MeanTables(measured.sums, measured.draws)
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # of measures of attention itself
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
         labels = attention | {"measure": ["attention_gain"]}
         frames.append(table_rows("geometry", checkpoint, labels, {"mean": gains_L}))
-    frames.extend(cosine_rows(measured.rows, measured.sites))
-    frames.extend(share_rows(measured.rows, attention, measured.seed))
+    frames.extend(cosine_rows(measured))
+    frames.extend(share_rows(measured, attention))
     return pd.concat(frames)
 
 
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
     """Return those rows of `geometry` that a page draws of its own texts: steps of a layer, and shares by class."""
-    tables = MeanTables(measured.rows, measured.draws)
+    tables = MeanTables(measured.sums, measured.draws)
     tables.add(_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
-    return pd.concat([tables.tables()["geometry"], *share_rows(measured.rows, attention, measured.seed)])
+    return pd.concat([tables.tables()["geometry"], *share_rows(measured, attention)])
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
     """Add the means: of vectors at each site, of steps, of sinks, and of the lengths of what is mixed."""
-    checkpoints = tuple(measured.rows)
+    checkpoints = tuple(measured.sums)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}
     lengths = attention | {"measure": LENGTH_MEASURES}
-    tables.add(Mean("geometry", sites, stored("geometry"), checkpoints))
+    tables.add(Mean("geometry", sites, "geometry", checkpoints))
     tables.add(_steps(measured))
-    tables.add(Mean("geometry", to_first, stored("to_first"), checkpoints))
-    tables.add(Mean("geometry", sinks, stored("sinks"), checkpoints, complete=False))
+    tables.add(Mean("geometry", to_first, "to_first", checkpoints))
+    tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
     tables.add(Mean("geometry", lengths, part_lengths))
 
 
 def _steps(measured: CorpusMeasures) -> Mean:
     """Return the mean geometry of each step of a layer."""
     labels = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
-    return Mean("geometry", labels, stored("steps"), tuple(measured.rows), complete=False)
+    return Mean("geometry", labels, "steps", tuple(measured.sums), complete=False)
 
 
-def cosine_rows(rows: Mapping[str, DocumentRows], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
+def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
-    for checkpoint, document_rows in rows.items():
-        sums_NXD, tokens_N, classes_N = _first_texts(document_rows, "unit_sums")
+    sites, classes_N = measured.sites, _first_classes(measured)
+    for checkpoint, sums in measured.sums.items():
+        sums_NXD, counts = sums["unit_sums"].take(slice(MAX_TEXTS))
+        tokens_N = counts.ravel()
         kept = usable(classes_N, tokens_N)
         intervals = []
         for place in range(len(sites)):
@@ -104,23 +104,22 @@ def _cosine_intervals(units: Moments, classes_N: npt.NDArray[np.int64], kept: np
     return np.stack(intervals, -1)
 
 
-def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
+def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` on what other tokens give: its shares by corpus, predicted class, text and token.
 
     And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
     """
     shares: dict[str, Jackknifed] = {}
-    for checkpoint, document_rows in rows.items():
-        sums_NLD, tokens_N, classes_N = _first_texts(document_rows, "others")
-        kept = usable(classes_N, tokens_N)
+    classes_N = _first_classes(measured)
+    for checkpoint, sums in measured.sums.items():
+        if len(np.unique(classes_N[classes_N >= 0])) < 2:
+            return
+        texts, kept = attention_moments(sums, classes_N)
         if len(np.unique(classes_N[kept])) < 2:
             return
-        squares_NL = document_rows["lengths"][: len(kept), :, 0]
-        moments = Moments.from_sums(sums_NLD, squares_NL, tokens_N)
-        texts = _texts_of(moments, kept)
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
-        null_L = class_share_null(texts, classes_N[kept], seed)
+        null_L = class_share_null(texts, classes_N[kept], measured.seed)
         columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
         yield table_rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
     for checkpoint, share in with_difference(shares).items():
@@ -129,12 +128,18 @@ def share_rows(rows: Mapping[str, DocumentRows], attention: Labels, seed: int) -
         yield table_rows("geometry", checkpoint, attention | {"measure": SHARE_MEASURES}, columns)
 
 
-def _first_texts(rows: DocumentRows, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
-    """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
-    sums = np.asarray(rows[name][:MAX_TEXTS])
-    counts = np.asarray(rows[f"{name}_counts"][:MAX_TEXTS])
-    classes = np.asarray(rows["predicted"][:MAX_TEXTS])
-    return sums, counts.ravel(), classes
+def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tuple[Moments, npt.NDArray[np.bool_]]:
+    """Return the moments of what other tokens give, of the texts that have a class among the first, and their mask."""
+    sums_NLD, counts = sums["others"].take(slice(MAX_TEXTS))
+    tokens_N = counts.ravel()
+    kept = usable(classes_N, tokens_N)
+    squares_NL = sums["lengths"].take(slice(MAX_TEXTS)).values[:, :, 0]
+    return _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept), kept
+
+
+def _first_classes(measured: CorpusMeasures) -> npt.NDArray[np.int64]:
+    """Return the predicted classes of the first `MAX_TEXTS` texts."""
+    return measured.texts["predicted_label"].to_numpy()[:MAX_TEXTS]
 
 
 def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
@@ -142,6 +147,7 @@ def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
     return Moments(*(part[kept] for part in moments))
 
 
-def part_lengths(rows: DocumentRows) -> Totals:
+def part_lengths(sums: CorpusSums) -> Sums:
     """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
-    return rows["lengths"][:, :, 1:], rows["lengths_counts"]
+    values, counts = sums["lengths"]
+    return Sums(values[:, :, 1:], counts)

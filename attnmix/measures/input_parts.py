@@ -31,7 +31,7 @@ from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, checkpoint_name, run_layers, value_map
 from attnmix.measures.weights import Linear, Norm
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, Family, family_of
+from attnmix.models.families import PROJECTED, Family, family_of, layer_counts
 
 BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
 CACHED_NUMBERS = 2**19  # of them at a time on a processor, whose cache holds as many
@@ -247,8 +247,10 @@ class PartsReader:
         self.width = Block(layer, self.stack).feed_forward[0][0].W.shape[1]
         self.values: list[Linear] = []
 
-    def read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """Return the parts of one document, a batch of one text without padding, by name.
+
+        `advance` is called after each of the `steps`.
 
         `length`           |P_ij| `[K, T, T]`, token by source
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
@@ -261,13 +263,10 @@ class PartsReader:
 
         Raise `InputError` where parts and biases do not sum to the model's own vectors.
         """
-        tokens = batch["input_ids"].shape[-1]
-        size = max(1, BLOCK_NUMBERS // (tokens * self.width))
         levels: list[_Level] = []
-        for start in range(0, tokens, size):
-            sources = slice(start, min(start + size, tokens))
-            for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources)):
-                if start == 0:
+        for sources in self._blocks(batch["input_ids"].shape[-1]):
+            for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources, advance)):
+                if sources.start == 0:
                     levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
                 levels[number].add(parts_JTD[:-1], sources)
         for number, level in enumerate(levels):
@@ -287,6 +286,15 @@ class PartsReader:
             "bias_cosine": torch.stack([level.bias_cosine() for level in levels]),
             "whole": torch.stack([level.whole_TD.norm(dim=-1) for level in levels]),
         }
+
+    def steps(self, tokens: int) -> int:
+        """Return how many layers `read` goes through for a document of this length."""
+        return len(self._blocks(tokens)) * layer_counts(self.base)[0]
+
+    def _blocks(self, tokens: int) -> list[slice]:
+        """Return the blocks of sources that are taken through the layers together."""
+        size = max(1, BLOCK_NUMBERS // (tokens * self.width))
+        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
@@ -311,10 +319,13 @@ class PartsReader:
         (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
         return (gradient_JTD[0] * input_JTD[0]).sum(-1).detach()
 
-    def _levels(self, batch: Mapping[str, Tensor], sources: slice | None) -> list[tuple[Tensor, Tensor]]:
+    def _levels(
+        self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
 
-        Without `sources` they are one part together, and the parts carry their derivatives.
+        Without `sources` they are one part together, and the parts carry their derivatives. `advance` is called after
+        each layer.
         """
         if not self.values:
             self.values = self._value_maps(batch)
@@ -330,6 +341,7 @@ class PartsReader:
                 values = self.values[layer_pass.call.number - 1]
                 parts_JTD = through_layer(document, values, levels[-1][1], rule=self.rule)
             levels.append((document.features["layer_output"], parts_JTD))
+            advance()
 
         with torch.no_grad():
             run_layers(self.base, batch, visit, POINTS)
@@ -388,11 +400,6 @@ def source_shares(parts: dict[str, Tensor]) -> Tensor:
     lengths_LT1 = length_LTT.sum(-1, keepdim=True)
     portion_LTT = torch.where(lengths_LT1 > 0, length_LTT / lengths_LT1, 0)
     return (1 - own_LT)[..., None] * portion_LTT + torch.diag_embed(own_LT)
-
-
-def parts_reader(base: PreTrainedModel) -> PartsReader | None:
-    """Return the `PartsReader` of a model; None of a family without parts."""
-    return None if parts_obstacle(family_of(base.config)) else PartsReader(base)
 
 
 def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:

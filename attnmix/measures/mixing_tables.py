@@ -1,6 +1,6 @@
 """The csv files of mixing ratios: means over documents with their bootstrap intervals.
 
-Every mean is declared once, as a `Mean`: the rows that it gives to a table, and how documents become sums and counts.
+Every mean is declared once, as a `Mean`: its rows of a table, and the sums that it is made of.
 `MeanTables` resamples each of them. `CorpusMeasures` is what all tables are made of, those of `geometry_table` too;
 `sample_tables` has those of a sample of the documents.
 """
@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, product
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import Site
-from attnmix.core.statistics import Doubles, Draws, Resampled, spearman_with_depth
+from attnmix.core.statistics import Doubles, Draws, Resampled, Sums, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.documents import CLASSES
@@ -25,12 +25,10 @@ from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
 
-DocumentRows = dict[str, npt.NDArray[Any]]
-"""Arrays by name `[D, ...]`, with a row for each of D documents, as in `DocumentMeasures.sums`."""
-Totals = tuple[Doubles, Doubles]
-"""Sums `[D, ...]` of D documents, and counts that broadcast to them."""
-ReadTotals = Callable[[DocumentRows], Totals]
-"""A reader of totals from the rows of documents."""
+CorpusSums = Mapping[str, Sums]
+"""The sums of all documents by quantity, as in `DocumentMeasures.sums`."""
+SelectSums = Callable[[CorpusSums], Sums]
+"""A function that selects or combines the sums of one mean."""
 Labels = dict[str, Any]
 """The values of columns."""
 Rows = dict[str, list[Any]]
@@ -72,10 +70,12 @@ CHUNK_DOCUMENTS = 256  # in memory at a time
 class CorpusMeasures:
     """The measures of the documents in the statistics, by checkpoint."""
 
-    rows: Mapping[str, DocumentRows]
-    """The documents' sums, and those of the control `shuffled_words`; `document` names the documents."""
-    random: DocumentRows
+    sums: Mapping[str, CorpusSums]
+    """The documents' sums, and those of the control `shuffled_words`."""
+    random: CorpusSums
     """The sums of the control `random_weights`, which is a model of its own."""
+    texts: pd.DataFrame
+    """`document, label, predicted_label`: a row for each document."""
     methods: Sequence[str]
     sites: Sequence[Site]
     """The sites of the geometry."""
@@ -87,14 +87,14 @@ class CorpusMeasures:
     """`attention_gain` `[layers]`, of some checkpoints or none."""
 
     @property
-    def first(self) -> DocumentRows:
-        """The rows of the first checkpoint, whose documents and layers are those of all."""
-        return next(iter(self.rows.values()))
+    def first(self) -> CorpusSums:
+        """The sums of the first checkpoint, whose documents and layers are those of all."""
+        return next(iter(self.sums.values()))
 
     @property
     def layers(self) -> range:
         """The numbers of the layers, from 1 on."""
-        return range(1, self.first["lengths"].shape[1] + 1)
+        return range(1, self.first["ratios_by_token_class"].values.shape[2] + 1)
 
     @property
     def sources(self) -> list[str]:
@@ -107,7 +107,8 @@ class Mean(NamedTuple):
 
     table: str
     labels: Labels  # by column; those with several values are the axes of the mean, in this order
-    totals: ReadTotals
+    sums: str | SelectSums
+    """The name of the sums, or a function of all."""
     checkpoints: Sequence[str] = ()  # those that have it; empty: all, and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """Further columns, and those that replace others, of a checkpoint."""
@@ -115,10 +116,11 @@ class Mean(NamedTuple):
 
 
 class MeanTables:
-    """Tables of means, resampled with the same draws of documents, from the rows of each checkpoint."""
+    """Tables of means, resampled with the same draws of documents, from the sums of each checkpoint."""
 
-    def __init__(self, rows: Mapping[str, DocumentRows], draws: Draws) -> None:
-        self.rows, self.draws = rows, draws
+    def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
+        self.sums = sums
+        self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
@@ -130,11 +132,12 @@ class MeanTables:
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
         """Return the mean of each checkpoint that has it, and of the paired difference where two have."""
-        names = mean.checkpoints or [name for name in self.rows if name != RANDOM]
+        names = mean.checkpoints or [name for name in self.sums if name != RANDOM]
+        select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
         means = {}
         for name in names:
-            totals = map(mean.totals, in_chunks(self.rows[name]))  # one chunk is in memory at a time
-            means[name] = self.draws.resample(totals)
+            chunks = map(select, in_chunks(self.sums[name]))  # one chunk is in memory at a time
+            means[name] = self.draws.resample(chunks)
         if mean.checkpoints:
             return means
         return with_difference(means)
@@ -171,18 +174,12 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
     return statistics
 
 
-def stack_rows(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> DocumentRows:
-    """Return the arrays of single documents by name as `[documents, ...]`; none without documents."""
-    if not documents:
-        return {}
-    return {name: np.stack([arrays[name] for arrays in documents]) for name in documents[0]}
-
-
-def in_chunks(rows: DocumentRows) -> Iterator[DocumentRows]:
-    """Yield `CHUNK_DOCUMENTS` of the documents at a time; arrays on disk are read where they are used."""
-    documents = len(next(iter(rows.values())))
+def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
+    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; those on disk are read where they are used."""
+    documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
-        yield {name: array[start : start + CHUNK_DOCUMENTS] for name, array in rows.items()}
+        chunk = slice(start, start + CHUNK_DOCUMENTS)
+        yield {name: quantity.take(chunk) for name, quantity in sums.items()}
 
 
 def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
@@ -253,7 +250,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """Return the tables of ratios and of their controls, to which others can be added."""
-    tables = MeanTables({**measured.rows, RANDOM: measured.random}, measured.draws)
+    tables = MeanTables({**measured.sums, RANDOM: measured.random}, measured.draws)
     ratios = {"layer": measured.layers, "method": measured.methods}
     true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
     _add_controls(tables, measured, true_means)
@@ -266,7 +263,7 @@ def weighted_table(
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
     """Return `mixing_weighted`: the mean of some of the tokens, of which each or each review counts as much."""
-    tables = MeanTables(measured.rows, measured.draws)
+    tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {
             "weight": [weight],
@@ -285,32 +282,32 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         checkpoints = (RANDOM,) if name == "random_weights" else ()
         means_of_same_documents = true_means
-        if name == "corpus_value" and (np.asarray(measured.first["corpus_value_counts"]) == 0).any():
+        if name == "corpus_value" and (measured.first["corpus_value"].counts == 0).any():
             # Some documents have no such value: they do not count for the true ratio beside it either.
             present = Mean("mixing", labels, ratios_where_present(name))
             means_of_same_documents = tables.resample(present)
         difference = true_minus_control(means_of_same_documents)
-        tables.add(Mean("mixing_controls", labels, stored(name), checkpoints, difference))
+        tables.add(Mean("mixing_controls", labels, name, checkpoints, difference))
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add `mixing_by_group`: the ratios by the kind, position and source of tokens, by a text's length, by head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for grouping, groups in GROUPS.items():
-        _add_group(tables, measured, grouping, groups, ratios, stored(f"ratios_by_{grouping}"))
+        _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    heads = range(measured.first["by_head"].shape[1])  # from 0, as in `without_heads`
+    heads = range(measured.first["by_head"].values.shape[1])  # from 0, as in `without_heads`
     # A ratio is NaN where a stack has fewer heads.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
-    _add_group(tables, measured, "head", heads, by_head, stored("by_head"))
+    _add_group(tables, measured, "head", heads, by_head, "by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add the ratios of pairs of texts by the text that gives."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for source in measured.sources:
-        _add_group(tables, measured, "source", [source], ratios, stored(source))
+        _add_group(tables, measured, "source", [source], ratios, source)
 
 
 def _add_group(
@@ -319,10 +316,10 @@ def _add_group(
     grouping: str,
     groups: Sequence[Any],
     labels: Labels,
-    totals: ReadTotals,
+    sums: str | SelectSums,
 ) -> None:
     labels = {"grouping": [grouping], "group": groups} | labels
-    tables.add(Mean("mixing_by_group", labels, totals, checkpoints=tuple(measured.rows), complete=False))
+    tables.add(Mean("mixing_by_group", labels, sums, checkpoints=tuple(measured.sums), complete=False))
 
 
 def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
@@ -335,61 +332,51 @@ def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-def stored(name: str) -> ReadTotals:
-    """Return the reader of the sums and counts that the rows have under a name."""
-
-    def totals(rows: DocumentRows) -> Totals:
-        return np.asarray(rows[name]), np.asarray(rows[f"{name}_counts"])
-
-    return totals
-
-
-def ratios_of(subset: str) -> ReadTotals:
-    """Return the reader of sums of the ratios `[D, layers, methods]` over one of `TOKEN_SUBSETS`, and of its sizes."""
+def ratios_of(subset: str) -> SelectSums:
+    """Return a function that sums the ratios `[D, layers, methods]` over the tokens of one of `TOKEN_SUBSETS`."""
     grouping, groups = TOKEN_SUBSETS[subset]
-    read_groups = stored(f"ratios_by_{grouping}")
 
-    def totals(rows: DocumentRows) -> Totals:
-        sums_DGLM, tokens_DG11 = read_groups(rows)
-        return sums_DGLM[:, groups].sum(1), tokens_DG11[:, groups].sum(1)
+    def select(sums: CorpusSums) -> Sums:
+        values_DGLM, tokens_DG11 = sums[f"ratios_by_{grouping}"]
+        return Sums(values_DGLM[:, groups].sum(1), tokens_DG11[:, groups].sum(1))
 
-    return totals
+    return select
 
 
 ratios_of_all = ratios_of("all")
 
 
-def ratios_where_present(control: str) -> ReadTotals:
-    """Return the reader of the ratios over all tokens, of the documents that have the control."""
+def ratios_where_present(control: str) -> SelectSums:
+    """Return a function that sums the ratios over all tokens, of the documents that have the control."""
 
-    def totals(rows: DocumentRows) -> Totals:
-        sums, tokens = ratios_of_all(rows)
-        present = rows[f"{control}_counts"] > 0
-        return sums * present, tokens * present
+    def select(sums: CorpusSums) -> Sums:
+        values, tokens = ratios_of_all(sums)
+        present = sums[control].counts > 0
+        return Sums(values * present, tokens * present)
 
-    return totals
+    return select
 
 
-def ratios_with_all_layers(subset: str, weight: str) -> ReadTotals:
-    """Return the reader of ratios `[D, 1 + layers, methods]` with the mean over the layers before the layers."""
-    read_layers = ratios_of(subset)
+def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
+    """Return a function that sums ratios `[D, 1 + layers, methods]`: the mean over the layers, then the layers."""
+    select_layers = ratios_of(subset)
 
-    def totals(rows: DocumentRows) -> Totals:
-        sums, tokens = read_layers(rows)
-        sums = np.concatenate([sums.mean(1, keepdims=True), sums], axis=1)
+    def select(sums: CorpusSums) -> Sums:
+        values, tokens = select_layers(sums)
+        values = np.concatenate([values.mean(1, keepdims=True), values], axis=1)
         if weight == "token":
-            return sums, tokens
-        return sums / np.maximum(tokens, 1), (tokens > 0).astype(np.float64)
+            return Sums(values, tokens)
+        return Sums(values / np.maximum(tokens, 1), (tokens > 0).astype(np.float64))
 
-    return totals
+    return select
 
 
-def ratios_by_length(rows: DocumentRows) -> Totals:
-    """Return the sums of the ratios of documents by their length `[D, lengths, layers, methods]`, and their numbers."""
-    sums, tokens = ratios_of_all(rows)
+def ratios_by_length(sums: CorpusSums) -> Sums:
+    """Return the sums of the ratios of documents by their length `[D, lengths, layers, methods]`."""
+    values, tokens = ratios_of_all(sums)
     membership_DG = np.eye(len(LENGTHS))[length_class(tokens.ravel())]
     membership_DG11 = membership_DG[..., None, None]
-    return sums[:, None] * membership_DG11, tokens[:, None] * membership_DG11
+    return Sums(values[:, None] * membership_DG11, tokens[:, None] * membership_DG11)
 
 
 def _depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
@@ -418,15 +405,18 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield `mixing_by_review`, some documents at a time: each one's mean over all its tokens, and their number."""
-    for checkpoint, rows in measured.rows.items():
-        for chunk in in_chunks(rows):
-            sums, tokens = ratios_of_all(chunk)
-            labels = {"document": chunk["document"], "layer": measured.layers, "method": measured.methods}
-            label_D11 = chunk["label"][:, None, None]
+    for checkpoint, sums in measured.sums.items():
+        start = 0
+        for chunk in in_chunks(sums):
+            values, tokens = ratios_of_all(chunk)
+            texts = measured.texts.iloc[start : start + len(values)]
+            start += len(values)
+            labels = {"document": texts["document"], "layer": measured.layers, "method": measured.methods}
+            label_D11 = texts["label"].to_numpy()[:, None, None]
             columns = {
-                "mean": sums / tokens,
-                "tokens": np.broadcast_to(tokens, sums.shape),
-                "label": np.broadcast_to(label_D11, sums.shape),
+                "mean": values / tokens,
+                "tokens": np.broadcast_to(tokens, values.shape),
+                "label": np.broadcast_to(label_D11, values.shape),
             }
             yield table_rows("mixing_by_review", checkpoint, labels, columns)
 

@@ -1,13 +1,13 @@
 """The csv files of measures of a sample of the documents: exchange and parts from the input, and derivatives."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Doubles, Draws, Resampled
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.input_parts import QUANTITIES, RULES
@@ -16,12 +16,10 @@ from attnmix.measures.mixing_tables import (
     INTERVAL,
     SIMULTANEOUS,
     TABLE_COLUMNS,
-    DocumentRows,
+    CorpusSums,
     Labels,
     Mean,
     MeanTables,
-    Totals,
-    stored,
     table_rows,
 )
 from attnmix.measures.swaps import DONORS, SWAPS
@@ -32,24 +30,21 @@ _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 """Quantities that are divided by the squared displacement of all tokens, not by a number of tokens."""
 
 
-def exchange_table(
-    exchanged: Mapping[str, Sequence[Mapping[str, Totals]]], donors: Sequence[str], seed: int
-) -> pd.DataFrame:
-    """Return `exchange` from each checkpoint's documents, of which each has `exchange_sums`.
+def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
+    """Return `exchange` from the sums `[documents, donors, levels]` of each checkpoint, by quantity.
 
     Without documents it has no rows. The simultaneous intervals hold for all donors and levels of a quantity at once.
     The class part of the own share is the difference between the two kinds of donors.
     """
-    documents = next(iter(exchanged.values()))
-    if not documents:
+    first = next(iter(exchanged.values()))
+    if not first:
         return pd.DataFrame(columns=TABLE_COLUMNS["exchange"])
-    rows = {checkpoint: _stacked_totals(measured) for checkpoint, measured in exchanged.items()}
-    levels = range(documents[0]["own_share"][0].shape[-1])
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
+    documents, _, levels = first["own_share"].values.shape
+    tables = MeanTables(exchanged, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for quantity in exchange.QUANTITIES:
-        labels = {"donor": donors, "quantity": [quantity], "layer": levels}
+        labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
         more = _without_tokens if quantity in _TOTAL_EFFECTS else None
-        mean = Mean("exchange", labels, stored(quantity), more=more, complete=False)
+        mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
         if quantity == "own_share" and {exchange.SAME_CLASS, exchange.OTHER_CLASS} <= {*donors}:
             places = donors.index(exchange.SAME_CLASS), donors.index(exchange.OTHER_CLASS)
@@ -57,60 +52,57 @@ def exchange_table(
     return tables.tables()["exchange"]
 
 
-def parts_table(parts: Mapping[str, Sequence[Mapping[str, Doubles]]], seed: int) -> pd.DataFrame:
-    """Return `parts` from each checkpoint's documents, whose arrays `by_token` `[quantities, levels, T]` go by rule.
+def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
+    """Return `parts` from the sums `[documents, quantities, levels]` of each checkpoint, by rule.
 
     Without documents it has no rows. The simultaneous intervals hold for all quantities and levels of a rule at once.
     """
-    documents = next(iter(parts.values()))
-    if not documents:
+    first = next(iter(parts.values()))
+    if not first:
         return pd.DataFrame(columns=TABLE_COLUMNS["parts"])
-    rows = {checkpoint: _total_rows(measured, RULES) for checkpoint, measured in parts.items()}
-    levels = range(documents[0][next(iter(RULES))].shape[1])
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
+    documents, _, levels = first[next(iter(RULES))].values.shape
+    tables = MeanTables(parts, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for rule in RULES:
-        labels = {"rule": [rule], "quantity": QUANTITIES, "layer": levels}
-        tables.add(Mean("parts", labels, stored(rule), complete=False))
+        labels = {"rule": [rule], "quantity": QUANTITIES, "layer": range(levels)}
+        tables.add(Mean("parts", labels, rule, complete=False))
     return tables.tables()["parts"]
 
 
 def derivative_tables(
-    derivatives: Mapping[str, Mapping[str, Mapping[str, Doubles]]],
+    derivatives: Mapping[str, CorpusSums],
+    documents: Sequence[str],
     methods: Sequence[str],
     matrices: Sequence[str],
     seed: int,
 ) -> dict[str, pd.DataFrame]:
-    """Return `derivatives` and `derivatives_by_review`, from what `DocumentMeasurer.derivatives` returns.
+    """Return `derivatives` and `derivatives_by_review` from the sums of `DocumentMeasurer.derivatives` by checkpoint.
 
-    `derivatives` has it by checkpoint and document; without documents the tables have no rows. The simultaneous
-    intervals hold for all cells of a quantity at once.
+    `documents` are the names of the documents; without any the tables have no rows. The simultaneous intervals hold for
+    all cells of a quantity at once.
     """
-    documents = next(iter(derivatives.values()))
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    first = next(iter(documents.values()))
-    layers = range(1, len(first["ratio"]) + 1)
+    layers = range(1, next(iter(derivatives.values()))["ratio"].values.shape[1] + 1)
     axes = _derivative_axes(layers, methods, with_rollouts(matrices))
-    rows: dict[str, DocumentRows] = {}
-    for checkpoint, by_name in derivatives.items():
-        rows[checkpoint] = _total_rows(list(by_name.values()), axes)
-    tables = MeanTables(rows, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
+    tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in axes.items():
-        mean = Mean("derivatives", {"quantity": [quantity], **labels}, stored(quantity))
+        mean = Mean("derivatives", {"quantity": [quantity], **labels}, quantity)
         if quantity == "agreement":
             mean = mean._replace(checkpoints=tuple(derivatives), more=_correlations)
         tables.add(mean)
-    return {**tables.tables(), "derivatives_by_review": _by_review(rows, list(documents), axes)}
+    return {**tables.tables(), "derivatives_by_review": _by_review(derivatives, documents, axes)}
 
 
-def _by_review(rows: Mapping[str, DocumentRows], documents: Sequence[str], axes: Mapping[str, Labels]) -> pd.DataFrame:
+def _by_review(
+    derivatives: Mapping[str, CorpusSums], documents: Sequence[str], axes: Mapping[str, Labels]
+) -> pd.DataFrame:
     """Return `derivatives_by_review`: the mean over the tokens of each document."""
     frames = []
-    for checkpoint, quantity in product(rows, ("level", "swap", "agreement")):
-        sums, tokens = stored(quantity)(rows[checkpoint])
-        means = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
+    for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
+        sums = derivatives[checkpoint][quantity]
         labels = {"document": documents, "quantity": [quantity], **axes[quantity]}
-        frames.append(table_rows("derivatives_by_review", checkpoint, labels, {"mean": means, "tokens": tokens}))
+        columns = {"mean": sums.means(), "tokens": sums.counts}
+        frames.append(table_rows("derivatives_by_review", checkpoint, labels, columns))
     return pd.concat(frames)
 
 
@@ -129,36 +121,9 @@ def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[s
     }
 
 
-def _total_rows(documents: Sequence[Mapping[str, Doubles]], names: Iterable[str]) -> DocumentRows:
-    """Return sums over the tokens and counts, as `stored` reads them, of the named arrays `[..., T]` of documents."""
-    rows: DocumentRows = {}
-    for name in names:
-        sums, tokens = _token_totals([document[name] for document in documents])
-        rows[name] = sums
-        rows[f"{name}_counts"] = tokens
-    return rows
-
-
-def _stacked_totals(documents: Sequence[Mapping[str, Totals]]) -> DocumentRows:
-    """Return the sums and counts of all documents, as `stored` reads them."""
-    rows: DocumentRows = {}
-    for name in documents[0]:
-        sums, counts = zip(*(document[name] for document in documents), strict=True)
-        rows[name] = np.stack(sums)
-        rows[f"{name}_counts"] = np.stack(counts)
-    return rows
-
-
 def _without_tokens(_checkpoint: str, means: Resampled) -> dict[str, Any]:
     """Return the column of token counts of means that are not over tokens."""
     return {"tokens": np.full(means.mean.shape, np.nan)}
-
-
-def _token_totals(documents: Sequence[Doubles]) -> Totals:
-    """Return sums over the tokens `[D, ...]` of arrays `[..., T]`, and numbers of those that are not NaN."""
-    sums = [np.nansum(array, -1) for array in documents]
-    tokens = [(~np.isnan(array)).sum(-1, dtype=np.float64) for array in documents]
-    return np.stack(sums), np.stack(tokens)
 
 
 def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:

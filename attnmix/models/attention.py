@@ -116,13 +116,13 @@ class AttentionCall:
 
         The latter, `[B, H, T]`, is 1, but for a softmax with a sink. Memory is linear in T.
         """
-        all_values = torch.cat(list(values), -1)
+        all_values = torch.cat(list(values), -1) if values else self.value[..., :0]
         contexts, row_sums = [], []
         for rows in self.blocks():
             weights = self.weights(rows)
             contexts.append(weights @ all_values)
             row_sums.append(weights.sum(-1))
-        return torch.cat(contexts, -2).chunk(len(values), -1), torch.cat(row_sums, -1)
+        return torch.cat(contexts, -2).chunk(max(1, len(values)), -1), torch.cat(row_sums, -1)
 
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""

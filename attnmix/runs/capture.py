@@ -34,6 +34,7 @@ from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
 from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
+from attnmix.core.store.results import PointVectors, allocate_vectors, by_site
 from attnmix.core.store.runs import Run
 from attnmix.core.torch_state import torch_state
 from attnmix.models.capture_points import recording, widths
@@ -129,16 +130,16 @@ def captured_vectors(
     dtype: str,
     padding: int,
     batch_tokens: int = BATCH_TOKENS,
-) -> dict[Site, npt.NDArray[Any]]:
-    """Return the vectors of all tokens of `texts`, given as token ids, `[tokens, width]` by site, in forward order.
+) -> dict[str, PointVectors]:
+    """Return the vectors of all tokens of `texts`, given as token ids, by capture point.
 
     `padding` is the token that fills a batch up. Raise `InputError` for a number that `dtype` cannot hold.
     """
     ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
     rows = slice(0, len(ids))
-    vectors = {site: np.empty((len(ids), width), dtype) for site, width in widths(base, points).items()}
+    vectors = allocate_vectors(widths(base, points), len(ids), dtype)
     batches = _batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device))
-    fill_rows(base, batches, [(rows, vectors)])
+    fill_rows(base, batches, [(rows, by_site(vectors))])
     return vectors
 
 

@@ -26,9 +26,8 @@ from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.documents import Document, read_documents
+from attnmix.measures.documents import Document, Texts, read_documents
+from attnmix.measures.engine import MEASURES, Engine, Measurements
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -69,8 +68,8 @@ def inspect(
         read_segments(base, tokenizer, run.captured.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        texts = DocumentMeasurer(base, methods, matrices)
-        _read_texts(name, texts, tokenizer.pad_token_id, run, folder, share)
+        engine = Engine(base, methods, tokenizer.pad_token_id)
+        _read_texts(name, engine, matrices, run, folder, share)
     classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
@@ -92,25 +91,27 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
     yield from tqdm(mine, desc=description, total=total, unit="text", disable=None)
 
 
-def _read_texts(checkpoint: str, texts: DocumentMeasurer, padding: int, run: Run, folder: Path, share: slice) -> None:
+def _read_texts(checkpoint: str, engine: Engine, matrices: Sequence[str], run: Run, folder: Path, share: slice) -> None:
     """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
-    measurer = BatchMeasurer(texts.base, texts.methods, padding)
+    in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
         contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():
             continue
-        (measures,) = measurer.measures([document])
+        measurements = Measurements(Texts([document]))
+        in_float64.add_sums(measurements, [MEASURES])
+        engine.add_matrices(measurements, 0, matrices, with_heads=True)
+        engine.add_input_parts(measurements, 0)
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
-            np.save(file, measures.ratios)
+            np.save(file, measurements.ratios[0])
         contributions.mkdir(parents=True, exist_ok=True)
-        matrices, parts_of_heads = texts.matrices_and_heads(document.ids)
-        for method, matrix in (matrices | texts.input_shares(document.ids)).items():
+        for method, matrix in measurements.matrices[0].items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
-            array = matrix.float().cpu().numpy()
+            array = matrix.astype(np.float32)
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
         unfinished = heads.with_name(f"{heads.name}.part")
-        writers.write_heads(unfinished, parts_of_heads)
+        writers.write_heads(unfinished, measurements.heads[0])
         unfinished.rename(heads)  # once all of the text is whole
 
 

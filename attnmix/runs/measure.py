@@ -8,19 +8,18 @@ of them. Which documents share a batch does not depend on the number of processe
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.kernels import computed_on
@@ -28,22 +27,23 @@ from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
 from attnmix.core.names import Site
+from attnmix.core.progress import track
 from attnmix.core.settings import MeasureParameters
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Doubles, Draws
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Sums
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import ROW_GROUP_TEXTS
 from attnmix.core.torch_state import torch_state
-from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.batches import STATISTICS, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
 from attnmix.measures.documents import Corpus, Document
+from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, text_tasks
 from attnmix.measures.exchange import (
     ALL,
     OTHER_CLASS,
     SAME_CLASS,
-    Displacements,
     choose_donors,
     choose_positions,
     exchange_sums,
@@ -53,35 +53,22 @@ from attnmix.measures.exchange import (
 )
 from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
-from attnmix.measures.input_parts import RULES, PartsReader, by_token, parts_obstacle
-from attnmix.measures.mixing_tables import (
-    CorpusMeasures,
-    DocumentRows,
-    by_review,
-    metrics,
-    mixing_tables,
-    stack_rows,
-    weighted_table,
-)
+from attnmix.measures.input_parts import parts_obstacle
+from attnmix.measures.mixing_tables import CorpusMeasures, CorpusSums, by_review, metrics, mixing_tables, weighted_table
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import derivative_tables, exchange_table, parts_table
 from attnmix.measures.swaps import next_donors
 from attnmix.measures.token_ratios import labelled_ratio_rows
-from attnmix.measures.variance_shares import MAX_TEXTS
 from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
-from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-Task = TypeVar("Task", int, list[int])
-"""The number of a document, or those of a batch."""
-
+GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
 PRECISION = float(np.finfo(np.float32).eps)
-GRADIENT_DIRECTIONS = 8  # random directions of each derivative
-SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
-MEASURES = "measures"  # the kind of batch that is no control
+EXCHANGE, GRADIENTS, PARTS = "exchange", "gradients", "parts"
+"""The kinds of the tasks of single documents."""
 IDENTITY_ERRORS = "identity_errors"
 PUBLISHED = "published"  # the folder that becomes `features/measure`
 
@@ -138,21 +125,17 @@ def measure(
 class _Samples(NamedTuple):
     """The numbers of the documents in which more is measured, as that takes longer."""
 
-    identities: Collection[int]
-    """Every identity is checked."""
     exchange: Sequence[int]
     derivatives: Sequence[int]
     parts: Sequence[int]
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
-    """Return the drawn documents; the longest one's identities are checked too."""
-    identities = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist()
+    """Return the drawn documents."""
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
-    longest = int(corpus.lengths.argmax())
-    return _Samples({*identities, longest}, exchange, derivatives, parts)
+    return _Samples(exchange, derivatives, parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,15 +158,17 @@ class _Plan:
 
     def work(self, checkpoint: str) -> "CheckpointWork":
         """Return the files of one checkpoint's measures."""
-        return CheckpointWork(
-            self.folder, checkpoint, self.corpus, self.batch_tokens, process=self.process, processes=self.processes
-        )
+        return CheckpointWork(self.folder, checkpoint, process=self.process, processes=self.processes)
 
-    def prepare(self, base: Any) -> Any:
-        """Return a model without a head, which reads the texts or pairs of this run on its device."""
+    def engine(self, base: Any) -> Engine:
+        """Return what measures the texts or pairs of this run in a model without a head, on its device."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
-        return base
+        return Engine(base, self.methods, self.tokenizer.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
+
+    def batch_tasks(self) -> Iterator[Task]:
+        """Yield the batches of all documents."""
+        return batch_tasks(self.corpus, self.batch_tokens)
 
 
 class _MeasuredCheckpoint(NamedTuple):
@@ -193,28 +178,85 @@ class _MeasuredCheckpoint(NamedTuple):
     sites: Sequence[Site]
     gains_L: npt.NDArray[np.float64]
     """`attention_gain` of each layer."""
+    has_parts: bool
 
 
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     """Measure this process's share of the documents in one checkpoint."""
-    base = plan.prepare(load_base(plan.run.checkpoints[name]))
-    batches = BatchMeasurer(base, plan.methods, plan.tokenizer.pad_token_id)
-    batches.read_corpus(_corpus_batches(plan.corpus, plan.batch_tokens, plan.seed))
-    documents = DocumentMeasurer(base, plan.methods, plan.matrices)
+    base = load_base(plan.run.checkpoints[name])
+    engine = plan.engine(base)
+    single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.work(name)
-    work.measure_documents(batches, plan.samples.identities)
-    work.measure_control("shuffled_words", batches, partial(shuffled_words, seed=plan.seed))
-    work.measure_exchange(base, plan)
-    work.measure_derivatives(documents, plan.samples.derivatives, plan.parameters.gradient_max_length, plan.seed)
-    work.measure_parts(base, plan.samples.parts, plan.parameters.parts_max_length)
-    return _MeasuredCheckpoint(work, batches.sites, documents.gains())
+    engine.read_texts(plan.corpus, STATISTICS, work)
+    engine.read_control("shuffled_words", plan.corpus, work, partial(shuffled_words, seed=plan.seed))
+    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
+    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
+    obstacle = parts_obstacle(family_of(base.config))
+    if obstacle:
+        logging.info("parts: absent in the model family %s: %s", base.config.model_type, obstacle)
+    else:
+        engine.read_single(PARTS, plan.samples.parts, work, partial(_parts_sums, engine, plan))
+    return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
+
+
+def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
+    """Return the sums of how far vectors of a document move if tokens are exchanged for those of other documents."""
+    parameters = plan.parameters
+    document = plan.corpus.document(number).cut(parameters.exchange_max_length)
+    donors = _exchange_donors(plan, number, document)
+    positions = choose_positions(document, parameters.exchange_positions, plan.seed)
+    displacements = measure_exchange(base, document, donors, positions, plan.batch_tokens)
+    return exchange_sums(with_all_donors(displacements), PRECISION)
+
+
+def _exchange_donors(plan: _Plan, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
+    """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+
+    Donors are of the same row group of the file, which is in memory.
+    """
+    corpus = plan.corpus
+    candidates = np.arange(len(corpus))[corpus.rows(number // ROW_GROUP_TEXTS)]
+    texts = [corpus.document(int(candidate)) for candidate in candidates]
+    place = number - int(candidates[0])
+    by_kind = choose_donors(texts, place, corpus.predicted[candidates], plan.seed)
+    most = plan.parameters.exchange_donors
+    return {kind: exchanged_texts(document, texts, by_kind.get(kind, []), most) for kind in EXCHANGE_DONORS}
+
+
+def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
+    """Return the sums of the derivatives of a document, truncated; directions are drawn for each document.
+
+    Inputs are exchanged with those of the next measured review of the same and of another predicted class.
+    """
+    document = plan.corpus.document(number)
+    # The same for a review in both checkpoints, so that they are compared along the same directions.
+    name_hash = crc32(document.name.encode())
+    (document_seed,) = np.random.SeedSequence([plan.seed, name_hash]).generate_state(1)
+    max_length = plan.parameters.gradient_max_length
+    ids = document.cut(max_length).ids
+    donors = [donor.cut(max_length).ids for donor in _donors(plan.corpus, number)]
+    quantities = single.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed))
+    return {name: Sums.over_tokens(values) for name, values in quantities.items()}
+
+
+def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
+    """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
+    for donor in next_donors(number, corpus.predicted):
+        if donor is None:
+            yield corpus.document(number).take(np.arange(0))
+        else:
+            yield corpus.document(donor)
+
+
+def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
+    """Return the sums of the parts since the input of a document, truncated, by rule."""
+    return engine.parts_sums(plan.corpus.document(number).cut(plan.parameters.parts_max_length))
 
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     """Measure the control `random_weights`: a model of the architecture in `folder`."""
-    base = plan.prepare(random_base(folder, plan.seed))
     work = plan.work(RANDOM)
-    work.measure_control("random_weights", BatchMeasurer(base, plan.methods, plan.tokenizer.pad_token_id))
+    plan.engine(random_base(folder, plan.seed)).read_control("random_weights", plan.corpus, work)
     return work
 
 
@@ -223,10 +265,17 @@ def _corpus_measures(
 ) -> CorpusMeasures:
     """Return what was measured of all documents, once every process has done its share."""
     first = next(iter(measured.values()))
+    sums: dict[str, CorpusSums] = {}
+    identities = {}
+    for name, checkpoint in measured.items():
+        work = checkpoint.work
+        sums[name] = work.read(MEASURES, plan.batch_tasks()) | work.read("shuffled_words", plan.batch_tasks())
+        identities[name] = work.read_identities(plan.batch_tasks())
     return CorpusMeasures(
-        rows={name: checkpoint.work.read_rows() for name, checkpoint in measured.items()},
-        random=random.read_sums("random_weights"),
-        identities={name: checkpoint.work.read_identities() for name, checkpoint in measured.items()},
+        sums=sums,
+        random=random.read("random_weights", plan.batch_tasks()),
+        texts=plan.corpus.texts,
+        identities=identities,
         methods=plan.methods,
         sites=first.sites,
         draws=Draws(len(plan.corpus), BOOTSTRAP_SAMPLES, plan.seed),
@@ -239,15 +288,19 @@ def _tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
-    exchange, derivatives, parts = {}, {}, {}
+    exchange: dict[str, CorpusSums] = {}
+    derivatives: dict[str, CorpusSums] = {}
+    parts: dict[str, CorpusSums] = {}
     for name, checkpoint in measured.items():
-        exchange[name] = checkpoint.work.read_exchange(plan.samples.exchange)
-        derivatives[name] = checkpoint.work.read_derivatives(plan.samples.derivatives)
-        parts[name] = checkpoint.work.read_parts(plan.samples.parts)
+        exchange[name] = checkpoint.work.read(EXCHANGE, text_tasks(plan.samples.exchange))
+        derivatives[name] = checkpoint.work.read(GRADIENTS, text_tasks(plan.samples.derivatives))
+        parts_tasks = text_tasks(plan.samples.parts if checkpoint.has_parts else [])
+        parts[name] = checkpoint.work.read(PARTS, parts_tasks)
+    documents = [plan.corpus.document(number).name for number in plan.samples.derivatives]
     tables = mixing_tables(corpus_measures)
     tables["mixing_weighted"] = weighted_table(corpus_measures)
     tables["geometry"] = geometry_table(corpus_measures)
-    tables.update(derivative_tables(derivatives, plan.methods, plan.matrices, plan.seed))
+    tables.update(derivative_tables(derivatives, documents, plan.methods, plan.matrices, plan.seed))
     tables["exchange"] = exchange_table(exchange, (ALL, *EXCHANGE_DONORS), plan.seed)
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
@@ -274,222 +327,94 @@ def _write_results(
 
 
 def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of every document in every checkpoint."""
-    for checkpoint in measured.values():
-        yield from checkpoint.work.token_ratios(plan.tokenizer, plan.methods)
+    """Yield the ratios of every document in every checkpoint, with what each token is."""
+    for name, checkpoint in measured.items():
+        for row_group in plan.corpus.row_groups:
+            files: dict[int, Path] = {}
+            for task in batch_tasks(plan.corpus, plan.batch_tokens, [row_group]):
+                files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
+            for number in sorted(files):
+                ratios_MLT = np.load(files[number])[str(number)]
+                document = plan.corpus.document(number)
+                yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 
 
-def _corpus_batches(corpus: Corpus, batch_tokens: int, seed: int) -> Iterator[list[Document]]:
-    """Yield batches of at most `MAX_TEXTS` reviews, from which the control `corpus_value` takes its values."""
-    drawn = _corpus_sample(corpus, seed)
-    if len(drawn) < 2:
-        return
-    for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
-        yield [corpus.document(number) for number in drawn[batch].tolist()]
-
-
-def _corpus_sample(corpus: Corpus, seed: int) -> npt.NDArray[np.int64]:
-    return np.sort(stratified_draw(corpus.labels, min(len(corpus), MAX_TEXTS), seed))
-
-
-def _log_left_out(corpus: Corpus, rows: DocumentRows, seed: int) -> None:
+def _log_left_out(corpus: Corpus, sums: CorpusSums, seed: int) -> None:
     """Log how many reviews have no `corpus_value`, and why the first of them has none."""
-    left_out = np.flatnonzero(np.ravel(rows["corpus_value_counts"]) == 0)
+    left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
     if not len(left_out):
         return
-    sample = _corpus_sample(corpus, seed)
-    documents = [corpus.document(int(number)) for number in sample]
-    first = corpus.document(int(left_out[0]))
-    places = np.flatnonzero(sample == left_out[0])
-    place = int(places[0]) if len(places) else len(documents)
+    sample = corpus_sample(corpus, seed)
+    number = int(left_out[0])
+    documents = [corpus.document(drawn) for drawn in sample]
+    first = corpus.document(number)
+    place = sample.index(number) if number in sample else len(documents)
     token_class = classes_without_others([*documents, first], range(len(documents)))[place]
     logging.info(left_out_sentence(first.name, token_class, len(left_out), len(corpus)))
 
 
 @dataclass(frozen=True)
 class CheckpointWork:
-    """One checkpoint's measures of the corpus, in files of `folder`; each is whole once it is there.
+    """One checkpoint's measures of the corpus, a `Sink` of files of `folder`; each is whole once it is there.
 
-    This process takes every `processes`-th batch or document, from its own number on.
+    This process takes every `processes`-th task, from its own number on.
     """
 
     folder: Path
     checkpoint: str
-    corpus: Corpus
-    batch_tokens: int
     process: int
     processes: int
 
-    def measure_documents(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
-        """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
-        for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
-            documents = [self.corpus.document(number) for number in batch]
-            all_measures = measurer.measures(documents, [number in sampled for number in batch])
-            errors = largest_errors([measures.identities for measures in all_measures])
-            token_arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
-            for number, measures in zip(batch, all_measures, strict=True):
-                token_arrays[str(number)] = measures.ratios
-            _write_arrays(_token_file(file), token_arrays)
-            # Last: once this file exists, the batch is not measured again.
-            _write_arrays(file, stack_rows([measures.sums() for measures in all_measures]))
+    def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield this process's share of the tasks whose file does not exist yet."""
+        share = islice(tasks, self.process, None, self.processes)
+        remaining = [task for task in share if not self._file(kind, task).exists()]
+        yield from track(remaining, f"{self.checkpoint}: {kind}")
 
-    def measure_control(
-        self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None
-    ) -> None:
-        """Write the ratios of a control with a pass of its own, of the documents after a `change`."""
-        for batch, file in self._remaining(name, self._batches(name)):
-            documents = [self.corpus.document(number) for number in batch]
-            if change is not None:
-                documents = [change(document) for document in documents]
-            _write_arrays(file, stack_rows(measurer.control_sums(name, documents)))
+    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+        """Write the ratios of a batch, and its largest errors of the identities."""
+        arrays: dict[str, Any] = {IDENTITY_ERRORS: largest_errors([document.identities for document in measures])}
+        for number, document_measures in zip(task.numbers, measures, strict=True):
+            arrays[str(number)] = document_measures.ratios
+        _write_arrays(self.token_file(task), arrays)
 
-    def measure_exchange(self, base: PreTrainedModel, plan: _Plan) -> None:
-        """Write how far vectors of some documents move if tokens are exchanged for those of other documents."""
-        parameters = plan.parameters
-        tasks = [(number, self._exchange_file(number)) for number in plan.samples.exchange]
-        for number, file in self._remaining("exchange", tasks):
-            document = self.corpus.document(number).cut(parameters.exchange_max_length)
-            donors = self._exchange_donors(number, document, parameters.exchange_donors, plan.seed)
-            positions = choose_positions(document, parameters.exchange_positions, plan.seed)
-            moves = measure_exchange(base, document, donors, positions, self.batch_tokens)
-            _write_arrays(file, moves._asdict())
+    def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
+        """Write the sums of a task's documents; the task is done once this file exists."""
+        arrays = {}
+        for name, (values, counts) in stack_sums(sums).items():
+            arrays[f"{name}/values"] = values
+            arrays[f"{name}/counts"] = counts
+        _write_arrays(self._file(kind, task), arrays)
 
-    def _exchange_donors(
-        self, number: int, document: Document, donors: int, seed: int
-    ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+    def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
+        """Return the sums of all documents of some tasks, in the order of their numbers, as memory-mapped files."""
+        tasks = list(tasks)
+        numbers = sorted(number for task in tasks for number in task.numbers)
+        row_of_number = {number: row for row, number in enumerate(numbers)}
+        folder = self.folder / self.checkpoint / kind
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for task in tasks:
+            rows = [row_of_number[number] for number in task.numbers]
+            with np.load(self._file(kind, task)) as stored:
+                for name, array in stored.items():
+                    if name not in arrays:
+                        arrays[name] = _create_memory_map(folder / f"{name}.npy", array, len(numbers))
+                    arrays[name][rows] = array
+        names = [name.removesuffix("/values") for name in arrays if name.endswith("/values")]
+        return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
-        Donors are of the same row group of the file, which is in memory.
-        """
-        row_group = number // ROW_GROUP_TEXTS
-        candidates = np.arange(len(self.corpus))[self.corpus.rows(row_group)]
-        texts = [self.corpus.document(int(candidate)) for candidate in candidates]
-        place = number - int(candidates[0])
-        by_kind = choose_donors(texts, place, self.corpus.predicted[candidates], seed)
-        return {kind: exchanged_texts(document, texts, by_kind.get(kind, []), donors) for kind in EXCHANGE_DONORS}
-
-    def measure_derivatives(
-        self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int
-    ) -> None:
-        """Write the derivatives of some documents, truncated; directions are drawn for each of them.
-
-        Inputs are exchanged with those of the next measured review of the same and of another predicted class.
-        """
-        tasks = [(number, self._derivatives_file(number)) for number in numbers]
-        for number, file in self._remaining("gradients", tasks):
-            document = self.corpus.document(number)
-            # The same for a review in both checkpoints, so that they are compared along the same directions.
-            name_hash = crc32(document.name.encode())
-            (document_seed,) = np.random.SeedSequence([seed, name_hash]).generate_state(1)
-            ids = document.cut(max_length).ids
-            donors = [donor.cut(max_length).ids for donor in self._donors(number)]
-            _write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
-
-    def _donors(self, number: int) -> Iterator[Document]:
-        """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
-        for donor in next_donors(number, self.corpus.predicted):
-            if donor is None:
-                yield self.corpus.document(number).take(np.arange(0))
-            else:
-                yield self.corpus.document(donor)
-
-    def measure_parts(self, base: PreTrainedModel, numbers: Sequence[int], max_length: int) -> None:
-        """Write what of each vector of some documents, truncated, is the token's own since the input, by rule."""
-        family = family_of(base.config)
-        obstacle = parts_obstacle(family)
-        if obstacle:
-            logging.info("parts: absent in the model family %s: %s", family.model_type, obstacle)
-            return
-        readers = {rule: PartsReader(base, rule) for rule in RULES}
-        tasks = [(number, self._parts_file(number)) for number in numbers]
-        for number, file in self._remaining("parts", tasks):
-            ids = self.corpus.document(number).cut(max_length).ids.tolist()
-            batch = padded([ids], 0, base.device)
-            quantities = {}
-            for rule, reader in readers.items():
-                quantities_QKT = by_token(reader.read(batch))
-                quantities[rule] = quantities_QKT.double().cpu().numpy()
-            _write_arrays(file, quantities)
-
-    def read_rows(self) -> DocumentRows:
-        """Return the sums of all documents, and of the control with shuffled words, with a row for each document."""
-        rows = self.read_sums(MEASURES)
-        rows.update(self.read_sums("shuffled_words"))
-        rows["document"] = self.corpus.texts["document"].to_numpy()
-        return rows
-
-    def read_sums(self, kind: str) -> DocumentRows:
-        """Return the sums of the documents, or of a control with a pass of its own, with a row for each document."""
-        return _gather_rows(self._batches(kind), len(self.corpus), self._folder / kind)
-
-    def read_identities(self) -> npt.NDArray[np.float64]:
+    def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
         """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
-        by_batch = []
-        for _, file in self._batches(MEASURES):
-            by_batch.append(np.load(_token_file(file))[IDENTITY_ERRORS])
+        by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
         errors, documents = np.stack(by_batch, axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
-    def read_derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """Return what `measure_derivatives` wrote, by the name of the review."""
-        return {self.corpus.document(number).name: dict(np.load(self._derivatives_file(number))) for number in numbers}
+    def token_file(self, task: Task) -> Path:
+        """Return the file of the ratios and identities of a batch."""
+        return self._file(f"tokens-{MEASURES}", task)
 
-    def read_exchange(self, numbers: Sequence[int]) -> list[dict[str, tuple[Doubles, Doubles]]]:
-        """Return the sums of what `measure_exchange` wrote, review by review."""
-        sums = []
-        for number in numbers:
-            with np.load(self._exchange_file(number)) as arrays:
-                sums.append(exchange_sums(with_all_donors(Displacements(**arrays)), PRECISION))
-        return sums
-
-    def read_parts(self, numbers: Sequence[int]) -> list[dict[str, npt.NDArray[np.float64]]]:
-        """Return what `measure_parts` wrote, review by review; nothing of a family without parts."""
-        files = [self._parts_file(number) for number in numbers]
-        return [dict(np.load(file)) for file in files if file.exists()]
-
-    def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield the ratios of the documents in their order, with what each token is."""
-        for row_group in self.corpus.row_groups:
-            files: dict[int, Path] = {}
-            for batch, file in self._batches_in(row_group, MEASURES):
-                files.update(dict.fromkeys(batch, _token_file(file)))
-            for number in sorted(files):
-                document = self.corpus.document(number)
-                ratios_MLT = np.load(files[number])[str(number)]
-                yield labelled_ratio_rows(self.checkpoint, document, methods, ratios_MLT, tokenizer)
-
-    @property
-    def _folder(self) -> Path:
-        return self.folder / self.checkpoint
-
-    def _derivatives_file(self, number: int) -> Path:
-        return self._folder / f"gradient-{number}.npz"
-
-    def _exchange_file(self, number: int) -> Path:
-        return self._folder / f"exchange-{number}.npz"
-
-    def _parts_file(self, number: int) -> Path:
-        return self._folder / f"parts-{number}.npz"
-
-    def _batches(self, kind: str) -> Iterator[tuple[list[int], Path]]:
-        """Yield the batches of documents, and the file that exists once each is done."""
-        for row_group in self.corpus.row_groups:
-            yield from self._batches_in(row_group, kind)
-
-    def _batches_in(self, row_group: int, kind: str) -> Iterator[tuple[list[int], Path]]:
-        for place, batch in enumerate(self.corpus.batches(row_group, self.batch_tokens)):
-            yield batch, self._folder / f"{kind}-{row_group}-{place}.npz"
-
-    def _remaining(self, kind: str, tasks: Iterable[tuple[Task, Path]]) -> Iterator[tuple[Task, Path]]:
-        """Yield this process's share of the tasks whose file does not exist yet."""
-        share = islice(tasks, self.process, None, self.processes)
-        remaining = [(task, file) for task, file in share if not file.exists()]
-        yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
-
-
-def _token_file(file: Path) -> Path:
-    """Return the file of the ratios and identities of a batch, which is whole once the batch's own `file` exists."""
-    return file.with_name(f"tokens-{file.name}")
+    def _file(self, kind: str, task: Task) -> Path:
+        return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 
 def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
@@ -498,18 +423,7 @@ def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
         np.savez(opened, **arrays)
 
 
-def _gather_rows(batches: Iterable[tuple[Sequence[int], Path]], documents: int, folder: Path) -> DocumentRows:
-    """Return the arrays of all batches, a row for each of the `documents`, as memory-mapped files in `folder`.
-
-    A batch is the numbers of its documents, and the file of their `stack_rows`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: DocumentRows = {}
-    for numbers, file in batches:
-        with np.load(file) as arrays:
-            for name, array in arrays.items():
-                if name not in rows:
-                    shape = (documents, *array.shape[1:])
-                    rows[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", array.dtype, shape)
-                rows[name][list(numbers)] = array
-    return rows
+def _create_memory_map(file: Path, array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """Return a new memory-mapped array of so many rows like those of `array`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return np.lib.format.open_memmap(file, "w+", array.dtype, (rows, *array.shape[1:]))

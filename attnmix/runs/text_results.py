@@ -10,16 +10,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy.special import softmax
-from threadpoolctl import ThreadpoolController
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.arithmetic.environment import FASTEST
@@ -27,6 +23,7 @@ from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
+from attnmix.core.progress import track
 from attnmix.core.settings import (
     BATCH_TOKENS,
     MIN_TYPED_UMAP_TOKENS,
@@ -35,7 +32,7 @@ from attnmix.core.settings import (
     UmapParameters,
 )
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.core.store.results import Array, TextResults, components_of
+from attnmix.core.store.results import PICTURE_MATRICES, Array, Components, TextResults, by_site, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
 from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
@@ -45,61 +42,32 @@ from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
 from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import random_model, shuffled_words
-from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.controls import SAME_PASS
+from attnmix.measures.documents import Document, Texts, documents_of
+from attnmix.measures.engine import MEASURES, ONE_THREAD_TOKENS, SEED, Engine, Measurements, few_threads
 from attnmix.measures.geometry_tables import page_geometry
 from attnmix.measures.mixing_tables import (
     COUNTS,
     TABLE_COLUMNS,
     CorpusMeasures,
-    DocumentRows,
     by_review,
     page_tables,
-    stack_rows,
     weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.text_pairs import PAIR_SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, layer_counts, present_names
 from attnmix.models.loading import check_network, load_base
-from attnmix.models.segments import read_segments
 from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
-ONE_THREAD_TOKENS = 64  # the products of fewer are too small to share: threads would wait for each other
-SEED = 111
+PAGE_QUANTITIES = (MEASURES, "steps", *SAME_PASS, *PAIR_SOURCES, "shuffled_words")
+"""What the page shows of each model; and of one model `random_weights`."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
-
-
-class _Checkpoint(NamedTuple):
-    """One checkpoint's measurers."""
-
-    batches: BatchMeasurer
-    texts: DocumentMeasurer
-
-
-class _Measured(NamedTuple):
-    """The measures of the texts in one checkpoint's own model, in float32."""
-
-    sums: DocumentRows
-    """Those of `DocumentMeasures.sums` and of the controls."""
-    ratios: list[npt.NDArray[np.float32]]
-    """The ratios of each text `[methods, layers, tokens]`."""
-    input_shares: list[dict[str, Array]]
-    """The exact parts since the input of each text, where it has them."""
-
-
-class _Contributions(NamedTuple):
-    """The matrices and the heads of each text, of one checkpoint's copy in float64."""
-
-    matrices: list[dict[str, Array]]
-    heads: list[dict[str, Array]]
 
 
 class TextMeasurer:
@@ -121,48 +89,53 @@ class TextMeasurer:
         `padding` is the token that fills a batch up. With `pairs` the models are those of pairs of texts.
         `classifier` is that of the last checkpoint.
         """
-        self.tokenizer, self.classifier = tokenizer, classifier
-        self.padding, self.pairs = padding, pairs
+        self.tokenizer = tokenizer
+        self.classifier = classifier
+        self.padding = padding
         self.captured, self.base = list(bases.items())[-1]
         """The model whose vectors are laid out: the last."""
         family = family_of(self.base.config)
-        self.methods = present_names("measure.methods", list(methods), family, RATIOS)
+        present = present_names("measure.methods", list(methods), family, RATIOS)
+        self.matrices = present_names("measure.matrices", list(matrices), family)
         self.points = [point for point in family.present(CaptureParameters().points) if point not in SUBLAYER_POINTS]
-        # Weights are drawn in one thread while others copy the models and measure the texts.
-        with_one_thread = ThreadPoolExecutor(1)
-        self.random = with_one_thread.submit(self._random_measurer)
-        with_one_thread.shutdown(wait=False)
-        self.unchecked = set(bases)
-        """The checkpoints in which no text has been measured: in the first, every identity is checked."""
-        self.checkpoints: dict[str, _Checkpoint] = {}
+        self.engines: dict[str, Engine] = {}
         for name, base in bases.items():
-            texts = DocumentMeasurer(base, self.methods, present_names("measure.matrices", list(matrices), family))
-            self.checkpoints[name] = _Checkpoint(BatchMeasurer(base, self.methods, padding), texts)
+            self.engines[name] = Engine(base, present, padding, tokenizer=tokenizer, pairs=pairs, check_once=True)
 
-    def _random_measurer(self) -> BatchMeasurer:
-        """Return the measurer of the model with random weights."""
-        random: Any = random_model(self.base.config, SEED)
-        read_segments(random, self.tokenizer, self.pairs)
-        return BatchMeasurer(random.to(self.base.device), self.methods, self.padding)
+    def results(
+        self, tokenized: TokenizedTexts, known: Mapping[str, Measurements] | None = None, with_heads: bool = True
+    ) -> TextResults:
+        """Return all that the page of the texts shows; what is `known` of a checkpoint is not computed again.
 
-    def results(self, tokenized: TokenizedTexts) -> TextResults:
-        """Return all that the page of the texts shows."""
-        texts = tokenized.texts.assign(measured=True, captured=True)
-        results = TextResults(texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
-        documents = documents_of(results.documents, results.tokens)
-        with torch_state(), _workers(documents, len(self.checkpoints)) as pool:
-            # A model and its copy in float64 are two: each is in one pass at a time.
-            measures = {name: pool.submit(self._measures, name, documents) for name in self.checkpoints}
-            contributions = {name: pool.submit(self._contributions, name, documents) for name in self.checkpoints}
-            random_sums = pool.submit(self._random_sums, documents)
-            predictions = pool.submit(self._predictions, documents)
-            measured = {name: future.result() for name, future in measures.items()}
-            maps = pool.submit(self._fill_maps, results, documents)  # no other pass of this model is under way
-            self._fill_measures(results, documents, measured, random_sums.result())
-            for name, future in contributions.items():
-                self._fill_contributions(results, documents, name, measured[name], future.result())
+        What is computed is added to `known`. Without heads, only the matrices of the page's picture are computed.
+        """
+        results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
+        measurements = dict(known or {})
+        for name in self.engines:
+            measurements.setdefault(name, Measurements(Texts(documents_of(results.documents, results.tokens))))
+        first = measurements[self.captured]
+        matrices = self.matrices
+        if not with_heads:
+            matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
+        with torch_state(), _workers(first.texts, len(self.engines)) as pool:
+            # A model and its copy in float64 are two: each is in one pass at a time. Copies are made before any pass.
+            lacking = []
+            for name, engine in self.engines.items():
+                if engine.lacks_matrices(measurements[name], matrices, with_heads):
+                    lacking.append(name)
+            jobs = [pool.submit(_add_sums, engine, measurements[name]) for name, engine in self.engines.items()]
+            captured_sums = jobs[-1]
+            for name in lacking:
+                jobs.append(pool.submit(_add_matrices, self.engines[name], measurements[name], matrices, with_heads))
+            jobs.append(pool.submit(self.engines[self.captured].add_sums, first, ["random_weights"]))
+            predictions = pool.submit(self._predictions, first.texts.documents)
+            captured_sums.result()
+            # Now no other pass of this model is under way.
+            jobs.append(pool.submit(self._add_layouts, first, results.tokens))
+            for job in jobs:
+                job.result()
             results.predictions = predictions.result()
-            maps.result()
+        self._fill_measures(results, measurements)
         sizes = {
             (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
         }
@@ -170,28 +143,24 @@ class TextMeasurer:
             results.heads_by_text = {}  # a page draws heads of one number and width
         return results
 
-    def _fill_measures(
-        self,
-        results: TextResults,
-        documents: Sequence[Document],
-        measured: Mapping[str, _Measured],
-        random_sums: DocumentRows,
-    ) -> None:
-        """Fill in the tables and ratios."""
-        names = np.array([document.name for document in documents])
-        samples = BOOTSTRAP_SAMPLES if len(documents) > 1 else 1  # one text has no interval
+    def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
+        """Fill in the tables, ratios, matrices and heads."""
+        texts = measurements[self.captured].texts
+        samples = BOOTSTRAP_SAMPLES if len(texts) > 1 else 1  # one text has no interval
+        methods = self.engines[self.captured].methods
         corpus = CorpusMeasures(
-            rows={name: measures.sums | {"document": names} for name, measures in measured.items()},
-            random=random_sums,
-            methods=self.methods,
-            sites=self.checkpoints[self.captured].batches.sites,
-            draws=Draws(len(documents), samples, SEED),
+            sums={name: measured.sums for name, measured in measurements.items()},
+            random=measurements[self.captured].sums,
+            texts=results.documents,
+            methods=methods,
+            sites=[],
+            draws=Draws(len(texts), samples, SEED),
             seed=SEED,
         )
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
-        if len(measured) > 1:  # for the change over all layers
+        if len(measurements) > 1:  # for the change over all layers
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
@@ -199,64 +168,22 @@ class TextMeasurer:
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         ratios = []
-        for name, measures in measured.items():
-            for number, document in enumerate(documents):
-                ratios.append(ratio_rows(name, document.name, self.methods, measures.ratios[number]))
+        for name, measured in measurements.items():
+            for number, document in enumerate(texts.documents):
+                ratios.append(ratio_rows(name, document.name, methods, measured.ratios[number]))
+                matrices = {key: matrix.astype(np.float32) for key, matrix in measured.matrices[number].items()}
+                results.matrices_by_text[name, document.name] = matrices
+                results.heads_by_text[name, document.name] = measured.heads.get(number, {})
         results.ratios = pd.concat(ratios, ignore_index=True)
+        layouts = measurements[self.captured].layouts
+        results.maps, results.map_quality, results.components, results.nearest = layouts
 
-    def _fill_contributions(
-        self,
-        results: TextResults,
-        documents: Sequence[Document],
-        name: str,
-        measured: _Measured,
-        contributions: _Contributions,
-    ) -> None:
-        """Fill in the matrices and heads of one checkpoint."""
-        for number, document in enumerate(documents):
-            matrices = contributions.matrices[number] | measured.input_shares[number]
-            results.matrices_by_text[name, document.name] = matrices
-            results.heads_by_text[name, document.name] = contributions.heads[number]
-
-    def _measures(self, name: str, documents: Sequence[Document]) -> _Measured:
-        batches, texts = self.checkpoints[name]
-        lengths = [len(document) for document in documents]
-        numbered_batches = batches_by_tokens(lengths, BATCH_TOKENS)
-        batches.corpus = None
-        if len(documents) > 1:
-            batches.read_corpus([documents[number] for number in batch] for batch in numbered_batches)
-        measures: list[Any] = [None] * len(documents)
-        for batch in numbered_batches:
-            in_full = name in self.unchecked
-            in_batch = batches.measures([documents[number] for number in batch], [in_full] * len(batch))
-            for number, measured in zip(batch, in_batch, strict=True):
-                measures[number] = measured
-            self.unchecked.discard(name)
-        shuffled = [shuffled_words(document, SEED) for document in documents]
-        sums = stack_rows([measured.sums() for measured in measures])
-        sums.update(_control_sums(batches, "shuffled_words", shuffled))
-        return _Measured(
-            sums,
-            [measured.ratios for measured in measures],
-            [_on_host(texts.input_shares(document.ids)) for document in documents],
-        )
-
-    def _contributions(self, name: str, documents: Sequence[Document]) -> _Contributions:
-        contributions = _Contributions([], [])
-        for document in documents:
-            matrices, heads = self.checkpoints[name].texts.matrices_and_heads(document.ids)
-            contributions.matrices.append(_on_host(matrices))
-            contributions.heads.append(heads)
-        return contributions
-
-    def _random_sums(self, documents: Sequence[Document]) -> DocumentRows:
-        """Return the sums of the control `random_weights`."""
-        return _control_sums(self.random.result(), "random_weights", documents)
-
-    def _fill_maps(self, results: TextResults, documents: Sequence[Document]) -> None:
-        """Lay out the vectors of the residual stream, in float16 as in the stage `capture`."""
-        ids = [document.ids for document in documents]
-        _lay_out(results, captured_vectors(self.base, ids, self.points, "float16", self.padding))
+    def _add_layouts(self, measurements: Measurements, tokens: pd.DataFrame) -> None:
+        """Lay out the vectors of the residual stream, in float16 as in the stage `capture`, where that is missing."""
+        if measurements.layouts is None:
+            ids = [document.ids for document in measurements.texts.documents]
+            vectors = captured_vectors(self.base, ids, self.points, "float16", self.padding)
+            measurements.layouts = _lay_out(by_site(vectors), tokens)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
@@ -314,36 +241,28 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
 
 
 @contextmanager
-def _workers(documents: Sequence[Document], checkpoints: int) -> Iterator[ThreadPoolExecutor]:
+def _workers(texts: Texts, checkpoints: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool of threads, one for each checkpoint; where texts are short, each computes in one thread.
 
     Short texts of one checkpoint have a second one, for the model with random weights.
     """
-    if sum(len(document) for document in documents) > ONE_THREAD_TOKENS:
-        with ThreadPoolExecutor(checkpoints) as pool:
-            yield pool
-        return
-    workers = max(2, checkpoints)
-    # The number of BLAS's threads is the process's, that of OpenMP's each thread's own.
-    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every thread
-    in_one_thread = partial(controller.limit, limits=1)
-    with in_one_thread(), ThreadPoolExecutor(workers, initializer=in_one_thread) as pool:
+    tokens = int(texts.lengths.sum())
+    workers = checkpoints if tokens > ONE_THREAD_TOKENS else max(2, checkpoints)
+    with few_threads(tokens) as limit_thread, ThreadPoolExecutor(workers, initializer=limit_thread) as pool:
         yield pool
 
 
-def _on_host(matrices: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Return matrices as they are kept, in float32."""
-    return {name: matrix.float().cpu().numpy() for name, matrix in matrices.items()}
+def _add_sums(engine: Engine, measurements: Measurements) -> None:
+    """Add what the page shows of passes of one model."""
+    engine.add_sums(measurements, PAGE_QUANTITIES)
+    for number in track(range(len(measurements.texts)), "parts from the input"):
+        engine.add_input_parts(measurements, number)
 
 
-def _control_sums(measurer: BatchMeasurer, name: str, documents: Sequence[Document]) -> DocumentRows:
-    """Return the sums of a control with a forward pass of its own, of all documents in their order."""
-    sums: list[Any] = [None] * len(documents)
-    for batch in batches_by_tokens([len(document) for document in documents], BATCH_TOKENS):
-        in_batch = measurer.control_sums(name, [documents[number] for number in batch])
-        for number, document_sums in zip(batch, in_batch, strict=True):
-            sums[number] = document_sums
-    return stack_rows(sums)
+def _add_matrices(engine: Engine, measurements: Measurements, names: Sequence[str], with_heads: bool) -> None:
+    """Add what the page shows of single texts."""
+    for number in track(range(len(measurements.texts)), "matrices"):
+        engine.add_matrices(measurements, number, names, with_heads)
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
@@ -361,7 +280,16 @@ def compile_maps() -> None:
     _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
-def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
+class Layouts(NamedTuple):
+    """The maps of a page; `TextResults` says what each is."""
+
+    maps: dict[str, pd.DataFrame]
+    map_quality: pd.DataFrame
+    components: dict[Site, Components]
+    nearest: pd.DataFrame
+
+
+def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
 
     By UMAP where there are enough tokens for that, and by their principal components.
@@ -372,12 +300,13 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
     for site, vectors_TD in vectors.items():
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
-    results.nearest = columns_by_site(results.tokens, nearest)
-    layouts = {"pca": vectors}
-    if len(results.tokens) >= MIN_TYPED_UMAP_TOKENS:
-        layouts = {LAYOUT: points_for(LAYOUT, vectors, umap), **layouts}
+    mapped_vectors = {"pca": vectors}
+    if len(tokens) >= MIN_TYPED_UMAP_TOKENS:
+        mapped_vectors = {LAYOUT: points_for(LAYOUT, vectors, umap), **mapped_vectors}
+    maps = {}
+    components = {}
     scores = []
-    for layout, mapped in layouts.items():
+    for layout, mapped in mapped_vectors.items():
         if not mapped:  # too few vectors for UMAP
             continue
         places = _fit(layout, mapped, umap)[umap.seed]
@@ -386,11 +315,12 @@ def _lay_out(results: TextResults, stream: Mapping[Site, Array]) -> None:
             columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
             value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
             scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
-            components = components_of(vectors[site], xy) if layout == "pca" else None
-            if components is not None:
-                results.components[site] = components
-        results.maps[layout] = columns_by_site(results.tokens, columns)
-    results.map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
+            site_components = components_of(vectors[site], xy) if layout == "pca" else None
+            if site_components is not None:
+                components[site] = site_components
+        maps[layout] = columns_by_site(tokens, columns)
+    map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
+    return Layouts(maps, map_quality, components, columns_by_site(tokens, nearest))
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:

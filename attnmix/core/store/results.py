@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import INPUT_PARTS, STEP_MEASURES, Site
+from attnmix.core.names import INPUT_PARTS, STEP_MEASURES, Site, in_forward_order
 from attnmix.core.settings import MIN_TYPED_UMAP_TOKENS
 
 if TYPE_CHECKING:
@@ -225,20 +225,42 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     return Components(float(scale), (first, second))
 
 
-def labelled_vectors(vectors: Mapping[Site, Array], tokens: pd.DataFrame) -> dict[str, xarray.DataArray]:
-    """Return by capture point the vectors `[layer, token, hidden]` of all layers that have it, of `vectors` by site.
+class PointVectors(NamedTuple):
+    """The vectors of all layers that have a capture point."""
 
-    Each token has the columns of `tokens` as coordinates.
-    """
+    layers: list[int]
+    array: Array
+    """`[layers, tokens, width]`."""
+
+
+def allocate_vectors(widths: Mapping[Site, int], tokens: int, dtype: str) -> dict[str, PointVectors]:
+    """Return one uninitialised array for each capture point; `widths` has the width of the vectors of each site."""
+    layers: dict[str, list[int]] = defaultdict(list)
+    for site in widths:
+        layers[site.point].append(site.layer)
+    vectors = {}
+    for point, numbers in layers.items():
+        shape = (len(numbers), tokens, widths[Site(numbers[0], point)])
+        vectors[point] = PointVectors(numbers, np.empty(shape, dtype))
+    return vectors
+
+
+def by_site(vectors: Mapping[str, PointVectors]) -> dict[Site, Array]:
+    """Return views `[tokens, width]` of the vectors of every site, in the order of the forward pass."""
+    views = {}
+    for point, (layers, array) in vectors.items():
+        for layer, view in zip(layers, array, strict=True):
+            views[Site(layer, point)] = view
+    return {site: views[site] for site in in_forward_order(views)}
+
+
+def labelled_vectors(vectors: Mapping[str, PointVectors], tokens: pd.DataFrame) -> dict[str, xarray.DataArray]:
+    """Return the vectors `[layer, token, hidden]` by capture point, with the columns of `tokens` as coordinates."""
     import xarray
 
     coordinates: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
-    by_point: dict[str, dict[int, Array]] = defaultdict(dict)
-    for site, array in vectors.items():
-        by_point[site.point][site.layer] = array
     labelled = {}
-    for point, by_layer in by_point.items():
-        layers = {"layer": list(by_layer)}
-        stacked = np.stack(list(by_layer.values()))
-        labelled[point] = xarray.DataArray(stacked, coordinates | layers, ("layer", "token", "hidden"), name=point)
+    for point, (layers, array) in vectors.items():
+        labels = coordinates | {"layer": layers}
+        labelled[point] = xarray.DataArray(array, labels, ("layer", "token", "hidden"), name=point)
     return labelled

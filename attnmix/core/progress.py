@@ -1,0 +1,62 @@
+"""Progress of loops that may take long: a bar on a terminal, elsewhere one line where they take over ten seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Task = TypeVar("Task")
+
+BAR_DELAY_SECONDS = 2
+LONG_SECONDS = 10  # expected; a loop that takes longer is announced where there is no bar
+
+
+class Progress:
+    """The progress of a loop with a known number of steps."""
+
+    def __init__(self, description: str, total: int) -> None:
+        self.description = description
+        self.total = total
+        self.done = 0
+        self.started = time.monotonic()
+        self.bar = tqdm(total=total, desc=description, delay=BAR_DELAY_SECONDS, disable=None)
+        self.announced = not self.bar.disable  # a bar shows the remaining time itself
+
+    def advance(self) -> None:
+        """Count one step that is done; announce the loop once its steps turn out to be slow."""
+        self.done += 1
+        self.bar.update()
+        elapsed = time.monotonic() - self.started
+        if self.announced or elapsed < BAR_DELAY_SECONDS:
+            return
+        expected = elapsed / self.done * self.total
+        if expected > LONG_SECONDS:
+            print(f"{self.description}: about {expected:.0f} s", file=sys.stderr, flush=True)
+        self.announced = True
+
+
+@contextmanager
+def show_progress(description: str, total: int) -> Iterator[Progress]:
+    """Yield the progress of a loop with this many steps."""
+    progress = Progress(description, total)
+    try:
+        yield progress
+    finally:
+        progress.bar.close()
+
+
+def track(tasks: Iterable[Task], description: str) -> Iterator[Task]:
+    """Yield the tasks of a loop, and show its progress; a single task has none."""
+    counted = tasks if isinstance(tasks, Sized) else list(tasks)
+    if len(counted) < 2:
+        yield from counted
+        return
+    with show_progress(description, len(counted)) as progress:
+        for task in counted:
+            yield task
+            progress.advance()

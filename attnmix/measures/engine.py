@@ -1,0 +1,417 @@
+"""Measure texts in one model: one loop over batches and single texts for the API, the stages and the page.
+
+A quantity is computed if it is requested. It is read from one of three passes:
+
+    the pass of the ratios    `STATISTICS`: sums of what one forward pass of a padded batch shows
+    a pass of its own         `OWN_PASSES`: the ratios of changed documents, or of a model with random weights
+    passes of single texts    `SAMPLED`: of a sample of the texts, as it costs the square of their lengths
+
+Results go to a sink, which says what remains to be done: `Measurements` in memory, or the files of a stage, from which
+a killed run resumes. To add a quantity, declare it in one of the three tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
+from transformers import PreTrainedModel
+
+from attnmix.core.draw import stratified_draw
+from attnmix.core.lazy import cached_property
+from attnmix.core.names import INPUT_PARTS
+from attnmix.core.progress import show_progress, track
+from attnmix.core.settings import BATCH_TOKENS
+from attnmix.core.statistics import Sums
+from attnmix.measures.batches import STATISTICS, BatchMeasurer, DocumentMeasures, DocumentSums, stack_sums
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import random_model, shuffled_words
+from attnmix.measures.documents import Corpus, Document, Texts
+from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_token, document_shares, parts_obstacle
+from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
+from attnmix.measures.variance_shares import MAX_TEXTS
+from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.families import family_of, layer_counts
+from attnmix.models.segments import read_segments
+
+Array = npt.NDArray[Any]
+
+SEED = 111
+"""The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
+ONE_THREAD_TOKENS = 64  # in a pass; its products are too small to share, and threads would wait for each other
+IDENTITY_TEXTS = 16  # in which the identities that take long are checked
+MEASURES = "measures"
+"""The kind of the tasks that are passes of the ratios."""
+
+
+class Task(NamedTuple):
+    """Texts that are measured at once: a padded batch, or one text."""
+
+    name: str
+    numbers: Sequence[int]
+
+
+def batch_tasks(texts: Texts | Corpus, batch_tokens: int, row_groups: Iterable[int] | None = None) -> Iterator[Task]:
+    """Yield the padded batches of all texts, or of some row groups; they do not depend on the number of processes."""
+    for row_group in texts.row_groups if row_groups is None else row_groups:
+        for place, batch in enumerate(texts.batches(row_group, batch_tokens)):
+            yield Task(f"{row_group}-{place}", batch)
+
+
+def text_tasks(numbers: Iterable[int]) -> list[Task]:
+    """Return a task for each of some texts."""
+    return [Task(str(number), [number]) for number in numbers]
+
+
+class Sink(Protocol):
+    """The results of tasks, by kind of task."""
+
+    def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield the tasks without a result, and show their progress."""
+
+    def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
+        """Keep the sums of a task's texts."""
+
+    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+        """Keep what is known of the single tokens of a task of `MEASURES`, before `write`."""
+
+    def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
+        """Return the sums of all texts of some tasks, in the order of their numbers."""
+
+
+@dataclass
+class Measurements:
+    """What has been measured of some texts in one model so far, in memory."""
+
+    texts: Texts
+    batch_tokens: int = BATCH_TOKENS
+    """The number of tokens, padding included, of the batches in which they are measured."""
+    ratios: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """The ratios of each text `[methods, layers, tokens]`."""
+    sums: dict[str, Sums] = field(default_factory=dict)
+    """The sums of all texts by quantity."""
+    measured: set[str] = field(default_factory=set)
+    """The names that `Engine.add_sums` was called with; a quantity can have several sums, or none in these texts."""
+    matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
+    """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
+    heads: dict[int, dict[str, Array]] = field(default_factory=dict)
+    """By text what `attnmix.measures.heads.record_heads` returns."""
+    own_share: dict[Any, Sums] = field(default_factory=dict)
+    """The sums of own shares `[texts, layers]` by sample."""
+    parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
+    """What `Engine.parts` returns, by text, rule and positions."""
+    pages: dict[bool, Any] = field(default_factory=dict)
+    """The content of the page with and without heads, once it was made."""
+    layouts: Any = None
+    """The maps of a page, once they are laid out."""
+    rows: dict[tuple[str, int], DocumentSums] = field(default_factory=dict)
+    """The sums of single texts by kind of task, until all are measured."""
+
+    def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield all tasks, and show their progress."""
+        yield from track(list(tasks), kind)
+
+    def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
+        """Keep the sums of a task's texts."""
+        for number, row in zip(task.numbers, sums, strict=True):
+            self.rows[kind, number] = row
+
+    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+        """Keep the ratios of a task's texts."""
+        for number, document_measures in zip(task.numbers, measures, strict=True):
+            self.ratios[number] = document_measures.ratios
+
+    def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
+        """Return the sums of all texts of some tasks, in the order of their numbers."""
+        numbers = sorted(number for task in tasks for number in task.numbers)
+        return stack_sums([self.rows.pop((kind, number)) for number in numbers])
+
+
+@contextmanager
+def few_threads(tokens: int) -> Iterator[Callable[[], object]]:
+    """Compute in one thread where a pass has few tokens: on busy cores, several wait for each other many times as long.
+
+    The number of BLAS's threads is the process's, that of OpenMP's each thread's own: yield a function that limits the
+    thread which calls it.
+    """
+    if tokens > ONE_THREAD_TOKENS:
+        yield lambda: None
+        return
+    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every thread
+    with controller.limit(limits=1):
+        yield partial(controller.limit, limits=1)
+
+
+def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
+    """Return the numbers of the texts from which the control `corpus_value` takes its values."""
+    drawn: list[int] = stratified_draw(texts.labels, MAX_TEXTS, seed).tolist()
+    return drawn
+
+
+class Engine:
+    """One model and what is measured in it; its copies are made when they are first needed."""
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        methods: Sequence[str],
+        padding: int,
+        *,
+        tokenizer: Any = None,
+        pairs: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
+        seed: int = SEED,
+        check_once: bool = False,
+    ) -> None:
+        """Take a model without a head, in float32 and eval mode, whose attention is observed.
+
+        `padding` is the token that fills a batch up. The `tokenizer`, and whether texts are `pairs`, matter to a model
+        with random weights alone. With `check_once` the costly identities are checked in the first texts alone.
+        """
+        self.base = base
+        self.tokenizer = tokenizer
+        self.pairs = pairs
+        self.batch_tokens = batch_tokens
+        self.seed = seed
+        self.batches = BatchMeasurer(base, methods, padding)
+        self.methods = self.batches.methods
+        self.check_once = check_once
+        self.is_checked = False
+
+    @cached_property
+    def single(self) -> DocumentMeasurer:
+        """The measures of single texts; not first read during a forward pass, whose hooks would be copied."""
+        return DocumentMeasurer(self.base, self.methods)
+
+    @cached_property
+    def random(self) -> Engine:
+        """The engine of a model of the same architecture with random weights."""
+        model: Any = random_model(self.base.config, self.seed)
+        model.to(self.base.device)
+        read_segments(model, self.tokenizer, self.pairs)
+        return Engine(model, self.methods, self.batches.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
+
+    @cached_property
+    def readers(self) -> dict[str, PartsReader]:
+        """The readers of parts from the input, by rule."""
+        return {rule: PartsReader(self.base, rule) for rule in RULES}
+
+    def read_texts(self, texts: Texts | Corpus, statistics: Collection[str], sink: Sink) -> None:
+        """Measure the ratios and `statistics` of all texts, batch by batch."""
+        if "corpus_value" in statistics:
+            self.batches.read_corpus(self._corpus_batches(texts))
+        is_known = self.check_once and self.is_checked
+        checked = set[int]() if is_known else self._identity_sample(texts)
+        for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens)):
+            documents = [texts.document(number) for number in task.numbers]
+            sampled = [number in checked for number in task.numbers]
+            measures = self.batches.measures(documents, sampled, statistics)
+            sink.write_tokens(task, measures)
+            sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
+        self.is_checked = True
+
+    def read_control(
+        self, name: str, texts: Texts | Corpus, sink: Sink, change: Callable[[Document], Document] | None = None
+    ) -> None:
+        """Measure the ratios of all texts after a `change`, as those of the control `name`, batch by batch."""
+        for task in sink.remaining(name, batch_tasks(texts, self.batch_tokens)):
+            documents = [texts.document(number) for number in task.numbers]
+            if change is not None:
+                documents = [change(document) for document in documents]
+            sink.write(name, task, self.batches.control_sums(name, documents))
+
+    def read_single(
+        self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
+    ) -> None:
+        """Measure some texts one by one."""
+        for task in sink.remaining(kind, text_tasks(numbers)):
+            sink.write(kind, task, [measure(number) for number in task.numbers])
+
+    def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
+        """Add the sums of the named quantities to `measurements` where they are missing; `MEASURES` are the ratios."""
+        texts = measurements.texts
+        missing = [name for name in names if name not in measurements.measured]
+        statistics = [name for name in STATISTICS if name in missing]
+        if statistics or MEASURES in missing:
+            self.read_texts(texts, statistics, measurements)
+            measurements.sums.update(measurements.read(MEASURES, batch_tasks(texts, self.batch_tokens)))
+            measurements.measured.add(MEASURES)
+        for name in missing:
+            if name in OWN_PASSES:
+                OWN_PASSES[name](self, texts, measurements)
+                measurements.sums.update(measurements.read(name, batch_tasks(texts, self.batch_tokens)))
+            elif name in SAMPLED:
+                measurements.sums.update(self.sampled_sums(measurements, name))
+        measurements.measured.update(missing)
+
+    def sampled_sums(
+        self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
+    ) -> dict[str, Sums]:
+        """Return the sums of a quantity of single texts; those that are not in the sample do not count.
+
+        The sample has at most `max_texts` texts, in which every class has its share, and `max_length` tokens of each.
+        """
+        texts, declared = measurements.texts, SAMPLED[name]
+        numbers: list[int] = stratified_draw(texts.labels, max_texts or declared.max_texts, self.seed).tolist()
+        measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
+        self.read_single(name, numbers, measurements, measure)
+        sampled = measurements.read(name, text_tasks(numbers))
+        return {key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if sums.counts.any()}
+
+    def add_matrices(
+        self,
+        measurements: Measurements,
+        number: int,
+        names: Collection[str],
+        with_heads: bool = False,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Add the named matrices of one text with their rollouts, and its heads, where they are missing.
+
+        Without heads, `advance` is called after each layer.
+        """
+        known = measurements.matrices.setdefault(number, {})
+        missing = [name for name in self._present(names) if name not in known]
+        needs_heads = with_heads and number not in measurements.heads
+        if not missing and not needs_heads:
+            return
+        ids = measurements.texts.document(number).ids
+        if needs_heads:
+            matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
+        else:
+            matrices = self.single.contributions(ids, missing, advance)
+        known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
+
+    def _present(self, matrices: Collection[str]) -> list[str]:
+        """Return those of the matrices that the model's family has."""
+        return family_of(self.base.config).present(matrices)
+
+    def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
+        """Return True if `add_matrices` has something to compute in one of the texts; then prepare what it needs."""
+        for number in range(len(measurements.texts)):
+            known = measurements.matrices.get(number, {})
+            if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
+                self.single  # noqa: B018  # copied before a forward pass begins
+                return True
+        return False
+
+    def add_input_parts(self, measurements: Measurements, number: int) -> None:
+        """Add the shares of the input parts of one text, where it has them and they are missing."""
+        known = measurements.matrices.setdefault(number, {})
+        if INPUT_PARTS not in known:
+            known.update(self.input_parts(measurements.texts.document(number)))
+
+    def input_parts(self, document: Document) -> dict[str, Array]:
+        """Return as `INPUT_PARTS` the shares of parts since the input; nothing where the text has none.
+
+        They are computed in the model's own dtype: in float32 they take half the time that they take in float64.
+        """
+        if parts_obstacle(family_of(self.base.config)) is not None:
+            return {}
+        shares_LTT = document_shares(self.readers["chord"], document.ids)
+        return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
+
+    def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
+        """Return the parts of one text in float64, or of its tokens at some positions; `PartsReader` names them."""
+        reader = PartsReader(self.single.base, rule)
+        batch = padded([document.ids.tolist()], 0, self.base.device)
+        if positions is not None:
+            parts = reader.read_rows(batch, positions)
+        else:
+            with show_progress("parts", reader.steps(len(document))) as progress:
+                parts = reader.read(batch, progress.advance)
+        return {name: values.cpu().numpy() for name, values in parts.items()}
+
+    def parts_sums(self, document: Document, rules: Iterable[str] = RULES) -> DocumentSums:
+        """Return the sums of the `QUANTITIES` of a text's parts by rule, `[quantities, levels]`."""
+        batch = padded([document.ids.tolist()], 0, self.base.device)
+        sums = {}
+        for rule in rules:
+            quantities_QKT = by_token(self.readers[rule].read(batch))
+            sums[rule] = Sums.over_tokens(quantities_QKT.double().cpu().numpy())
+        return sums
+
+    def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
+        """Return the numbers of the texts in which every identity is checked; the longest is among them."""
+        drawn = stratified_draw(texts.labels, IDENTITY_TEXTS, self.seed).tolist()
+        return {*drawn, int(texts.lengths.argmax())}
+
+    def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
+        """Yield batches of the texts whose values `corpus_value` takes; none where there is no other text."""
+        drawn = corpus_sample(texts, self.seed)
+        if len(drawn) < 2:
+            return
+        for batch in batches_by_tokens(texts.lengths[drawn].tolist(), self.batch_tokens):
+            yield [texts.document(drawn[place]) for place in batch]
+
+
+def _read_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    engine.read_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
+
+
+def _read_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    engine.random.read_control("random_weights", texts, sink)
+
+
+OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
+    "random_weights": _read_random_weights,
+    "shuffled_words": _read_shuffled_words,
+}
+"""The controls with a forward pass of their own."""
+
+
+class Sampled(NamedTuple):
+    """A quantity of single texts, of which a sample is measured, as it costs the square of their lengths."""
+
+    max_texts: int
+    max_length: int
+    """The number of tokens to which each is cut."""
+    measure: Callable[[Engine, Measurements, int, int], DocumentSums]
+    """A function of the length and of the number of a text."""
+
+
+def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+    """Return the sums of the own share by parts after each layer `[layers]`.
+
+    That of a whole text comes from the parts that the page shows, which are kept.
+    """
+    reader = engine.readers["chord"]
+    document = measurements.texts.document(number)
+    cut = document.cut(max_length)
+    if len(cut) == len(document):
+        engine.add_input_parts(measurements, number)
+    if len(cut) == len(document) and INPUT_PARTS in measurements.matrices[number]:
+        own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
+    else:
+        quantities_QKT = by_token(reader.read(padded([cut.ids.tolist()], 0, engine.base.device)))
+        own_LT = quantities_QKT[QUANTITIES.index("own_share"), 1:].double().cpu().numpy()
+    return {"own_share": Sums.over_tokens(own_LT.astype(np.float64))}
+
+
+def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+    """Return the sums of the swap ratio `[layers]` by the donor's class, or with the next text without classes."""
+    texts = measurements.texts
+    has_classes = bool((texts.predicted >= 0).all())
+    names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]
+    ids = texts.document(number).cut(max_length).ids
+    nothing = np.zeros(sum(layer_counts(engine.base)))
+    sums = {}
+    for name, donor in zip(names, next_donors(number, texts.predicted), strict=False):
+        sums[name] = Sums(nothing, nothing)
+        if donor is not None:
+            ratios_LST = document_swaps(engine.base, ids, texts.document(donor).cut(max_length).ids)
+            sums[name] = Sums.over_tokens(ratios_LST[:, SWAPS.index("swap")])
+    return sums
+
+
+SAMPLED = {
+    "own_share": Sampled(max_texts=20, max_length=48, measure=_own_share),
+    "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
+}
+"""The quantities of single texts, with the size of the sample where none is given."""

@@ -1,0 +1,189 @@
+"""Texts are measured once: forward passes are counted, what is there is kept, only what is requested is computed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from transformers import BertModel
+
+import attnmix
+from attnmix.core import progress
+from attnmix.core.progress import show_progress, track
+from attnmix.measures import batches
+from attnmix.measures.batches import STATISTICS, BatchMeasurer
+from attnmix.measures.controls import SAME_PASS
+
+TEXTS = ["time flies like an arrow", "the film was good", "not good", "a film"]
+PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
+
+
+@dataclass
+class Passes:
+    """The numbers of tokens of the forward passes of every BERT since the last `take`."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    def take(self) -> list[int]:
+        """Return the numbers, and begin anew."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    counted = Passes()
+    forward = BertModel.forward
+
+    def count(self: Any, input_ids: Any = None, *arguments: Any, **options: Any) -> Any:
+        counted.tokens.append(input_ids.numel())
+        return forward(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(BertModel, "forward", count)
+    return counted
+
+
+@pytest.fixture
+def model(tiny_bert: Path) -> attnmix.Model:
+    return attnmix.load(str(tiny_bert))
+
+
+def test_measure_takes_one_pass_of_a_batch_and_one_for_each_control_of_its_own(
+    model: attnmix.Model, passes: Passes
+) -> None:
+    signature = 1  # of the model's output, by which a later change of the model is noticed
+    attnmix.measure(model, TEXTS)
+    assert len(passes.take()) == 1 + signature
+    constants = 1  # of one token
+    attnmix.measure(model, TEXTS, controls=["text_mean_value", "without_special_sources"])
+    assert len(passes.take()) == 1 + constants + signature
+    attnmix.measure(model, TEXTS, controls=["shuffled_words", "random_weights"])
+    assert len(passes.take()) == 3 + signature
+    corpus = 1
+    attnmix.measure(model, TEXTS, controls=["corpus_value"])
+    assert len(passes.take()) == corpus + constants + 1 + signature
+
+
+CALLS: dict[str, Callable[[attnmix.Measures, Path], Any]] = {
+    "sinks": lambda result, _: result.sinks(),
+    "own_share": lambda result, _: result.own_share(),
+    "parts": lambda result, _: result.parts(text=1),
+    "parts of rows": lambda result, _: result.parts(rows=[1, 2]),
+    "matrix": lambda result, _: result.matrix("alti", text=2),
+    "save": lambda result, folder: result.save(folder / "page.html").read_bytes(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_second_call_takes_no_pass_and_returns_the_same(
+    name: str, model: attnmix.Model, passes: Passes, tmp_path: Path
+) -> None:
+    result = attnmix.measure(model, TEXTS)
+    passes.take()
+    first = CALLS[name](result, tmp_path)
+    assert passes.take()
+    second = CALLS[name](result, tmp_path)
+    assert not passes.take()
+    if isinstance(first, pd.DataFrame):
+        pd.testing.assert_frame_equal(first, second, check_exact=True)
+    else:
+        assert first == second if isinstance(first, bytes) else first.identical(second)
+
+
+def test_a_page_takes_only_the_passes_that_are_missing(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
+    result = attnmix.measure(model, TEXTS)
+    passes.take()
+    page = result.save(tmp_path / "page.html").read_bytes()
+    alone = passes.take()
+    controls = [*SAME_PASS, "shuffled_words", "random_weights"]
+    richer = attnmix.measure(model, TEXTS, controls=controls)
+    richer.own_share()
+    passes.take()
+    assert richer.save(tmp_path / "page.html").read_bytes() == page
+    rest = passes.take()
+    # Without the passes of shuffled words, of random weights, and of each text's parts.
+    assert len(alone) - len(rest) >= 2 + len(TEXTS)
+
+
+def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
+    result = attnmix.measure(model, TEXTS)
+    for call in CALLS.values():
+        call(result, tmp_path)
+    result.save_data(tmp_path / "result.zip")
+    passes.take()
+    loaded = attnmix.load_result(tmp_path / "result.zip")
+    for name, call in CALLS.items():
+        if name == "save":  # without the model there are no maps
+            continue
+        first, second = call(result, tmp_path), call(loaded, tmp_path)
+        if isinstance(first, pd.DataFrame):
+            pd.testing.assert_frame_equal(first, second, check_exact=True)
+        else:
+            assert first.identical(second)
+    for text, heads in result._computed.heads.items():
+        for name, array in heads.items():
+            np.testing.assert_array_equal(loaded._computed.heads[text][name], array)
+    assert not passes.take()
+
+
+@pytest.mark.parametrize("names", [[], ["sinks"], ["text_mean_value"], ["corpus_value", "steps"], list(STATISTICS)])
+def test_a_pass_sums_what_is_requested_and_no_more(
+    names: list[str], model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = set[str]()
+    functions = {
+        "step_measures": "steps",
+        "head_ratios": "by_head",
+        "sink_measures": "sinks",
+        "geometry_but_rank": "geometry",
+        "source_ratios": "sources",
+        "control_ratios": "controls",
+    }
+    for function, statistic in functions.items():
+        of = getattr(batches, function)
+
+        def call(*arguments: Any, of: Any = of, statistic: str = statistic) -> Any:
+            computed.add(statistic)
+            return of(*arguments)
+
+        monkeypatch.setattr(batches, function, call)
+    documents = attnmix.measure(model, TEXTS).documents
+    computed.clear()
+    with model.observed() as base:
+        measurer = BatchMeasurer(base, ["attn_n", "layer_n"], model.pad_token_id)
+        measurer.read_corpus([documents])
+        every = measurer.measures(documents)
+        computed.clear()
+        some = measurer.measures(documents, None, names)
+    controls = {name for name in SAME_PASS if name in names}
+    expected = {name for name in functions.values() if name in names} | ({"controls"} if controls else set())
+    assert computed - {"sources"} == expected
+    for one, other in zip(some, every, strict=True):
+        np.testing.assert_array_equal(one.ratios, other.ratios)
+        assert one.statistics.keys() == {name for name in other.statistics if name in names}
+        for name, array in one.statistics.items():
+            np.testing.assert_allclose(array, other.statistics[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_loop_that_takes_long_is_announced_where_there_is_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for seconds, expected in ((0.1, ""), (1.5, "parts: about 30 s\n")):
+        for number in track(range(20), "parts"):
+            assert number < 20
+            clock[0] += seconds
+        assert capsys.readouterr().err == expected
+    with show_progress("matrix", 3) as steps:
+        for _ in range(3):
+            clock[0] += 2.5
+            steps.advance()
+    assert capsys.readouterr().err == ""
+    assert not sys.stderr.isatty()
