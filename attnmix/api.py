@@ -52,9 +52,10 @@ from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
 from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
+from attnmix.measures import exchange
 from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, Texts, documents_of
-from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, few_threads
+from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample, few_threads
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
@@ -74,13 +75,13 @@ from attnmix.saved_results import (
 from attnmix.text_controls import (
     CLASS_SHARE_PERMUTED,
     OWN_SHARE_SAMPLE,
-    OwnShareSample,
     check_controls,
+    check_own_share_sample,
     control_quantities,
     control_totals,
-    own_share_obstacle,
     sink_totals,
     texts_without_corpus_value,
+    warn_of_total_effects,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def measure(
 
     Six questions, one measure each, and what fools it (docs/measures/which.md):
 
-        how much of a vector is still its own, from the input   `parts`, `own_share`    a constant that a sink gives
+        how much of a vector is still its own, from the input   `own_share`             donors unlike the texts
         how much one layer takes from other tokens              `swap`                  tokens that sum to a constant
         from which token                                        `parts()["projection"]` a constant that a sink gives
         would the ratio be as high without it                   `controls`              a message in the weights alone
@@ -267,28 +268,51 @@ class Measures:
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
     def own_share(
-        self, *, max_texts: int = OWN_SHARE_SAMPLE.max_texts, max_length: int = OWN_SHARE_SAMPLE.max_length
+        self,
+        by: str = "exchange",
+        *,
+        max_texts: int = OWN_SHARE_SAMPLE.max_texts,
+        max_length: int = OWN_SHARE_SAMPLE.max_length,
     ) -> pd.DataFrame:
-        """Return the share of a token's vector that is its own after each layer: `layer, mean, ci_low, ci_high, ...`.
+        """Return how much of each token's vector is its own after each layer, the mean over tokens and texts.
 
-        It is |P_ii| / (|P_ii| + |sum of the others|) by the parts from the input (`parts`, rule `chord`), the mean over
-        the tokens of a sample of the texts: a second or two a text in a small model, twenty in BERT-base.
+        By exchange, the own share is o / (o + a): o is how far a vector moves if its own token is replaced by one of
+        another text, a how far it moves if all other tokens are replaced. Attention changes with the tokens. By parts,
+        it is |P_ii| / (|P_ii| + |sum of the others|) of `parts`, with attention held fixed and without biases.
 
         Args:
+            by: `exchange`, or `parts`.
             max_texts: The largest number of texts; of more, a stratified sample is drawn.
             max_length: The number of tokens to which a text is truncated; time grows with its square.
 
         Returns:
-            A row for each layer; `texts` and `tokens` are the number and the mean length of the texts in the sample.
+            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. With `labels`, donors are texts
+            of the same class, of another class, and `all` of them; without labels they are other texts, and for a
+            single text neutral English sentences. Exchange measures at most eight positions of each of several texts.
 
         Raises:
-            InputError: For a family whose layers cannot be taken apart.
+            InputError: For `parts` in a family whose layers cannot be taken apart.
 
-        >>> result.own_share()["mean"].round(2).tolist()
-        [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+        Example:
+            >>> result.own_share()["mean"].round(2).tolist()
+            [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+            >>> result.own_share("parts")["mean"].round(2).tolist()
+            [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+
+        References:
+            docs/measures/exchange.md; Geiger et al., NeurIPS 2021; Modarressi et al., ACL 2023 (`parts`).
         """
-        sample = OwnShareSample.checked(max_texts, max_length)
-        return mean_table({OWN_SHARE: self.own_share_totals(sample)}).drop(columns="measure")
+        sample = check_own_share_sample(by, max_texts, max_length)
+        table = mean_table(self.own_share_totals(sample))
+        if by == "parts":
+            return table.drop(columns="measure")
+        donors = table["measure"].str.removeprefix(f"{OWN_SHARE}_").replace(OWN_SHARE, self._all_donors())
+        return table.drop(columns="measure").assign(donors=donors)[["donors", *table.columns.drop("measure")]]
+
+    def _all_donors(self) -> str:
+        """Return the kind of donors of the first own share."""
+        kinds = Engine.donor_kinds(self._computed.texts)
+        return exchange.ALL if len(kinds) > 1 else kinds[0]
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.
@@ -309,7 +333,7 @@ class Measures:
         require_extra("page", "result.plot()")
         measure = preferred_ratio(self.methods) if measure is None else measure
         check_name("measure", measure, [*self.methods, OWN_SHARE])
-        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals()[measure]
+        totals = (self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals())[measure]
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
 
         title, ylabel, ylim = axis_texts(measure)
@@ -366,14 +390,14 @@ class Measures:
         sums_NLM = np.stack([ratios_MLT.sum(-1, dtype=np.float64).T for ratios_MLT in self.ratios_by_text])
         return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
-    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> Sums:
-        """Return the sums of `own_share` over the tokens of a sample of the texts."""
+    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
+        """Return the sums of `own_share` over the tokens of a sample of the texts, and of those with other donors."""
         self._check_unedited()
         if sample not in self._computed.own_share:
             with self._engine() as engine:
-                sums = engine.sampled_sums(self._computed, OWN_SHARE, *sample)
-            self._computed.own_share[sample] = sums[OWN_SHARE]
-        return self._computed.own_share[sample]
+                warn_of_total_effects(engine.add_own_share(self._computed, sample))
+        sums = self._computed.own_share[sample]
+        return {name: sums[name] for name in sums if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
         """Return why the own share cannot be computed, if so."""
@@ -382,10 +406,7 @@ class Measures:
         if isinstance(self.model, SavedModel):
             return "a loaded result has no model, and this own share was not computed before it was saved"
         change = self._change_of_model(self.model)
-        if change is not None:
-            return f"{change} changed since it was measured"
-        base: Any = self.model.network.base_model
-        return own_share_obstacle(base)
+        return None if change is None else f"{change} changed since it was measured"
 
     def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
         """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""

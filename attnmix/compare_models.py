@@ -17,7 +17,7 @@ from attnmix.measure_names import check_kinds
 from attnmix.measures.documents import documents_of
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, load
-from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, check_control_names
+from attnmix.text_controls import OWN_SHARE_SAMPLE, check_control_names, check_own_share_sample
 
 Compared = Model | Measures | str | os.PathLike[str]
 """What `compare` takes on either side."""
@@ -43,7 +43,7 @@ def compare(
 ) -> Comparison:
     """Return the differences between two models on the same texts, paired by text: `after` minus `before`.
 
-    Printed, it shows the rows to read first: the own share after the last layer, by parts from the input; the ratio
+    Printed, it shows the rows to read first: the own share after the last layer, by exchange from the input; the ratio
     that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
     `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
     what each verdict means.
@@ -84,7 +84,9 @@ def compare(
     have_results = {isinstance(each, Measures) for each in members}
     if len(have_results) > 1:
         raise InputError(f"compare: models and results; {ALLOWED}")
-    sample = OwnShareSample.checked(own_share_texts, own_share_length, "own_share_texts", "own_share_length")
+    sample = check_own_share_sample(
+        "exchange", own_share_texts, own_share_length, "own_share_texts", "own_share_length"
+    )
     options = {
         "methods": methods,
         "max_length": max_length,

@@ -39,9 +39,9 @@ from attnmix.core.statistics import (
 from attnmix.measure_names import CLASS_SHARE, OWN_SHARE, SWAP, check_name
 from attnmix.measures.batches import LENGTHS, length_class
 from attnmix.measures.controls import left_out_sentence
-from attnmix.measures.engine import SEED
+from attnmix.measures.engine import SEED, OwnShareSample
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.text_controls import OWN_SHARE_SAMPLE, OwnShareSample, texts_without_corpus_value
+from attnmix.text_controls import OWN_SHARE_SAMPLE, texts_without_corpus_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +79,11 @@ class Cell(NamedTuple):
     layer: int | str
 
 
+def is_own_share(measure: str) -> bool:
+    """Return True for the own share with any donors."""
+    return measure.startswith(OWN_SHARE)
+
+
 def packed(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
 
@@ -87,7 +92,7 @@ def packed(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     cells, sums, counts = list[Cell](), [], []
     for measure, each in totals.items():
         counts_NL = np.broadcast_to(each.counts, each.values.shape)
-        if measure != OWN_SHARE:
+        if not is_own_share(measure):
             cells.append(Cell(measure, ALL_LAYERS))
             sums.append(each.values.mean(1, keepdims=True))
             counts.append(counts_NL[:, :1])
@@ -156,9 +161,10 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
 
     Of the ratios, that named `ratio` and its controls.
     """
-    own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
+    own_shares = [cell for cell in cells if is_own_share(cell.measure)]
+    last = max((int(cell.layer) for cell in own_shares), default=0)
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]
-    preferred = own_share[-1:]
+    preferred = [cell for cell in own_shares if cell.layer == last]
     for cell in means:
         named = cell.measure in (ratio, CLASS_SHARE)
         if named or cell.measure.startswith((f"{ratio} {LESS} ", SWAP)):
@@ -474,8 +480,8 @@ def axis_texts(measure: str) -> tuple[str, str, tuple[float, float] | None]:
     label = RATIO_LABELS.get(ratio, ratio.replace("_", " "))
     if control:
         return f"{label}, minus control", f"Ratio minus ratio with {control.replace('_', ' ')},\nmean over tokens", None
-    if ratio == OWN_SHARE:
-        return "Own share", "Own share of a token's vector,\nmean over tokens", (0, 1)
+    if is_own_share(ratio):
+        return label[0].upper() + label[1:], "Own share of a token's vector,\nmean over tokens", (0, 1)
     if ratio in RATIOS:
         return label, "Mixing ratio, mean over tokens", (0, 1)
     means = "mean over texts" if ratio.startswith(CLASS_SHARE) else "mean over tokens"
@@ -508,8 +514,7 @@ def compared(
         notes.append(f"own_share is left out: {obstacle}.")
     else:
         quantities = [
-            {OWN_SHARE: result.own_share_totals(sample)} | totals
-            for result, totals in zip(results, quantities, strict=True)
+            result.own_share_totals(sample) | totals for result, totals in zip(results, quantities, strict=True)
         ]
         notes.append(_own_share_note(len(documents), sample))
     if "corpus_value" in results[0].control_totals:
@@ -638,7 +643,7 @@ def _direction(interval: Interval) -> npt.NDArray[Any]:
 
 def _more_mixing(measure: str) -> str | None:
     """Return the direction of a measure that is more mixing; None if neither is."""
-    if measure == OWN_SHARE:
+    if is_own_share(measure):
         return LOWER
     return HIGHER if measure in RATIOS or measure.startswith(SWAP) else None
 

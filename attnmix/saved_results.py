@@ -5,8 +5,9 @@
     tokens.parquet   a row for each token
     arrays.npz       by name `ratios` `[methods, layers, tokens]`, `predicted`, and what was computed: sums over the
                      tokens of each text, `/values`, and their divisors, `/counts`, of `controls/<name>`, `sums/<name>`
-                     and `own_share/<largest number of texts>/<of tokens>`; `matrices/<text>/<name>`, `[layers, tokens,
-                     sources]`; `heads/<text>/<name>`; `parts/<text>/<rule>/<rows>/<variable>`
+                     and `own_share/<largest number of texts>/<of tokens>/<by>/<name>`; `token_shares/<text>`,
+                     `[layers, tokens]`; `matrices/<text>/<name>`, `[layers, tokens, sources]`; `heads/<text>/<name>`;
+                     `parts/<text>/<rule>/<rows>/<variable>`
 
 Any reader of zip, JSON, parquet and NumPy opens it. It holds no code.
 """
@@ -30,7 +31,7 @@ from attnmix.core.store.files import DAMAGE, PARQUET_OPTIONS, atomic_path
 from attnmix.measures.documents import Texts
 from attnmix.measures.engine import Measurements
 
-FORMAT = 2
+FORMAT = 3
 FACTS_FILE = "facts.json"
 TEXTS_FILE = "texts.parquet"
 TOKENS_FILE = "tokens.parquet"
@@ -74,8 +75,10 @@ def pack_measurements(measured: Measurements, without: Collection[str]) -> dict[
     for name, sums in measured.sums.items():
         if name not in without:
             arrays.update(pack_sums(f"sums/{name}", sums))
-    for sample, sums in measured.own_share.items():
-        arrays.update(pack_sums("/".join(["own_share", *map(str, sample)]), sums))
+    for sample, sums_by_name in measured.own_share.items():
+        for name, sums in sums_by_name.items():
+            arrays.update(pack_sums("/".join(["own_share", *map(str, sample), name]), sums))
+    arrays.update((f"token_shares/{text}", shares) for text, shares in measured.token_shares.items())
     for kind, by_text in (("matrices", measured.matrices), ("heads", measured.heads)):
         for text, by_name in by_text.items():
             arrays.update((f"{kind}/{text}/{name}", array) for name, array in by_name.items())
@@ -94,8 +97,11 @@ def unpack_measurements(saved: SavedResult, texts: Texts) -> Measurements:
         if kind == "sums" and path[-1] == "values":
             measured.sums["/".join(path[:-1])] = saved.sums(place.removesuffix("/values"))
         elif kind == "own_share" and path[-1] == "values":
-            max_texts, max_length, _ = path
-            measured.own_share[int(max_texts), int(max_length)] = saved.sums(place.removesuffix("/values"))
+            max_texts, max_length, by, name, _ = path
+            sample = (int(max_texts), int(max_length), by)
+            measured.own_share.setdefault(sample, {})[name] = saved.sums(place.removesuffix("/values"))
+        elif kind == "token_shares":
+            measured.token_shares[int(path[0])] = array
         elif kind == "matrices":
             measured.matrices.setdefault(int(path[0]), {})[path[1]] = array
         elif kind == "heads":

@@ -6,48 +6,39 @@ differences are made (`attnmix.core.statistics`). Shapes: N texts, L layers, M m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Sums
 from attnmix.core.terminal import shorten
-from attnmix.measure_names import CLASS_SHARE, CONTROL_NAMES, OWN_SHARE, SWAP, check_name
+from attnmix.measure_names import CLASS_SHARE, CONTROL_NAMES, SWAP, check_name
 from attnmix.measures.controls import classes_without_others
 from attnmix.measures.documents import Document, Texts
-from attnmix.measures.engine import SAMPLED, Measurements, corpus_sample
+from attnmix.measures.engine import OWN_SHARE_WAYS, Measurements, OwnShareSample, corpus_sample
+from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.geometry_tables import attention_moments
-from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null, products
-from attnmix.models.families import family_of
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
 MIN_CLASS_TEXTS = 3
-
-
-class OwnShareSample(NamedTuple):
-    """The sample of the texts of which own shares are computed, as they cost the square of the number of tokens."""
-
-    max_texts: int = SAMPLED[OWN_SHARE].max_texts
-    max_length: int = SAMPLED[OWN_SHARE].max_length
-    """The number of tokens to which a text is truncated."""
-
-    @classmethod
-    def checked(cls, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-        """Return a sample of numbers that a user gave as `arguments`; raise `InputError` for others."""
-        for argument, number in zip(arguments or cls._fields, (max_texts, max_length), strict=True):
-            if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
-                raise InputError(f"{argument}: {shorten(repr(number))}; allowed: a whole number, 1 or more")
-        return cls(int(max_texts), int(max_length))
-
-
 OWN_SHARE_SAMPLE = OwnShareSample()
+
+
+def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
+    """Return a sample of numbers that a user gave as `arguments`; raise `InputError` for others."""
+    check_name("by", by, OWN_SHARE_WAYS)
+    names = arguments or ("max_texts", "max_length")
+    for argument, number in zip(names, (max_texts, max_length), strict=True):
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+            raise InputError(f"{argument}: {shorten(repr(number))}; allowed: a whole number, 1 or more")
+    return OwnShareSample(int(max_texts), int(max_length), by)
 
 
 def check_control_names(controls: Any, labels: Any) -> None:
@@ -122,11 +113,21 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
     return totals
 
 
-def own_share_obstacle(base: PreTrainedModel) -> str | None:
-    """Return why a model's vectors cannot be taken apart, if so."""
-    family = family_of(base.config)
-    obstacle = parts_obstacle(family)
-    return None if obstacle is None else f"the model family {family.model_type} cannot be taken apart: {obstacle}"
+def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
+    """Warn if exchanged texts move vectors further than a real text does, which no independent inputs can do."""
+    for name, exchanged in TOTAL_EFFECTS.items():
+        if name not in sums_by_name:
+            continue
+        sums = sums_by_name[name]
+        index_L = sums.values.sum(0) / np.maximum(sums.counts.sum(0), np.finfo(np.float64).tiny)
+        if index_L.max() > 1:
+            layer = int(index_L.argmax()) + 1
+            warnings.warn(
+                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text "
+                f"(total effect {index_L.max():.2f} in layer {layer}, at most 1 for independent tokens); the "
+                "exchanged texts are unlike real texts, and own shares describe these texts alone",
+                stacklevel=4,
+            )
 
 
 def _class_shares(measurements: Measurements, seed: int) -> dict[str, Sums]:

@@ -33,7 +33,25 @@ from attnmix.measures.batches import STATISTICS, BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Corpus, Document, Texts
+from attnmix.measures.exchange import (
+    ALL,
+    NEUTRAL,
+    OTHER_CLASS,
+    OTHER_TEXTS,
+    OWN_SHARE,
+    SAME_CLASS,
+    TOTAL_EFFECTS,
+    Displacements,
+    choose_positions,
+    draw_exchanged_texts,
+    exchange_sums,
+    exchanged_texts,
+    measure_exchange,
+    own_shares,
+    with_all_donors,
+)
 from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_token, document_shares, parts_obstacle
+from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
 from attnmix.measures.variance_shares import MAX_TEXTS
 from attnmix.models.encoding import batches_by_tokens, padded
@@ -45,6 +63,9 @@ Array = npt.NDArray[Any]
 SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
 ONE_THREAD_TOKENS = 64  # in a pass; its products are too small to share, and threads would wait for each other
+EXCHANGE_POSITIONS = 8  # of each of several texts, at which vectors are measured if tokens are exchanged
+TOKEN_POSITIONS = 128  # the same of a single text, whose tokens the page shows
+PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # in which the identities that take long are checked
 MEASURES = "measures"
 """The kind of the tasks that are passes of the ratios."""
@@ -102,8 +123,10 @@ class Measurements:
     """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
     """By text what `attnmix.measures.heads.record_heads` returns."""
-    own_share: dict[Any, Sums] = field(default_factory=dict)
-    """The sums of own shares `[texts, layers]` by sample."""
+    own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
+    """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
+    token_shares: dict[int, Array] = field(default_factory=dict)
+    """The own share of each token `[layers, tokens]` by text, which the page shows."""
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
     """What `Engine.parts` returns, by text, rule and positions."""
     pages: dict[bool, Any] = field(default_factory=dict)
@@ -337,6 +360,62 @@ class Engine:
             sums[rule] = Sums.over_tokens(quantities_QKT.double().cpu().numpy())
         return sums
 
+    def exchange(
+        self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
+    ) -> dict[str, Displacements]:
+        """Return the displacements of a text's vectors by kind of donor, if all kinds are more than one with all first.
+
+        Args:
+            texts: All texts, from which the donors are drawn.
+            number: Number of the text.
+            document: The text, or its first tokens.
+            positions: Positions of the tokens whose vectors are measured.
+        """
+        kinds = self.donor_kinds(texts)
+        if kinds == (NEUTRAL,):
+            neutral = [self._neutral_document(text) for text in NEUTRAL_TEXTS]
+            donors = {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), len(neutral))}
+        else:
+            classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
+            donors = draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
+        displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
+        if len(donors) > 1:
+            displacements = with_all_donors(displacements)
+        by_kind = {}
+        for place, kind in enumerate([ALL, *donors] if len(donors) > 1 else donors):
+            by_kind[kind] = Displacements(*(part[place : place + 1] for part in displacements))
+        return by_kind
+
+    @staticmethod
+    def donor_kinds(texts: Texts) -> tuple[str, ...]:
+        """Return the kinds of donors that are possible for these texts."""
+        if len(texts) == 1:
+            return (NEUTRAL,)
+        has_classes = bool((texts.predicted >= 0).all()) and len(np.unique(texts.predicted)) > 1
+        return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
+
+    def _neutral_document(self, text: str) -> Document:
+        """Return the tokens of a sentence without special tokens."""
+        ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
+
+    def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
+        """Return the sums of own shares of a sample of the texts by name, which are computed where they are missing."""
+        if sample not in measurements.own_share:
+            quantity = OWN_SHARE_WAYS[sample.by]
+            measurements.own_share[sample] = self.sampled_sums(measurements, quantity, *sample[:2])
+        return measurements.own_share[sample]
+
+    def add_token_shares(self, measurements: Measurements, number: int) -> None:
+        """Add the own share of each token of a text where it is missing; of long texts, of some positions."""
+        if number in measurements.token_shares:
+            return
+        document = measurements.texts.document(number)
+        positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
+        displacements = self.exchange(measurements.texts, number, document, positions)
+        first = next(iter(displacements.values()))
+        measurements.token_shares[number] = own_shares(first, PRECISION)[0, 1:].astype(np.float32)
+
     def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
         """Return the numbers of the texts in which every identity is checked; the longest is among them."""
         drawn = stratified_draw(texts.labels, IDENTITY_TEXTS, self.seed).tolist()
@@ -376,7 +455,46 @@ class Sampled(NamedTuple):
     """A function of the length and of the number of a text."""
 
 
+class OwnShareSample(NamedTuple):
+    """The sample of the texts in which own shares are computed, and how."""
+
+    max_texts: int = 20
+    max_length: int = 48
+    """The number of tokens to which a text is truncated."""
+    by: str = "exchange"
+    """One of `OWN_SHARE_WAYS`."""
+
+
+OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
+"""The ways to compute own shares, with the quantity in `SAMPLED`."""
+
+
 def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+    """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
+
+    The vectors are those at some positions of a text, or, of a single text, at all of them.
+    """
+    texts = measurements.texts
+    document = texts.document(number).cut(max_length)
+    positions = TOKEN_POSITIONS if len(texts) == 1 else EXCHANGE_POSITIONS
+    chosen = choose_positions(document, positions, engine.seed)
+    sums = {}
+    for place, (kind, displacements) in enumerate(engine.exchange(texts, number, document, chosen).items()):
+        by_quantity = exchange_sums(displacements, PRECISION)
+        name = OWN_SHARE if place == 0 else f"{OWN_SHARE}_{kind}"
+        sums[name] = _without_input(by_quantity[OWN_SHARE])
+        if place == 0:
+            for quantity in TOTAL_EFFECTS:
+                sums[quantity] = _without_input(by_quantity[quantity])
+    return sums
+
+
+def _without_input(sums: Sums) -> Sums:
+    """Return the sums `[layers]` of sums `[1, levels]`."""
+    return Sums(sums.values[0, 1:], sums.counts[0, 1:])
+
+
+def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by parts after each layer `[layers]`.
 
     That of a whole text comes from the parts that the page shows, which are kept.
@@ -390,8 +508,8 @@ def _own_share(engine: Engine, measurements: Measurements, max_length: int, numb
         own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
     else:
         quantities_QKT = by_token(reader.read(padded([cut.ids.tolist()], 0, engine.base.device)))
-        own_LT = quantities_QKT[QUANTITIES.index("own_share"), 1:].double().cpu().numpy()
-    return {"own_share": Sums.over_tokens(own_LT.astype(np.float64))}
+        own_LT = quantities_QKT[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
+    return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
 
 
 def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
@@ -411,7 +529,8 @@ def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: 
 
 
 SAMPLED = {
-    "own_share": Sampled(max_texts=20, max_length=48, measure=_own_share),
+    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_own_share),
+    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_own_share_by_parts),
     "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
 }
 """The quantities of single texts, with the size of the sample where none is given."""

@@ -64,6 +64,8 @@ QUANTITIES = (
     "first_order_own",
 )
 """What `exchange_sums` computes from the displacements."""
+TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
+"""The total effects of the own token and of the others, with what is exchanged."""
 ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
 Ids = npt.NDArray[np.int32]
 
@@ -128,6 +130,8 @@ def exchange_words(document: Document, donors: Sequence[Document]) -> Ids:
             break
         donated += donor.ids[donor.words >= 0].tolist()
     ids = document.ids.copy()
+    if not donated:
+        return ids
     ids[places] = np.resize(np.array(donated, np.int32), len(places))
     return ids
 
@@ -139,6 +143,30 @@ def exchanged_texts(document: Document, texts: Sequence[Document], candidates: S
         order = [*candidates[first:], *candidates[:first]]
         exchanged.append(exchange_words(document, [texts[place] for place in order]))
     return exchanged
+
+
+def draw_exchanged_texts(
+    document: Document,
+    texts: Sequence[Document],
+    number: int,
+    classes: npt.NDArray[np.int64] | None,
+    *,
+    donors: int,
+    seed: int,
+) -> dict[str, list[Ids]]:
+    """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+
+    Args:
+        document: The text `number`, or its first tokens.
+        texts: All texts.
+        number: Number of the text, which is no donor.
+        classes: Class of each text; None if there are no classes.
+        donors: Number of donors of each kind.
+        seed: Seed of the donors.
+    """
+    kinds = [OTHER_TEXTS] if classes is None else [SAME_CLASS, OTHER_CLASS]
+    drawn = choose_donors(texts, number, classes, seed)
+    return {kind: exchanged_texts(document, texts, drawn.get(kind, []), donors) for kind in kinds}
 
 
 def measure_exchange(
@@ -241,7 +269,7 @@ def _squared_displacements(
     reader = _Reader(base, positions)
     vectors = reader.read_whole(runs.ids_RT[:whole])
     joint_XLS = _on_host([_relative_squares(level[1:], level[:1]) for level in vectors]).swapaxes(0, 1)
-    moved = []
+    moved = [np.empty((len(vectors), 0))]
     for start in range(whole, len(runs.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = runs.positions_R[start - whole : start - whole + batch_rows]

@@ -229,7 +229,8 @@ class _Level:
     def bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the others' part and the biases' part; NaN where one of them is 0."""
         others_TD = self.sources_TD - self.own_TD
-        return (others_TD * self.bias_TD).sum(-1) / (others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1))
+        cosine_T: Tensor = (others_TD * self.bias_TD).sum(-1) / (others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1))
+        return cosine_T
 
 
 class PartsReader:

@@ -52,6 +52,15 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     return tables.tables()["exchange"]
 
 
+def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
+    """Return `exchange` with the own share alone, from its sums `[documents, layers]` of each checkpoint."""
+    layers = next(iter(sums.values()))[exchange.OWN_SHARE].values.shape[-1]
+    labels = {"donor": [exchange.ALL], "quantity": [exchange.OWN_SHARE], "layer": range(1, layers + 1)}
+    tables = MeanTables(sums, draws)
+    tables.add(Mean("exchange", labels, exchange.OWN_SHARE, complete=False))
+    return tables.tables()["exchange"]
+
+
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     """Return `parts` from the sums `[documents, quantities, levels]` of each checkpoint, by rule.
 

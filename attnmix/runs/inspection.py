@@ -5,16 +5,18 @@ each text, from which a killed run resumes; each process takes its share of the 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
@@ -27,7 +29,15 @@ from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.documents import Document, Texts, read_documents
-from attnmix.measures.engine import MEASURES, Engine, Measurements
+from attnmix.measures.engine import MEASURES, PRECISION, TOKEN_POSITIONS, Engine, Measurements
+from attnmix.measures.exchange import (
+    OWN_SHARE,
+    choose_positions,
+    draw_exchanged_texts,
+    measure_exchange,
+    own_shares,
+    with_all_donors,
+)
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -35,6 +45,7 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
+MAX_DONORS = 256  # reviews from which the words for exchanged texts are drawn
 PUBLISHED = "published"  # the folder that becomes `features/inspect`
 
 
@@ -60,6 +71,7 @@ def inspect(
     tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
     longest = int(run.documents["tokens"].max())
     methods, matrices = parameters.methods, parameters.matrices
+    donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
     for name in checkpoints:
         path = run.checkpoints[name]
         check_max_length("capture.max_length", longest, path)
@@ -69,14 +81,16 @@ def inspect(
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         engine = Engine(base, methods, tokenizer.pad_token_id)
-        _read_texts(name, engine, matrices, run, folder, share)
+        token_shares = partial(_token_shares, base, donors, seed, batch_tokens)
+        _read_texts(name, engine, token_shares, matrices, run, folder, share)
     classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
     if not state.is_main_process:
         return
     published = folder / PUBLISHED
-    writers.write_ratios(published, methods, _ratio_rows(checkpoints, methods, tokenizer, run, folder))
+    columns = [*methods, OWN_SHARE]
+    writers.write_ratios(published, columns, _ratio_rows(checkpoints, columns, tokenizer, run, folder))
     _write_scores(run, folder)
     publish_output(published, run.inspected)
     remove_unfinished(folder)
@@ -91,7 +105,28 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
     yield from tqdm(mine, desc=description, total=total, unit="text", disable=None)
 
 
-def _read_texts(checkpoint: str, engine: Engine, matrices: Sequence[str], run: Run, folder: Path, share: slice) -> None:
+def _token_shares(
+    base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
+) -> npt.NDArray[np.float32]:
+    """Return the own share of each token by exchange `[layers, tokens]`, with donors of both kinds of classes."""
+    texts = [document, *(donor for donor in donors if donor.name != document.name)]
+    classes = np.array([text.predicted for text in texts])
+    exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
+    positions = choose_positions(document, TOKEN_POSITIONS, seed)
+    displacements = with_all_donors(measure_exchange(base, document, exchanged, positions, batch_tokens))
+    shares: npt.NDArray[np.float32] = own_shares(displacements, PRECISION)[0, 1:].astype(np.float32)
+    return shares
+
+
+def _read_texts(
+    checkpoint: str,
+    engine: Engine,
+    token_shares: Callable[[Document], npt.NDArray[np.float32]],
+    matrices: Sequence[str],
+    run: Run,
+    folder: Path,
+    share: slice,
+) -> None:
     """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
     in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
@@ -104,7 +139,7 @@ def _read_texts(checkpoint: str, engine: Engine, matrices: Sequence[str], run: R
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
         with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
-            np.save(file, measurements.ratios[0])
+            np.save(file, np.concatenate([measurements.ratios[0], token_shares(document)[None]]))
         contributions.mkdir(parents=True, exist_ok=True)
         for method, matrix in measurements.matrices[0].items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}

@@ -44,10 +44,9 @@ from attnmix.measures.exchange import (
     ALL,
     OTHER_CLASS,
     SAME_CLASS,
-    choose_donors,
     choose_positions,
+    draw_exchanged_texts,
     exchange_sums,
-    exchanged_texts,
     measure_exchange,
     with_all_donors,
 )
@@ -203,24 +202,15 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
     """Return the sums of how far vectors of a document move if tokens are exchanged for those of other documents."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
-    donors = _exchange_donors(plan, number, document)
+    # Donors are of the same row group of the file, which is in memory.
+    candidates = np.arange(len(plan.corpus))[plan.corpus.rows(number // ROW_GROUP_TEXTS)]
+    texts = [plan.corpus.document(int(candidate)) for candidate in candidates]
+    place = number - int(candidates[0])
+    classes = plan.corpus.predicted[candidates]
+    donors = draw_exchanged_texts(document, texts, place, classes, donors=parameters.exchange_donors, seed=plan.seed)
     positions = choose_positions(document, parameters.exchange_positions, plan.seed)
     displacements = measure_exchange(base, document, donors, positions, plan.batch_tokens)
     return exchange_sums(with_all_donors(displacements), PRECISION)
-
-
-def _exchange_donors(plan: _Plan, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
-    """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
-
-    Donors are of the same row group of the file, which is in memory.
-    """
-    corpus = plan.corpus
-    candidates = np.arange(len(corpus))[corpus.rows(number // ROW_GROUP_TEXTS)]
-    texts = [corpus.document(int(candidate)) for candidate in candidates]
-    place = number - int(candidates[0])
-    by_kind = choose_donors(texts, place, corpus.predicted[candidates], plan.seed)
-    most = plan.parameters.exchange_donors
-    return {kind: exchanged_texts(document, texts, by_kind.get(kind, []), most) for kind in EXCHANGE_DONORS}
 
 
 def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:

@@ -44,7 +44,8 @@ from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.documents import Document, Texts, documents_of
-from attnmix.measures.engine import MEASURES, ONE_THREAD_TOKENS, SEED, Engine, Measurements, few_threads
+from attnmix.measures.engine import MEASURES, ONE_THREAD_TOKENS, SEED, Engine, Measurements, OwnShareSample, few_threads
+from attnmix.measures.exchange import OWN_SHARE
 from attnmix.measures.geometry_tables import page_geometry
 from attnmix.measures.mixing_tables import (
     COUNTS,
@@ -55,6 +56,7 @@ from attnmix.measures.mixing_tables import (
     weighted_table,
 )
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sample_tables import own_share_table
 from attnmix.measures.text_pairs import PAIR_SOURCES
 from attnmix.measures.token_ratios import ratio_rows
 from attnmix.models.checkpoint import load_tokenizer
@@ -162,6 +164,8 @@ class TextMeasurer:
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         if len(measurements) > 1:  # for the change over all layers
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
+        own_share_sums = {name: measured.own_share[OwnShareSample()] for name, measured in measurements.items()}
+        tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
@@ -170,7 +174,8 @@ class TextMeasurer:
         ratios = []
         for name, measured in measurements.items():
             for number, document in enumerate(texts.documents):
-                ratios.append(ratio_rows(name, document.name, methods, measured.ratios[number]))
+                by_method = np.concatenate([measured.ratios[number], measured.token_shares[number][None]])
+                ratios.append(ratio_rows(name, document.name, [*methods, OWN_SHARE], by_method))
                 matrices = {key: matrix.astype(np.float32) for key, matrix in measured.matrices[number].items()}
                 results.matrices_by_text[name, document.name] = matrices
                 results.heads_by_text[name, document.name] = measured.heads.get(number, {})
@@ -255,8 +260,10 @@ def _workers(texts: Texts, checkpoints: int) -> Iterator[ThreadPoolExecutor]:
 def _add_sums(engine: Engine, measurements: Measurements) -> None:
     """Add what the page shows of passes of one model."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
-    for number in track(range(len(measurements.texts)), "parts from the input"):
+    engine.add_own_share(measurements, OwnShareSample())
+    for number in track(range(len(measurements.texts)), "parts and exchange from the input"):
         engine.add_input_parts(measurements, number)
+        engine.add_token_shares(measurements, number)
 
 
 def _add_matrices(engine: Engine, measurements: Measurements, names: Sequence[str], with_heads: bool) -> None:
