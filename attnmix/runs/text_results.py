@@ -162,7 +162,7 @@ class TextMeasurer:
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         if len(measurements) > 1:  # for the change over all layers
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
-        for name in ("derivatives", "parts"):
+        for name in ("derivatives", "exchange", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
         results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
