@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 
 from attnmix.comparison import TOO_FEW_TEXTS, _direction
 from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
-from attnmix.page.answer import OTHERS_SHARE, answer
+from attnmix.page.answer import OWN_SHARE, answer
 from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
 
@@ -64,23 +64,14 @@ class PlantedRun:
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
         self.tables["measure/mixing_controls"] = pd.concat(parts)
         owns = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
-        rows = [
-            (
-                name,
-                rule,
-                "own_share",
-                layer,
-                mean * layer / 2,
-                mean * layer / 2 - 0.1,
-                mean * layer / 2 + 0.1,
-                documents,
-            )
-            for rule, size in (("chord", 1), ("tangent", 0.9))
-            for layer in (0, 1, 2)
-            for name, mean in ((each, size * value) for each, value in owns.items())
-        ]
-        columns = ["checkpoint", "rule", "quantity", "layer", "mean", "ci_low", "ci_high", "documents"]
-        self.tables["measure/parts"] = pd.DataFrame(rows, columns=columns)
+        rows = []
+        for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9)):
+            for layer in (0, 1, 2):
+                for name, value in owns.items():
+                    mean = size * value * layer / 2
+                    rows.append((name, donor, "own_share", layer, mean, mean - 0.1, mean + 0.1, documents))
+        columns = ["checkpoint", "donor", "quantity", "layer", "mean", "ci_low", "ci_high", "documents"]
+        self.tables["measure/exchange"] = pd.DataFrame(rows, columns=columns)
         self.tables["faithfulness/margins"] = pd.DataFrame({"predicted": ["good", "bad", "good", "good"]})
 
         self.tokens = pd.DataFrame({"document": ["test/0"] * 10})
@@ -103,66 +94,58 @@ def planted(**values: Any) -> Any:
 @pytest.mark.parametrize(
     ("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": the change is inconclusive")]
 )
-def test_headline_says_what_a_tokens_last_vector_is_made_of_before_and_after(own: float, ending: str) -> None:
+def test_headline_is_the_own_share_of_the_last_vector_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
-    shares = f"50% from others before fine-tuning, {50 - 100 * own:.0f}% after"
-    assert found["headline"].startswith(f"A token's last vector: {shares}, in this one training")
+    states = f"50% before fine-tuning, {50 + 100 * own:.0f}% after"
+    assert found["headline"].startswith(f"Own share of a token's last vector: {states}, in this one training")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])
-    assert before == pytest.approx([0.75, 0.5])
-    assert after == pytest.approx([0.75 - own / 2, 0.5 - own])
+    assert before == pytest.approx([0.25, 0.5])
+    assert after == pytest.approx([0.25 + own / 2, 0.5 + own])
 
 
 def test_few_reviews_have_no_interval() -> None:
     run = planted(own=0.05)
-    run.tables["measure/parts"]["documents"] = 7
+    run.tables["measure/exchange"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training")
-    assert found["sentences"][0].endswith(
-        ": it changes by \u22125.0 points; 7 reviews give no {interval} and no verdict."
-    )
+    assert found["sentences"][0].endswith(": it changes by +5.0 points; 7 reviews give no {interval} and no verdict.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
 def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
-    change, ratio, shuffled = answer(planted(change=0.1, own=-0.3))["sentences"]
-    assert ": it changes by +30.0 points (95% {interval} +20.0 to +40.0), 40 reviews" in change
+    change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
+    assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
+    assert by_class == (
+        "With words of the same class it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
+    )
     assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
-    assert "by fine-tuning, averaged over layers, is +10.0 points, and +7.0 with {words shuffled}." in shuffled
-    for sentence in (change, ratio, shuffled):
+    for sentence in (change, by_class, ratio):
         assert len(sentence.split()) <= MAX_WORDS
+    for sentence in (change, ratio):
         terms = re.findall(r"\{(.*?)\}", sentence)
         assert terms
         assert all(re.search(rf'^  "?{term.lower()}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *((0.1, "is"), (0.077, "hardly depends"), (0.07, "hardly depends"), (-0.07, "is"), (0.05, "is")),
-        (0.005, "is inconclusive"),
-    ],
-)
-def test_order_hardly_matters_only_where_the_change_stays_with_words_shuffled(change: float, said: str) -> None:
-    *_, sentence = answer(planted(change=change))["sentences"]  # +7.0 with words shuffled
-    assert ("hardly depends on word order, averaged over layers: " in sentence) == (said == "hardly depends")
-    assert ("is inconclusive: " in sentence) == (said == "is inconclusive")
-    assert "averaged over layers" in sentence
-    assert len(sentence.split()) <= MAX_WORDS
+def test_without_classes_nothing_is_said_of_them() -> None:
+    run = planted()
+    exchange = run.tables["measure/exchange"]
+    run.tables["measure/exchange"] = exchange[exchange["donor"] == "all"]
+    assert not any("class" in sentence for sentence in answer(run)["sentences"])
 
 
-def test_share_from_others_has_one_definition_and_each_measure_its_reviews() -> None:
+def test_own_share_has_one_definition_and_each_measure_its_reviews() -> None:
     run = planted(documents=8)
-    run.tables["measure/parts"]["tokens"] = 8 * 48
+    run.tables["measure/exchange"]["tokens"] = 8 * 6
     found = answer(run)
     assert found["notes"] == {
         "mixing ratio of one layer": "Here it is the mean over 8 reviews, weighted by tokens.",
-        "share from others since the input": "Here it is the mean over the first tokens of 8 reviews, 48 on average.",
+        "own share": "Here it is the mean over 6 tokens of each of 8 reviews.",
     }
-    guide = " ".join((REPOSITORY / "docs/measures/parts.md").read_text("utf-8").split())
-    for text in (GLOSSARY, guide, found["chart"]["unit"].replace("The length", "the length")):
-        assert OTHERS_SHARE in text
-    assert GLOSSARY.count("divided by that plus the length of the token's own part") == GLOSSARY.count(OTHERS_SHARE)
+    guide = " ".join((REPOSITORY / "docs/measures/exchange.md").read_text("utf-8").split())
+    for text in (GLOSSARY, guide, found["chart"]["unit"]):
+        assert OWN_SHARE in text
 
 
 COMMON = "common to texts of one predicted class, but not to all texts"
@@ -298,10 +281,10 @@ def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:
 
 def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
     run = planted(change=0.1)
-    run.tables["measure/parts"] = run.tables["measure/parts"].iloc[:0]
+    run.tables["measure/exchange"] = run.tables["measure/exchange"].iloc[:0]
     found = answer(run)
     assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
-    assert not any("from others" in sentence for sentence in found["sentences"])
+    assert not any("wn share" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
     assert class_evidence(run) == []
     run.differences = run.differences.iloc[:0]

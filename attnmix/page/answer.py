@@ -157,12 +157,10 @@ def _shares_by_class(run: Results) -> str:
     same, other = (_last_layer(own_shares(run, donor)) for donor in (exchange.SAME_CLASS, exchange.OTHER_CLASS))
     if same.empty or other.empty:
         return ""
-    same_means, other_means = same["mean"], other["mean"]
-    before, after = (
-        f"{percent(same_means[name])} and {percent(other_means[name])}" for name in ("pretrained", "finetuned")
-    )
+    before, after = (percent(same["mean"][name]) for name in ("pretrained", "finetuned"))
     states = model_wording_of(run).states.format(before=before, after=after)
-    return f"With words of the same and of another class, it is {states}."
+    others = " and ".join(percent(other["mean"][name]) for name in ("pretrained", "finetuned"))
+    return f"With words of the same class it is {states}; of another, {others}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
