@@ -295,7 +295,7 @@ class Measures:
 
         Example:
             >>> result.own_share()["mean"].round(2).tolist()
-            [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+            [0.81, 0.71, 0.67, 0.64, 0.65, 0.58]
             >>> result.own_share("parts")["mean"].round(2).tolist()
             [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
 

@@ -161,10 +161,9 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
 
     Of the ratios, that named `ratio` and its controls.
     """
-    own_shares = [cell for cell in cells if is_own_share(cell.measure)]
-    last = max((int(cell.layer) for cell in own_shares), default=0)
+    own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]
-    preferred = [cell for cell in own_shares if cell.layer == last]
+    preferred = own_share[-1:]
     for cell in means:
         named = cell.measure in (ratio, CLASS_SHARE)
         if named or cell.measure.startswith((f"{ratio} {LESS} ", SWAP)):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnmix.core.errors import InputError
-from attnmix.core.statistics import Sums
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
 from attnmix.core.terminal import shorten
 from attnmix.measure_names import CLASS_SHARE, CONTROL_NAMES, SWAP, check_name
 from attnmix.measures.controls import classes_without_others
@@ -29,6 +29,7 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 CLASS_SHARE_PERMUTED = "class_share_permuted"
 MIN_CLASS_TEXTS = 3
 OWN_SHARE_SAMPLE = OwnShareSample()
+STANDARD_ERRORS = 3  # by which a total effect exceeds 1 before it is reported
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
@@ -116,16 +117,19 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanged texts move vectors further than a real text does, which no independent inputs can do."""
     for name, exchanged in TOTAL_EFFECTS.items():
-        if name not in sums_by_name:
+        if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
-        sums = sums_by_name[name]
-        index_L = sums.values.sum(0) / np.maximum(sums.counts.sum(0), np.finfo(np.float64).tiny)
-        if index_L.max() > 1:
-            layer = int(index_L.argmax()) + 1
+        values_NL, counts_NL = sums_by_name[name]
+        totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
+        index_L = values_NL.sum(0) / totals_L
+        errors_L = np.sqrt(np.square(values_NL - index_L * counts_NL).sum(0)) / totals_L
+        excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
+        layer = int(excess_L.argmax())
+        if excess_L[layer] > 0:
             warnings.warn(
-                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text "
-                f"(total effect {index_L.max():.2f} in layer {layer}, at most 1 for independent tokens); the "
-                "exchanged texts are unlike real texts, and own shares describe these texts alone",
+                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (total effect "
+                f"{index_L[layer]:.2f} in layer {layer + 1}, at most 1 for independent tokens); the exchanged texts "
+                "are unlike real texts, and own shares describe these texts alone",
                 stacklevel=4,
             )
 

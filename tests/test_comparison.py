@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -27,10 +29,11 @@ from attnmix.core import statistics
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Sums
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.engine import SAMPLED
+from attnmix.measures.engine import SAMPLED, SEED
+from attnmix.measures.exchange import TOTAL_EFFECTS, choose_donors, choose_positions, exchange_words
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
-from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE
+from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE, warn_of_total_effects
 from experiments import training, trainings
 
 REVIEWS = toy_reviews(24, seed=3)
@@ -117,7 +120,7 @@ def test_controls_of_the_same_pass_are_those_of_an_independent_computation(resul
 def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_weights(
     model: attnmix.Model, result: attnmix.Measures
 ) -> None:
-    torch.manual_seed(comparison.BOOTSTRAP_SEED)
+    torch.manual_seed(SEED)
     random = attnmix.load(AutoModel.from_config(model.network.config), model.tokenizer)
     expected = attnmix.measure(random, TEXTS, methods=RATIO).by_layer().set_index("layer")["mean"]
     table = result.controls()
@@ -259,7 +262,7 @@ def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interv
     assert -0.1 < permuted < 1
 
 
-def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
+def test_own_share_by_parts_is_that_of_the_parts_of_texts_cut_to_some_tokens(
     model: attnmix.Model, result: attnmix.Measures
 ) -> None:
     texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
@@ -268,25 +271,89 @@ def test_own_share_is_that_of_the_parts_of_texts_cut_to_some_tokens(
     cut = [document.cut(OWN_SHARE_SAMPLE.max_length).ids.tolist() for document in measured.documents]
     short = attnmix.measure(model, cut, methods=RATIO)
     shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
-    table = measured.own_share()
+    table = measured.own_share("parts")
     np.testing.assert_allclose(table["mean"], np.concatenate(shares, axis=1).mean(1)[1:], atol=1e-5)
     assert table["tokens"].tolist() == pytest.approx([np.mean(list(map(len, cut)))] * model.layers)
-    assert set(result.own_share()["texts"]) == {OWN_SHARE_SAMPLE.max_texts}
+    assert set(result.own_share("parts")["texts"]) == {OWN_SHARE_SAMPLE.max_texts}
+
+
+def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
+    """Return the own share by exchange of every text `[texts, layers]`, by donors, one donor and token at a time."""
+    model: Any = result.model
+    base = model.network.base_model
+    documents = [document.cut(max_length) for document in result.documents]
+    classes = np.array([document.predicted for document in documents])
+    has_classes = bool((classes >= 0).all())
+    by_donor: dict[str, list[Any]] = defaultdict(list)
+
+    def vectors(ids: Any) -> Any:
+        with torch.no_grad():
+            states = base(input_ids=torch.as_tensor(ids, dtype=torch.long)[None], output_hidden_states=True)
+        return torch.stack(states.hidden_states[1:])[:, 0].double().numpy()
+
+    for number, document in enumerate(documents):
+        drawn = choose_donors(result.documents, number, classes if has_classes else None, SEED)
+        squares: dict[str, Any] = {}
+        for kind, numbers in drawn.items():
+            donor = exchange_words(document, [result.documents[place] for place in numbers])
+            y = vectors(document.ids)
+            moves = np.full((2, len(y), len(document)), np.nan)
+            for position in choose_positions(document, 8, SEED):
+                own, others = document.ids.copy(), donor.copy()
+                own[position], others[position] = donor[position], document.ids[position]
+                if donor[position] != document.ids[position]:
+                    for place, ids in enumerate((own, others)):
+                        moved = vectors(ids)[:, position] - y[:, position]
+                        moves[place, :, position] = np.square(moved).sum(-1) / np.square(y[:, position]).sum(-1)
+            squares[kind] = moves
+        with warnings.catch_warnings(action="ignore"):  # means of nothing
+            pooled = np.nanmean(list(squares.values()), axis=0)
+        for kind, moves in {"all" if has_classes else "other_texts": pooled, **squares}.items():
+            own, others = np.sqrt(moves)
+            by_donor[kind].append(own / (own + others))
+    return {kind: np.nanmean(np.concatenate(values, axis=1), axis=1) for kind, values in by_donor.items()}
+
+
+@pytest.mark.parametrize("labels", [None, LABELS[:8]])
+def test_own_share_by_exchange_is_that_of_single_forward_passes(model: attnmix.Model, labels: Any) -> None:
+    measured = attnmix.measure(model, TEXTS[:8], methods=RATIO, labels=labels)
+    table = measured.own_share(max_length=6)
+    expected = exchange_shares(measured, 6)
+    assert set(table["donors"]) == set(expected)
+    for donors, rows in table.groupby("donors"):
+        np.testing.assert_allclose(rows["mean"], expected[str(donors)], atol=1e-5)
+
+
+def test_a_single_text_has_neutral_sentences_as_donors(model: attnmix.Model) -> None:
+    table = attnmix.measure(model, TEXTS[0], methods=RATIO).own_share()
+    assert set(table["donors"]) == {"neutral"}
+    assert table["mean"].between(0, 1).all()
+    assert (table["texts"] == 1).all()
+
+
+def test_exchanged_texts_that_move_vectors_further_than_real_texts_are_reported() -> None:
+    values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=(8, 2)) * [1, 100]
+    counts = np.full((8, 2), 2.0)
+    sums = {name: Sums(values, counts) for name in TOTAL_EFFECTS}
+    with pytest.warns(
+        UserWarning, match=r"exchanging single tokens .*total effect 1\.2\d in layer 1, at most 1"
+    ) as seen:
+        warn_of_total_effects(sums)
+    assert len(seen) == 2  # one for each total effect
+    with warnings.catch_warnings():  # lower, and of too few texts
+        warn_of_total_effects({name: Sums(values / 2, counts) for name in TOTAL_EFFECTS})
+        warn_of_total_effects({name: Sums(values[:7], counts[:7]) for name in TOTAL_EFFECTS})
 
 
 def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
     measured = attnmix.measure(model, TEXTS, methods=RATIO)
-    cut = [document.cut(5).ids.tolist() for document in measured.documents]
-    short = attnmix.measure(model, cut, methods=RATIO)
-    shares = [short.parts(number)["own_share"].values for number in range(len(cut))]
-    expected = np.concatenate(shares, axis=1).mean(1)[1:]
+    expected = exchange_shares(measured, 5)["other_texts"]
     table = measured.own_share(max_texts=100, max_length=5)
     np.testing.assert_allclose(table["mean"], expected, atol=1e-5)
-    assert (set(table["texts"]), set(table["tokens"])) == ({len(TEXTS)}, {np.mean(list(map(len, cut)))})
-    assert set(measured.own_share(max_texts=3)["texts"]) == {3}
+    assert set(measured.own_share("parts", max_texts=3)["texts"]) == {3}
     loaded = attnmix.load_result(measured.save_data(tmp_path / "result.zip"))
-    for options in ({"max_texts": 100, "max_length": 5}, {"max_texts": 3}):
-        pd.testing.assert_frame_equal(loaded.own_share(**options), measured.own_share(**options))
+    pd.testing.assert_frame_equal(loaded.own_share(max_texts=100, max_length=5), table)
+    pd.testing.assert_frame_equal(loaded.own_share("parts", max_texts=3), measured.own_share("parts", max_texts=3))
     with pytest.raises(InputError, match=r"^model: a loaded result"):
         loaded.own_share(max_texts=4)
     compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
@@ -294,6 +361,8 @@ def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.
     assert "own_share is of 24 texts, truncated to 5 tokens where longer." in compared.notes
     tokens = sum(map(len, measured.documents))
     assert f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean of a text." in compared.notes
+    with pytest.raises(InputError, match=r"^by: 'gradient'; allowed: exchange, parts"):
+        measured.own_share("gradient")
 
 
 def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +551,8 @@ def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: att
 
 def test_a_row_that_does_not_vary_over_texts_has_no_interval_and_says_so(result: attnmix.Measures) -> None:
     compared = attnmix.compare(result, result)
-    assert set(compared.all_rows()["these_models"]) == {"no interval"}
+    rows = compared.all_rows()
+    assert set(rows.loc[rows["texts"] >= 20, "these_models"]) == {"no interval"}
     assert "`no interval`: all texts, or all trainings, differ by the same" in compared.caution
     trainings = attnmix.compare(shifted(result, 0.0), [shifted(result, 0.1)] * 3).all_rows()
     assert set(trainings["trainings"]) == {"no interval"}
@@ -588,11 +658,15 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
-    totals = result.own_share_totals()
+    sums = result.own_share_totals()
+    totals = sums["own_share"]
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     noise = np.random.default_rng(0).normal(scale=0.01, size=(len(TEXTS), 1))
     higher = Sums(totals.values + (0.1 + noise) * counts, totals.counts)
-    mixed = replace(shifted(result, 0.1), _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: higher}))
+    mixed = replace(
+        shifted(result, 0.1),
+        _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: {**sums, "own_share": higher}}),
+    )
     contradiction = attnmix.compare(shifted(result, 0.0), mixed)
     assert contradiction.rows["these_models"].tolist() == ["higher", "higher"]
     assert contradiction.rows["mixing"].tolist() == ["less", "more"]
