@@ -547,6 +547,10 @@ class Measures:
         'result.zip'
         """
         path = read_path("path", path, "save_data(path)")
+        if path.suffix.lower() in (".html", ".htm"):
+            raise InputError(
+                f"path: {path} is the name of a page; allowed: a zip file; result.save(path) writes a page"
+            )
         check_new_file("path", path)
         arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
         arrays["predicted"] = np.array([document.predicted for document in self.documents])
