@@ -334,8 +334,8 @@ class Measures:
             the control has taken something away, `below` the ratio less that; `swap` and `class_share`
             are no ratios and have the mean alone. `class_share_permuted` is the share that 5 % of all permutations of
             the classes exceed. Intervals are over texts; those from `below_simultaneous_low` to
-            `below_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens` are
-            the number and the mean length of the texts.
+            `below_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
+            are the number and the mean length of the texts.
 
         Raises:
             InputError: For another ratio, or without controls.

@@ -57,7 +57,7 @@ MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by cha
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 BOOTSTRAP_SEED = 111
 _VERDICTS = {
-    OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
+    OPEN: "an interval includes 0, over texts or, for `trainings`, over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
     TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
@@ -186,8 +186,8 @@ class Comparison:
     Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
     simultaneous_high`, that of all rows of the table at once (from 20 texts on); `trainings_low` and
-    `trainings_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a text
-    (none of `class_share`, in which every text counts once).
+    `trainings_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
+    text (none of `class_share`, in which every text counts once).
 
     `mixing`         `more` or `less` where `these_models` says `higher` or `lower`: more mixing is a lower own
                      share, a higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other
@@ -259,8 +259,8 @@ class Comparison:
         sides = [_side(side) for side in (self.before, self.after)]
         return (
             f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
-            "other data, another base model or other settings are not covered. Trainings can be alike by chance, three more often "
-            "than five: take five or more (docs/measures/statistics.md)."
+            "other data, another base model or other settings are not covered. Trainings can be alike by chance, three "
+            "more often than five: take five or more (docs/measures/statistics.md)."
         )
 
     def _on_models(self) -> str:
