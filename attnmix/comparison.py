@@ -528,7 +528,7 @@ def compared(
 def _model_names(results: Sequence[Measures]) -> list[str]:
     """Return the display names of the models, of which no two different ones share one."""
     models = [result.model for result in results]
-    keys = [id(model) for model in models]
+    keys = [(id(result.model), result.weights) for result in results]  # a model may be trained further between two
     return distinct_names(keys, [model.name for model in models], [model.source for model in models])
 
 
