@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     for command, default in ((show, DEFAULT_MODEL), (serve, f"the run of this folder, else {DEFAULT_MODEL}")):
         sources = "hub identifier, folder, or package://<package>/<folder>"
         command.add_argument("--model", help=f"{sources} (default: {default})")
-        command.add_argument("--against", metavar="MODEL", help="a second model, which is compared with the first")
+        command.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
         command.add_argument("--revision", help="commit, branch or tag of --model on a hub (default: its main branch)")
     return parser
 

@@ -360,20 +360,30 @@ class Measures:
         return mean_table(sink_totals(self._computed))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
-        """Return the `controls` that were asked for: `control, layer, mean, ..., below, ..., texts, tokens`.
+        """Return the measured `controls`.
 
-        `layer` is a number, or `all` for the mean over layers. `mean` is the ratio where the control has taken
-        something away, `below` the ratio less that; `swap` and `class_share` are no ratios and have the mean alone.
-        `class_share_permuted` is the share that 5 % of all permutations of the classes exceed. Intervals are over
-        texts; `below_simultaneous_low, below_simultaneous_high` hold for all rows at once, from 20 texts on. `method`
-        is the ratio; without it, the one that covers most of attention's block. Raise `InputError` for another one.
+        Args:
+            method: The ratio; by default the one that covers most of attention's block.
 
-        >>> controls = ["text_mean_value", "without_value_bias"]
-        >>> table = attnmix.measure(model, ["time flies", "like an arrow"], controls=controls).controls()
-        >>> print(table.query("layer == 'all'")[["control", "mean", "below"]].round(2).to_string(index=False))
-                   control  mean  below
-           text_mean_value  0.25  -0.06
-        without_value_bias  0.18   0.00
+        Returns:
+            A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio where
+            the control has taken something away, `below` the ratio less that; `swap` and `class_share`
+            are no ratios and have the mean alone. `class_share_permuted` is the share that 5 % of all permutations of
+            the classes exceed. Intervals are over texts; those from `below_simultaneous_low` to
+            `below_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
+            are the number and the mean length of the texts.
+
+        Raises:
+            InputError: For another ratio, or without controls.
+
+        Example:
+            >>> controls = ["text_mean_value", "without_value_bias"]
+            >>> table = attnmix.measure(model, ["time flies", "like an arrow"], controls=controls).controls()
+            >>> columns = ["control", "mean", "below"]
+            >>> print(table.query("layer == 'all'")[columns].round(2).to_string(index=False))
+                       control  mean  below
+               text_mean_value  0.25  -0.06
+            without_value_bias  0.18   0.00
         """
         method = preferred_ratio(self.methods) if method is None else method
         check_name("method", method, self.methods)
@@ -584,6 +594,10 @@ class Measures:
         'result.zip'
         """
         path = read_path("path", path, "save_data(path)")
+        if path.suffix.lower() in (".html", ".htm"):
+            raise InputError(
+                f"path: {path} is the name of a page; allowed: a zip file; result.save(path) writes a page"
+            )
         check_new_file("path", path)
         arrays = pack_measurements(self._computed, [*self.control_totals])
         arrays["ratios"] = np.concatenate(self.ratios_by_text, axis=-1)
@@ -623,8 +637,9 @@ class Measures:
 def load_result(path: Path | str) -> Measures:
     """Return the result that `Measures.save_data` wrote, with equal numbers, names and types, without its model.
 
-    Ratios, controls and comparisons need none. What does, such as `parts`, `save`, `sinks`, and matrices that were not
-    asked for before the result was saved, raises `InputError`; so does a file that is missing, damaged or no result.
+    Ratios, controls and comparisons need none. What does, such as `parts`, `save`, `sinks`, and matrices that
+    were not computed before the result was saved, raises `InputError`; so does a file that is missing, damaged or no
+    result.
 
     >>> loaded = attnmix.load_result("result.zip")
     >>> loaded.ratios.equals(result.ratios), loaded.model.name

@@ -1,9 +1,9 @@
 """Two models on the same texts: which quantities differ, and of what a difference says something.
 
 A difference can be of these two models, or of how they were trained. The interval over texts tells the former alone:
-two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by the
-simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared. A row of a
-mixing measure also says what the difference means for mixing: `more`, `less` or `inconclusive`.
+two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by
+the simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared. A
+row of a mixing measure also says what the difference means for mixing: `more`, `less` or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few traini
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 _VERDICTS = {
-    OPEN: "an interval includes 0, for `these_models` that over texts, for `trainings` that or the one over trainings",
+    OPEN: "an interval includes 0, over texts or, for `trainings`, over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
     TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
@@ -191,12 +191,13 @@ class Comparison:
 
     Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
-    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `trainings_low, trainings_high` over
-    trainings, where several are compared; `texts` and `tokens`, the mean length of a text
-    (none of `class_share`, in which every text counts once).
+    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `trainings_low` and
+    `trainings_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
+    text (none of `class_share`, in which every text counts once).
 
-    `mixing`         `more` or `less` where `these_models` says `higher` or `lower`: more mixing is a lower own share, a
-                     higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other measures
+    `mixing`         `more` or `less` where `these_models` says `higher` or `lower`: more mixing is a lower own
+                     share, a higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other
+                     measures
     `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
                      such texts
     `trainings`      the same only where the interval over trainings leaves out 0 too: what is true of the mean over
@@ -263,9 +264,9 @@ class Comparison:
             return "The intervals are over texts. Nothing is said of trainings, of which there are too few."
         sides = [_side(side) for side in (self.before, self.after)]
         return (
-            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; other data, "
-            "another base model or other settings are not covered. Trainings can be alike by chance, three more often "
-            "than five: take five or more (docs/measures/statistics.md)."
+            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
+            "other data, another base model or other settings are not covered. Trainings can be alike by chance, three "
+            "more often than five: take five or more (docs/measures/statistics.md)."
         )
 
     def _on_models(self) -> str:
@@ -536,7 +537,7 @@ def compared(
 def _model_names(results: Sequence[Measures]) -> list[str]:
     """Return the display names of the models, of which no two different ones share one."""
     models = [result.model for result in results]
-    keys = [id(model) for model in models]
+    keys = [(id(result.model), result.weights) for result in results]  # a model may be trained further between two
     return distinct_names(keys, [model.name for model in models], [model.source for model in models])
 
 

@@ -420,7 +420,7 @@ def test_help_has_a_description_the_defaults_and_an_example(
     assert re.search(r"^example:\n  attnmix \w+", shown, flags=re.MULTILINE)
     options = re.split(r"\n  (?=--)", shown.partition("options:")[2].partition("example:")[0])[1:]
     with_value = [option for option in options if re.match(r"--\w+(-\w+)? [A-Z]+", option)]
-    assert len(with_value) == {"show": 3, "serve": 4}.get("".join(subcommand), 0)
+    assert len(with_value) == {"show": 4, "serve": 5}.get("".join(subcommand), 0)
     assert [option for option in with_value if "(default: " not in option] == []
 
 

@@ -723,6 +723,7 @@ def test_weights_that_change_after_measuring_are_not_taken_for_those_that_were_m
     compared = attnmix.compare(before, after)
     assert compared.rows["measure"].tolist() == [RATIO]
     assert "own_share is left out: the weights of" in repr(compared)
+    assert re.search(r"`before` is (\S+) \(1\), `after` is \1 \(2\)\.", repr(compared))
 
 
 def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model: attnmix.Model) -> None:

@@ -153,3 +153,8 @@ def test_a_path_that_is_not_there_is_one_error(result: attnmix.Measures, tmp_pat
         attnmix.load_result(3)  # type: ignore[arg-type]  # a mistake on purpose
     with pytest.raises(InputError, match=r"^path: there is no folder"):
         result.save_data(tmp_path / "none" / "result.zip")
+    with pytest.raises(
+        InputError, match=r"^path: .*\.html is the name of a page; .*; result\.save\(path\) writes a page"
+    ):
+        result.save_data(tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
