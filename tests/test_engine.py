@@ -76,7 +76,7 @@ CALLS: dict[str, Callable[[attnmix.Measures, Path], Any]] = {
     "parts": lambda result, _: result.parts(text=1),
     "parts of rows": lambda result, _: result.parts(rows=[1, 2]),
     "matrix": lambda result, _: result.matrix("alti", text=2),
-    "save": lambda result, folder: result.save(folder / "page.html").read_bytes(),
+    "save": lambda result, folder: result.to_html(folder / "page.html").read_bytes(),
 }
 
 
@@ -99,13 +99,13 @@ def test_a_second_call_takes_no_pass_and_returns_the_same(
 def test_a_page_takes_only_the_passes_that_are_missing(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     passes.take()
-    page = result.save(tmp_path / "page.html").read_bytes()
+    page = result.to_html(tmp_path / "page.html").read_bytes()
     alone = passes.take()
     controls = [*SAME_PASS, "shuffled_words", "random_weights"]
     richer = attnmix.measure(model, TEXTS, controls=controls)
     richer.own_share()
     passes.take()
-    assert richer.save(tmp_path / "page.html").read_bytes() == page
+    assert richer.to_html(tmp_path / "page.html").read_bytes() == page
     rest = passes.take()
     # Without the passes of shuffled words, of random weights, and of each text's parts.
     assert len(alone) - len(rest) >= 2 + len(TEXTS)
@@ -115,7 +115,7 @@ def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Pas
     result = attnmix.measure(model, TEXTS)
     for call in CALLS.values():
         call(result, tmp_path)
-    result.save_data(tmp_path / "result.zip")
+    result.save(tmp_path / "result.zip")
     passes.take()
     loaded = attnmix.load_result(tmp_path / "result.zip")
     for name, call in CALLS.items():

@@ -47,7 +47,7 @@ def test_a_saved_page_has_all_that_it_would_have_of_every_table(
     texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
-    drawn = result.save(tmp_path / "drawn.html").read_bytes()
+    drawn = result.to_html(tmp_path / "drawn.html").read_bytes()
     measure_all(monkeypatch)
     again = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
     assert again.save(tmp_path / "all.html").read_bytes() == drawn
@@ -74,7 +74,7 @@ def test_a_page_of_texts_names_no_folder_or_parameter_of_the_pipeline(
     monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # so that texts are left out
     monkeypatch.setattr(arrays, "HEAD_BYTES", 0)
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
-    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).save(tmp_path / "page.html").read_text("utf-8")
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).to_html(tmp_path / "page.html").read_text("utf-8")
     packed = re.search(r'id="data">([^<]*)<', page)
     assert packed
     data = zlib.decompress(base64.b64decode(packed[1])).decode()

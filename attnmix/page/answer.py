@@ -85,7 +85,7 @@ def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
         return text
     difference: Any = last.loc["difference"]
     found = verdict(difference["ci_low"], difference["ci_high"], difference["documents"])
-    return f"{text}: the change is inconclusive" if found is Verdict.OPEN else text
+    return f"{text}: the change is inconclusive" if found is Verdict.INCONCLUSIVE else text
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
@@ -147,7 +147,10 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
         return f"{{{SHARE}}}: it changes by {change} points; {texts} give no {{interval}} and no verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
     found = verdict(last["ci_low"], last["ci_high"], last["documents"])
-    reasons = {Verdict.OPEN: ", which is inconclusive", Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict"}
+    reasons = {
+        Verdict.INCONCLUSIVE: ", which is inconclusive",
+        Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict",
+    }
     reason = reasons.get(found, "")
     return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
