@@ -106,7 +106,7 @@ def _show(options: argparse.Namespace) -> None:
         return
     result = measure(model, options.texts)
     print(printable(_tables(result), kept="\n"))
-    print(printable(f"open {result.save(options.to)}"))
+    print(printable(f"open {result.to_html(options.to)}"))
 
 
 def _tables(result: attnmix.Measures) -> str:

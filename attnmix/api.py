@@ -6,10 +6,10 @@
     result = attnmix.measure(model, "time flies like an arrow")
     result.ratios  # a row for each token, layer and method
     result.matrix("alti", layer=6)  # tokens by sources
-    result.save("page.html")  # the interactive page; result.show() opens it
-    result.save_data("result.zip")  # the numbers, for load_result("result.zip")
+    result.to_html("page.html")  # the interactive page; result.show() opens it
+    result.save("result.zip")  # the numbers, for load_result("result.zip")
 
-Only `capture` with a path, `save` and `save_data` write files. A model at hand is left as it was: its attention
+Only `capture` with a path, `to_html` and `save` write files. A model at hand is left as it was: its attention
 implementation, mode, hooks, dtype and device. Numbers are computed in float32 (matrices in float64), whatever the
 model's dtype.
 """
@@ -331,10 +331,10 @@ class Measures:
 
         Returns:
             A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio where
-            the control has taken something away, `below` the ratio less that; `swap` and `class_share`
+            the control has taken something away, `ratio_minus_control` the ratio less that; `swap` and `class_share`
             are no ratios and have the mean alone. `class_share_permuted` is the share that 5 % of all permutations of
-            the classes exceed. Intervals are over texts; those from `below_simultaneous_low` to
-            `below_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
+            the classes exceed. Intervals are over texts; those from `ratio_minus_control_simultaneous_low` to
+            `ratio_minus_control_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
             are the number and the mean length of the texts.
 
         Raises:
@@ -343,11 +343,11 @@ class Measures:
         Example:
             >>> controls = ["text_mean_value", "without_value_bias"]
             >>> table = attnmix.measure(model, ["time flies", "like an arrow"], controls=controls).controls()
-            >>> columns = ["control", "mean", "below"]
+            >>> columns = ["control", "mean", "ratio_minus_control"]
             >>> print(table.query("layer == 'all'")[columns].round(2).to_string(index=False))
-                       control  mean  below
-               text_mean_value  0.25  -0.06
-            without_value_bias  0.18   0.00
+                       control  mean  ratio_minus_control
+               text_mean_value  0.25                -0.06
+            without_value_bias  0.18                 0.00
         """
         method = preferred_ratio(self.methods) if method is None else method
         check_name("method", method, self.methods)
@@ -414,7 +414,7 @@ class Measures:
         if isinstance(self.model, SavedModel):
             raise InputError(
                 f"model: a loaded result has the name of {self.model.name} alone; allowed: what was computed before "
-                "save_data(path), or the result of measure(model, texts) with the model"
+                "save(path), or the result of measure(model, texts) with the model"
             )
         change = self._change_of_model(self.model)
         if change is not None:
@@ -532,34 +532,34 @@ class Measures:
         if not _is_number(layer) or not 1 <= layer <= layers:
             raise InputError(f"layer: {shorten(repr(layer))}; allowed: 1 to {layers}")
 
-    def save(self, path: Path | str) -> Path:
+    def to_html(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
         The page also holds every head, the controls and, of 48 tokens and more, UMAP maps, for which umap-learn takes
         seconds to load. Token ids are shown as the text that they spell.
 
-        >>> result.save("page.html").name
+        >>> result.to_html("page.html").name
         'page.html'
         """
         from attnmix.page.viewer import write_text
 
-        path = read_path("path", path, "save(path)")
+        path = read_path("path", path, "to_html(path)")
         check_new_file("path", path)
         return write_text(path, self._page())
 
-    def save_data(self, path: Path | str) -> Path:
+    def save(self, path: Path | str) -> Path:
         """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
 
         Ratios, controls, and the own share and the matrices that were asked for, with texts and tokens; not the model.
         `attnmix.saved_results` says what the file holds.
 
-        >>> result.save_data("result.zip").name
+        >>> result.save("result.zip").name
         'result.zip'
         """
-        path = read_path("path", path, "save_data(path)")
+        path = read_path("path", path, "save(path)")
         if path.suffix.lower() in (".html", ".htm"):
             raise InputError(
-                f"path: {path} is the name of a page; allowed: a zip file; result.save(path) writes a page"
+                f"path: {path} is the name of a page; allowed: a zip file; result.to_html(path) writes a page"
             )
         check_new_file("path", path)
         arrays: dict[str, npt.NDArray[Any]] = {"ratios": np.concatenate(self.ratios_by_text, axis=-1)}
@@ -600,9 +600,9 @@ class Measures:
 
 
 def load_result(path: Path | str) -> Measures:
-    """Return the result that `Measures.save_data` wrote, with equal numbers, names and types, without its model.
+    """Return the result that `Measures.save` wrote, with equal numbers, names and types, without its model.
 
-    Ratios, controls and comparisons need none. What does, such as `parts`, `save`, `sinks`, and matrices that
+    Ratios, controls and comparisons need none. What does, such as `parts`, `to_html`, `sinks`, and matrices that
     were not computed before the result was saved, raises `InputError`; so does a file that is missing, damaged or no
     result.
 

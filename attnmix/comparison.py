@@ -1,8 +1,8 @@
 """Two models on the same texts: which quantities differ, and of what a difference says something.
 
 A difference can be of these two models, or of how they were trained. The interval over texts tells the former alone:
-two trainings of one setting give two models, which differ too. So every row says two things: `these_models`, by
-the simultaneous interval over texts, and `trainings`, which says nothing until several trainings are compared. A
+two trainings of one setting give two models, which differ too. So every row says two things: `between_models`, by
+the simultaneous interval over texts, and `between_seeds`, which says nothing until several trainings are compared. A
 row of a mixing measure also says what the difference means for mixing: `more`, `less` or `inconclusive`.
 """
 
@@ -50,16 +50,15 @@ if TYPE_CHECKING:
 ALL_LAYERS = "all"
 LESS = "less"  # between a ratio and the control that is taken from it
 HIGHER, LOWER = "higher", "lower"
-OPEN = "open"  # of a difference whose interval includes 0
 MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inconclusive", ""
-TOO_FEW_TEXTS, TOO_FEW_TRAININGS, NO_INTERVAL = "too few texts", "too few trainings", "no interval"
+TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no interval"
 MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
 BOOTSTRAP_SEED = 111
 _VERDICTS = {
-    OPEN: "an interval includes 0, over texts or, for `trainings`, over trainings",
+    INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
-    TOO_FEW_TRAININGS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
+    TOO_FEW_RUNS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
 }
 """The meaning of each verdict that names no direction."""
@@ -117,7 +116,8 @@ def control_table(totals: Mapping[str, TextTotals], less: Mapping[str, TextTotal
     """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
     cells, cell_totals = packed(totals)
     table = pd.DataFrame(cells).assign(**_mean_columns(resampled(cell_totals)))
-    columns = ["below", *(f"below_{name}" for name in ("low", "high", "simultaneous_low", "simultaneous_high"))]
+    columns = ["ratio_minus_control"]
+    columns += [f"ratio_minus_control_{name}" for name in ("low", "high", "simultaneous_low", "simultaneous_high")]
     below = pd.DataFrame(columns=["measure", "layer", *columns])
     if less:
         cells, cell_totals = packed(less)
@@ -185,19 +185,19 @@ class Comparison:
 
     Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
-    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `trainings_low` and
-    `trainings_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
+    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `between_seeds_low` and
+    `between_seeds_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
     text (none of `class_share`, in which every text counts once).
 
-    `mixing`         `more` or `less` where `these_models` says `higher` or `lower`: more mixing is a lower own
+    `mixing`         `more` or `less` where `between_models` says `higher` or `lower`: more mixing is a lower own
                      share, a higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other
                      measures
-    `these_models`   `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
+    `between_models` `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
                      such texts
-    `trainings`      the same only where the interval over trainings leaves out 0 too: what is true of the mean over
+    `between_seeds`  the same only where the interval over trainings leaves out 0 too: what is true of the mean over
                      such trainings
 
-    Otherwise both are `open` where an interval includes 0, `too few texts` with fewer than 20, `too few trainings`
+    Otherwise both are `inconclusive` where an interval includes 0, `too few texts` with fewer than 20, `too few runs`
     where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
 
     `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
@@ -258,7 +258,7 @@ class Comparison:
             return "The intervals are over texts. Nothing is said of trainings, of which there are too few."
         sides = [_side(side) for side in (self.before, self.after)]
         return (
-            f"`trainings` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
+            f"`between_seeds` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
             "other data, another base model or other settings are not covered. Trainings can be alike by chance, three "
             "more often than five: take five or more (docs/measures/statistics.md)."
         )
@@ -290,7 +290,7 @@ class Comparison:
     def _on_verdicts(self) -> list[str]:
         """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
         rows = self.rows
-        verdicts = {*rows["these_models"], *rows["trainings"]}
+        verdicts = {*rows["between_models"], *rows["between_seeds"]}
         return [f"`{verdict}`: {meaning}." for verdict, meaning in _VERDICTS.items() if verdict in verdicts]
 
     def to_markdown(self) -> str:
@@ -410,7 +410,7 @@ class Comparison:
         return f"Caution: {self.caution}".splitlines()
 
     def _shown(self) -> pd.DataFrame:
-        """Return `rows` as text: differences with their interval over texts, `trainings` with the one over them."""
+        """Return `rows` as text: differences with their interval over texts, `between_seeds` with the one over them."""
         rows = self.rows
         shown = pd.DataFrame()
         for column in ("measure", "layer"):
@@ -420,13 +420,13 @@ class Comparison:
         differences = rows["difference"].map("{:+.3f}".format)
         intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
         shown["difference [over texts]"] = [_with_interval(*each) for each in intervals]
-        shown["these_models"] = rows["these_models"]
+        shown["between_models"] = rows["between_models"]
         shown["mixing"] = rows["mixing"]
         if _enough_trainings(self.before, self.after):
-            verdicts = zip(rows["trainings"], rows["trainings_low"], rows["trainings_high"], strict=True)
-            shown["trainings [over trainings]"] = [_with_interval(*each) for each in verdicts]
+            verdicts = zip(rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"], strict=True)
+            shown["between_seeds [over runs]"] = [_with_interval(*each) for each in verdicts]
         else:
-            shown["trainings"] = rows["trainings"]
+            shown["between_seeds"] = rows["between_seeds"]
         shown["texts"] = rows["texts"].map(str)
         shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
         return shown
@@ -448,15 +448,15 @@ class Comparison:
         simultaneous = change.simultaneous()
         table["simultaneous_low"] = simultaneous.low
         table["simultaneous_high"] = simultaneous.high
-        table["these_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, _direction(simultaneous))
+        table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, _direction(simultaneous))
         table["mixing"] = _mixing(table)
-        table["trainings"] = TOO_FEW_TRAININGS
+        table["between_seeds"] = TOO_FEW_RUNS
         if max(len(self.before.means), len(self.after.means)) > 1:
             over_trainings = _over_trainings(self.before, self.after, cells)
-            table["trainings_low"] = over_trainings.low
-            table["trainings_high"] = over_trainings.high
+            table["between_seeds_low"] = over_trainings.low
+            table["between_seeds_high"] = over_trainings.high
             if _enough_trainings(self.before, self.after):
-                table["trainings"] = _agreed(table["these_models"], _direction(over_trainings))
+                table["between_seeds"] = _agreed(table["between_models"], _direction(over_trainings))
         table["texts"] = texts
         table["tokens"] = _mean_lengths(change)
         return table
@@ -627,9 +627,9 @@ def _counted(texts: int) -> str:
 
 
 def _direction(interval: Interval) -> npt.NDArray[Any]:
-    """Return `HIGHER`, `LOWER`, `OPEN` or `NO_INTERVAL` for each cell of a difference."""
+    """Return `HIGHER`, `LOWER`, `INCONCLUSIVE` or `NO_INTERVAL` for each cell of a difference."""
     cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
-    return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], OPEN)
+    return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], INCONCLUSIVE)
 
 
 def _more_mixing(measure: str) -> str | None:
@@ -642,7 +642,7 @@ def _more_mixing(measure: str) -> str | None:
 def _mixing(rows: pd.DataFrame) -> list[str]:
     """Return what the difference of each row means for mixing, of these two models."""
     meanings = []
-    for measure, verdict in zip(rows["measure"], rows["these_models"], strict=True):
+    for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = _more_mixing(measure)
         if direction is None:
             meanings.append(NO_MIXING_MEASURE)
@@ -653,12 +653,14 @@ def _mixing(rows: pd.DataFrame) -> list[str]:
     return meanings
 
 
-def _agreed(these_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _agreed(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return what the intervals over texts and over trainings both say; without one of them, which is missing."""
-    missing_texts = these_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
+    missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
-    agree = these_models == trainings
-    return np.select([missing_texts, missing_trainings, agree], [these_models, NO_INTERVAL, these_models], OPEN)
+    agree = between_models == trainings
+    return np.select(
+        [missing_texts, missing_trainings, agree], [between_models, NO_INTERVAL, between_models], INCONCLUSIVE
+    )
 
 
 def _side(side: Trainings) -> str:

@@ -73,7 +73,7 @@ def write_result(path: Path, result: SavedResult) -> None:
 def read_result(path: Path) -> SavedResult:
     """Return what `write_result` wrote; raise `InputError` for a file that is missing, damaged or something else."""
     if not path.is_file():
-        raise InputError(f"path: there is no file {path}; allowed: one that result.save_data(path) wrote")
+        raise InputError(f"path: there is no file {path}; allowed: one that result.save(path) wrote")
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(FACTS_FILE))
@@ -85,7 +85,7 @@ def read_result(path: Path) -> SavedResult:
                 arrays = dict(stored)
     except (*DAMAGE, zipfile.BadZipFile, EOFError) as error:
         problem = f"{path} is damaged, or no result: {first_line(error)}"
-        raise InputError(f"path: {problem}; allowed: a file that result.save_data(path) wrote") from error
+        raise InputError(f"path: {problem}; allowed: a file that result.save(path) wrote") from error
     return SavedResult(facts, texts, tokens, arrays)
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.comparison import TOO_FEW_TRAININGS
+from attnmix.comparison import TOO_FEW_RUNS
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
@@ -286,7 +286,7 @@ def _trainings(read: Read) -> str:
     for comparison, shown in table.groupby("comparison", sort=False):
         first = shown.iloc[0]
         counts = [str(first[name]) for name in ("rows", "told_alone", "told_at_once", "told_of_trainings")]
-        if first["trainings"] == TOO_FEW_TRAININGS:
+        if first["between_seeds"] == TOO_FEW_RUNS:
             counts[-1] = "-"
         cells = [_claimed_change(row) for _, row in shown.iterrows()]
         rows.append((comparison, *counts, *cells))
@@ -297,9 +297,9 @@ def _trainings(read: Read) -> str:
 def _claimed_change(row: Any) -> str:
     """Return a change with its interval over trainings, where it has one; in bold where it is claimed of trainings."""
     cell = points(row["difference"])
-    if not pd.isna(row["trainings_low"]):
-        cell += f" {interval({'ci_low': row['trainings_low'], 'ci_high': row['trainings_high']})}"
-    is_claimed = row["trainings"] in ("higher", "lower")
+    if not pd.isna(row["between_seeds_low"]):
+        cell += f" {interval({'ci_low': row['between_seeds_low'], 'ci_high': row['between_seeds_high']})}"
+    is_claimed = row["between_seeds"] in ("higher", "lower")
     return f"**{cell}**" if is_claimed else cell
 
 

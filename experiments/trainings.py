@@ -45,8 +45,8 @@ COMPARISONS: dict[str, tuple[Sequence[tuple[str, int]], Sequence[tuple[str, int]
     "before fine-tuning, five seeds of true labels": ([(BASE, 0)], [(TRUE, seed) for seed in range(5)]),
 }
 """The models, by setting and seed, of both sides of each comparison."""
-SHOWN = ["measure", "layer", "before", "after", "difference", "these_models", "trainings"]
-SHOWN += ["trainings_low", "trainings_high"]
+SHOWN = ["measure", "layer", "before", "after", "difference", "between_models", "between_seeds"]
+SHOWN += ["between_seeds_low", "between_seeds_high"]
 
 
 def write_claims(dataset: str, to: Path) -> None:
@@ -99,7 +99,7 @@ def claims(comparison: Any) -> pd.DataFrame:
     rows = comparison.all_rows()
     alone = (rows["ci_low"] > 0) | (rows["ci_high"] < 0)
     counts = {"rows": len(rows), "told_alone": alone.sum()}
-    for column, told in {"these_models": "told_at_once", "trainings": "told_of_trainings"}.items():
+    for column, told in {"between_models": "told_at_once", "between_seeds": "told_of_trainings"}.items():
         counts[told] = rows[column].isin(["higher", "lower"]).sum()
     shown: pd.DataFrame = comparison.rows.reindex(columns=SHOWN)
     return shown.assign(**counts)

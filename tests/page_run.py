@@ -144,4 +144,4 @@ def save_page(result: Any, folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         umap = partial(UmapParameters, layouts=["pca"], stability_seeds=[])
         patch.setattr("attnmix.core.settings.UmapParameters", umap)
-        return Path(result.save(folder / "page.html"))
+        return Path(result.to_html(folder / "page.html"))

@@ -36,8 +36,8 @@ TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.own_share, api.Measures.sinks),
     *(attnmix.list_measures, api.Measures.plot, attnmix.Comparison.plot, attnmix.Comparison.to_html),
-    *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.save),
-    *(api.Measures.save_data, api.load_result),
+    *(api.Measures.controls, api.Measures.matrix, api.Measures.parts, api.Measures.to_html),
+    *(api.Measures.save, api.load_result),
     *(api.capture, attnmix.compare, api.layout),
 ]
 
@@ -272,13 +272,13 @@ def test_a_ratio_that_is_declared_later_is_measured_compared_and_drawn(
     assert "squared" in result.methods
     assert len(result.controls("squared")) == len(result.controls())
     assert len(attnmix.compare(result, result).by_layer("squared")) == model.layers
-    assert result.save(tmp_path / "page.html").is_file()
+    assert result.to_html(tmp_path / "page.html").is_file()
     alone = replace(result, methods=["squared"], ratios_by_text=[ratios[:1] for ratios in result.ratios_by_text])
     assert attnmix.compare(alone, alone).ratio == "squared"
 
 
 def write_page(path: Path) -> None:
-    api.Measures(Anything(), [], pd.DataFrame(), [], ["a text"], [], None).save(path)
+    api.Measures(Anything(), [], pd.DataFrame(), [], ["a text"], [], None).to_html(path)
 
 
 def run_show(path: Path) -> None:
@@ -413,7 +413,7 @@ def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_t
     tmp_path: Path, chromium: Any, family: str
 ) -> None:
     result = attnmix.measure(attnmix.load(str(write_family(family, tmp_path / family))), TEXTS[0])
-    page = result.save(tmp_path / "page.html")
+    page = result.to_html(tmp_path / "page.html")
     text = page.read_text(encoding="utf-8")
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []

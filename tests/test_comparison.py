@@ -121,7 +121,7 @@ def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_w
     assert means_of(table, "random_weights") == pytest.approx(expected.to_dict(), abs=1e-6)
     shuffled, plain = means_of(table, "shuffled_words"), result.by_layer().query("method == @RATIO")["mean"]
     assert all(shuffled[layer] != mean for layer, mean in enumerate(plain, start=1))
-    below = table.query("control == 'shuffled_words' and layer != 'all'")["below"]
+    below = table.query("control == 'shuffled_words' and layer != 'all'")["ratio_minus_control"]
     np.testing.assert_allclose(below, plain.to_numpy() - list(shuffled.values()), atol=1e-9)
 
 
@@ -187,12 +187,12 @@ def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
     row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
     ratios = [result.ratios_by_text[text][1, 0] for text in expected]
     assert row["mean"] == pytest.approx(mean, abs=1e-5)
-    assert row["below"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
+    assert row["ratio_minus_control"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
     compared = attnmix.compare(result, other)
     rows = compared.rows.set_index("measure")
     less = rows.loc[f"{RATIO} less corpus_value"]
     assert (rows.loc[RATIO, "texts"], less["texts"]) == (25, 24)
-    assert less["before"] == pytest.approx(table.loc[("corpus_value", "all"), "below"])
+    assert less["before"] == pytest.approx(table.loc[("corpus_value", "all"), "ratio_minus_control"])
     assert rows["simultaneous_low"].notna().all()
     assert reason in compared.caution
 
@@ -281,7 +281,7 @@ def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.
     np.testing.assert_allclose(table["mean"], expected, atol=1e-5)
     assert (set(table["texts"]), set(table["tokens"])) == ({len(TEXTS)}, {np.mean(list(map(len, cut)))})
     assert set(measured.own_share(max_texts=3)["texts"]) == {3}
-    loaded = attnmix.load_result(measured.save_data(tmp_path / "result.zip"))
+    loaded = attnmix.load_result(measured.save(tmp_path / "result.zip"))
     for options in ({"max_texts": 100, "max_length": 5}, {"max_texts": 3}):
         pd.testing.assert_frame_equal(loaded.own_share(**options), measured.own_share(**options))
     with pytest.raises(InputError, match=r"^model: a loaded result"):
@@ -347,22 +347,27 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
 @pytest.mark.parametrize(
     ("before", "after", "models", "trainings"),
     [
-        (0.0, 0.0, "open", "too few trainings"),
-        (0.0, 0.1, "higher", "too few trainings"),  # one training of each says nothing of another
-        (0.1, 0.0, "lower", "too few trainings"),
-        ([0.0], [0.1], "higher", "too few trainings"),
+        (0.0, 0.0, "inconclusive", "too few runs"),
+        (0.0, 0.1, "higher", "too few runs"),  # one training of each says nothing of another
+        (0.1, 0.0, "lower", "too few runs"),
+        ([0.0], [0.1], "higher", "too few runs"),
         ([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], "higher", "higher"),
         ([0.1, 0.11, 0.09], [0.0, 0.01, -0.01], "lower", "lower"),
-        ([0.0, 0.08, -0.08], [0.1, 0.18, 0.02], "higher", "open"),  # seeds differ as much as the settings
-        ([0.0, 0.0], [0.1, 0.1], "higher", "too few trainings"),  # two that are alike by chance
-        (0.0, [0.1, 0.1], "higher", "too few trainings"),
-        ([0.0, 0.01, -0.01], [0.1, 0.1], "higher", "too few trainings"),
+        ([0.0, 0.08, -0.08], [0.1, 0.18, 0.02], "higher", "inconclusive"),  # seeds differ as much as the settings
+        ([0.0, 0.0], [0.1, 0.1], "higher", "too few runs"),  # two that are alike by chance
+        (0.0, [0.1, 0.1], "higher", "too few runs"),
+        ([0.0, 0.01, -0.01], [0.1, 0.1], "higher", "too few runs"),
         ([0.0], [0.1, 0.11, 0.09], "higher", "higher"),
-        ([0.0], [0.04, 0.05, 0.06], "higher", "open"),  # one training, which may be as far off as the others are
+        (
+            [0.0],
+            [0.04, 0.05, 0.06],
+            "higher",
+            "inconclusive",
+        ),  # one training, which may be as far off as the others are
         (0.0, [0.04, 0.05, 0.06], "higher", "higher"),  # one model as it is
         ([0.04, 0.05, 0.06], 0.0, "lower", "lower"),
-        (0.0, [0.0, 0.05, 0.1], "higher", "open"),
-        ([0.0, 0.01, -0.01], [0.0, 0.01, -0.01], "open", "open"),
+        (0.0, [0.0, 0.05, 0.1], "higher", "inconclusive"),
+        ([0.0, 0.01, -0.01], [0.0, 0.01, -0.01], "inconclusive", "inconclusive"),
     ],
 )
 def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_spread_of_seeds(
@@ -375,23 +380,23 @@ def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_sprea
         else:
             sides.append([shifted(result, shift, seed) for seed, shift in enumerate(side, start=first_seed)])
     compared = attnmix.compare(*sides)
-    printed_verdicts = ("higher", "lower", "open")
+    printed_verdicts = ("higher", "lower", "inconclusive")
     row = compared.rows.set_index("measure").loc[RATIO]
-    assert (row["these_models"], row["trainings"]) == (models, trainings)
+    assert (row["between_models"], row["between_seeds"]) == (models, trainings)
     assert row["difference"] == pytest.approx(np.mean(after) - np.mean(before), abs=0.01)
     assert ("compare([a, b, c], [d, e, f])" in compared.caution) == (np.size(before) + np.size(after) == 2)
-    assert ("Student" in compared.caution) == (trainings != "too few trainings")
+    assert ("Student" in compared.caution) == (trainings != "too few runs")
     printed = repr(compared).splitlines()
     (line,) = (line for line in printed if line.split()[:1] == [RATIO])
     assert (f"[{row['simultaneous_low']:+.3f}, {row['simultaneous_high']:+.3f}]" in line) == (
         models in printed_verdicts
     )
     if trainings in printed_verdicts:
-        assert f"{trainings} [{row['trainings_low']:+.3f}, {row['trainings_high']:+.3f}]" in line
+        assert f"{trainings} [{row['between_seeds_low']:+.3f}, {row['between_seeds_high']:+.3f}]" in line
         assert "difference [over texts]" in printed[0]
-        assert "trainings [over trainings]" in printed[0]
-    if trainings == "too few trainings":
-        assert "`too few trainings`: an interval over trainings takes 3 trainings or more" in compared.caution
+        assert "between_seeds [over runs]" in printed[0]
+    if trainings == "too few runs":
+        assert "`too few runs`: an interval over trainings takes 3 trainings or more" in compared.caution
 
 
 def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnmix.Measures) -> None:
@@ -406,7 +411,9 @@ def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnm
     level = 1 - 0.05 / len(rows)
     expected = ttest_ind(means[1], means[0], equal_var=False).confidence_interval(level)
     row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
-    assert (row["trainings_low"], row["trainings_high"]) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
+        (expected.low, expected.high), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -424,7 +431,7 @@ def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their
     interval = ttest_1samp(means, mean).confidence_interval(1 - 0.05 / len(rows))
     ends = (interval.low - mean, interval.high - mean)
     row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
-    assert (row["trainings_low"], row["trainings_high"]) == pytest.approx(
+    assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
         ends if first else (-ends[1], -ends[0]), abs=1e-6
     )
     assert "one model as it is" in compared.caution
@@ -433,10 +440,10 @@ def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their
 @pytest.mark.parametrize(
     ("trainings", "fixed", "column"),
     [
-        (1, False, "these_models"),
-        (3, False, "trainings"),
-        (3, True, "trainings"),
-        pytest.param(5, False, "trainings", marks=pytest.mark.long),
+        (1, False, "between_models"),
+        (3, False, "between_seeds"),
+        (3, True, "between_seeds"),
+        pytest.param(5, False, "between_seeds", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(
@@ -472,18 +479,18 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
 def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: attnmix.Model) -> None:
     results = [attnmix.measure(each, TEXTS[:8]) for each in (model, longer_attention(model, 3))]
     compared = attnmix.compare(*results)
-    assert set(compared.all_rows()["these_models"]) == {"too few texts"}
+    assert set(compared.all_rows()["between_models"]) == {"too few texts"}
     assert compared.rows["ci_low"].notna().all()
     assert "`too few texts`: an interval that holds for all rows takes 20 texts or more" in repr(compared)
 
 
 def test_a_row_that_does_not_vary_over_texts_has_no_interval_and_says_so(result: attnmix.Measures) -> None:
     compared = attnmix.compare(result, result)
-    assert set(compared.all_rows()["these_models"]) == {"no interval"}
+    assert set(compared.all_rows()["between_models"]) == {"no interval"}
     assert "`no interval`: all texts, or all trainings, differ by the same" in compared.caution
     trainings = attnmix.compare(shifted(result, 0.0), [shifted(result, 0.1)] * 3).all_rows()
-    assert set(trainings["trainings"]) == {"no interval"}
-    assert set(trainings["these_models"]) == {"higher", "no interval"}
+    assert set(trainings["between_seeds"]) == {"no interval"}
+    assert set(trainings["between_models"]) == {"higher", "no interval"}
 
 
 def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measures, changed: attnmix.Measures) -> None:
@@ -592,7 +599,7 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     higher = comparison.TextTotals(totals.sums + (0.1 + noise) * counts, totals.counts)
     mixed = replace(shifted(result, 0.1), _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: higher}))
     contradiction = attnmix.compare(shifted(result, 0.0), mixed)
-    assert contradiction.rows["these_models"].tolist() == ["higher", "higher"]
+    assert contradiction.rows["between_models"].tolist() == ["higher", "higher"]
     assert contradiction.rows["mixing"].tolist() == ["less", "more"]
     caution = contradiction.caution
     assert f"The rows disagree: `after` mixes more by {RATIO}, less by own_share;" in caution
@@ -779,15 +786,15 @@ def test_trainings_on_permuted_labels_claim_nothing(monkeypatch: pytest.MonkeyPa
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]
     two = attnmix.compare(measured[0], measured[1])
     rows = two.all_rows()
-    claimed = rows["these_models"].isin(["higher", "lower"])
+    claimed = rows["between_models"].isin(["higher", "lower"])
     assert claimed.mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
-    assert set(rows["trainings"]) == {"too few trainings"}
+    assert set(rows["between_seeds"]) == {"too few runs"}
     for text in (repr(two), two.to_markdown(), two._repr_html_()):
         assert "Two trainings that differ in the seed alone differ too" in text
     for number, one in enumerate(measured):
         others = [each for place, each in enumerate(measured) if place != number]
         compared = attnmix.compare([one], others)
-        assert set(compared.rows["trainings"]) == {"open"}
+        assert set(compared.rows["between_seeds"]) == {"inconclusive"}
         assert "another base model" in compared.caution
         assert "take five or more" in compared.caution
 

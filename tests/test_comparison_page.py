@@ -120,8 +120,8 @@ def test_no_table_page_or_file_has_a_local_path(compared: attnmix.Comparison, tm
     private = str(Path(result.model.source).parent)
     assert private.startswith("/")
     page = compared.to_html(tmp_path / "page.html")
-    saved = attnmix.load_result(result.save_data(tmp_path / "result.zip"))
-    one = result.save(tmp_path / "one.html")
+    saved = attnmix.load_result(result.save(tmp_path / "result.zip"))
+    one = result.to_html(tmp_path / "one.html")
     shown = [repr(result), repr(result.model), repr(saved), repr(compared), compared.to_markdown(), compared.to_latex()]
     shown += [
         compared._repr_html_(),
@@ -203,7 +203,7 @@ def test_of_training_runs_the_page_shows_the_first_and_says_so(folders: tuple[Pa
 
 
 def test_a_loaded_result_has_no_page_and_the_error_says_why(compared: attnmix.Comparison, tmp_path: Path) -> None:
-    loaded = attnmix.load_result(compared.results[0][0].save_data(tmp_path / "result.zip"))
+    loaded = attnmix.load_result(compared.results[0][0].save(tmp_path / "result.zip"))
     again = attnmix.compare(loaded, loaded)
     with pytest.raises(InputError, match=r"^model: a loaded result has the name of model alone"):
         again.to_html(tmp_path / "page.html")

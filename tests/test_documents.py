@@ -84,10 +84,10 @@ def test_a_template_that_cannot_be_rendered_is_named_with_the_reason(
 
 def test_claims_of_training_runs_have_the_intervals_of_welch() -> None:
     claims = pd.read_csv(REPOSITORY / "docs/study/trainings.csv").set_index(["comparison", "measure"])
-    assert set(claims.loc["two seeds of permuted labels", "trainings"]) == {"too few trainings"}
+    assert set(claims.loc["two seeds of permuted labels", "between_seeds"]) == {"too few runs"}
     for measure in ("own_share", "attnresln_n", "attnresln_n less corpus_value"):
         claim = claims.loc[("five seeds of permuted labels, five of true ones", measure)]
-        shown = claim[["difference", "trainings_low", "trainings_high"]].astype(float).tolist()
+        shown = claim[["difference", "between_seeds_low", "between_seeds_high"]].astype(float).tolist()
         assert shown == pytest.approx(list(compute_label_effect(read_file, measure, range(5)).values()), abs=1e-5)
 
 

@@ -60,7 +60,7 @@ def test_a_served_page_shows_umap_of_what_is_enough_for_it(
 
 
 def test_a_saved_page_of_a_short_text_has_principal_components_alone(tiny_bert: Path, tmp_path: Path) -> None:
-    page = attnmix.measure(attnmix.load(str(tiny_bert)), "good").save(tmp_path / "page.html").read_text("utf-8")
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), "good").to_html(tmp_path / "page.html").read_text("utf-8")
     data = data_of(page)
     assert layouts(data) == {"pca": set()}
     assert data["mapNote"].endswith("The map shows the two principal components of their vectors (PCA).")

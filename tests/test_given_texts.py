@@ -266,7 +266,10 @@ def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: P
         (lambda m: attnmix.measure(m.network, "good film"), r"^model: BertModel; allowed: what load\(\.\.\.\) returns"),
         (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
         (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
-        (lambda m: attnmix.measure(m, "good film").save(None), r"^path: NoneType; allowed: .* as in save\(path\)$"),
+        (
+            lambda m: attnmix.measure(m, "good film").to_html(None),
+            r"^path: NoneType; allowed: .* as in to_html\(path\)$",
+        ),
         (lambda m: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\) "),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
@@ -383,7 +386,7 @@ def check_one_reading(model: attnmix.Model, given: Any, ids: list[list[int]], fo
     assert run.tokens["token_id"].tolist() == whole
     rows = model.network.get_input_embeddings()(torch.tensor(whole)).detach()
     np.testing.assert_allclose(run.features("word_embedding").numpy()[0], rows, rtol=1e-6)
-    assert page_tokens(result.save(folder / "page.html")) == [
+    assert page_tokens(result.to_html(folder / "page.html")) == [
         rows["label"].tolist() for _, rows in result.tokenized.tokens.groupby("document", sort=False)
     ]
     return result

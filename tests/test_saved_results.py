@@ -35,7 +35,7 @@ def result(model: attnmix.Model) -> attnmix.Measures:
 
 
 def saved_and_loaded(result: attnmix.Measures, folder: Path) -> attnmix.Measures:
-    return attnmix.load_result(result.save_data(folder / "result.zip"))
+    return attnmix.load_result(result.save(folder / "result.zip"))
 
 
 def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
@@ -60,7 +60,7 @@ def test_numbers_names_and_types_come_back_without_the_model(result: attnmix.Mea
         assert loaded.matrix(name, text=text).identical(result.matrix(name, text=text))
     comparison = attnmix.compare(loaded, result)
     assert comparison.all_rows()["difference"].abs().max() == 0
-    assert loaded.save_data(tmp_path / "again.zip").read_bytes() == (tmp_path / "result.zip").read_bytes()
+    assert loaded.save(tmp_path / "again.zip").read_bytes() == (tmp_path / "result.zip").read_bytes()
 
 
 def test_pairs_and_token_ids_come_back(model: attnmix.Model, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
         lambda loaded, _: loaded.sinks(),
         lambda loaded, _: loaded.matrix("alti", text=1),
         lambda loaded, _: loaded.matrix("value_zeroing", text=2),
-        lambda loaded, folder: loaded.save(folder / "page.html"),
+        lambda loaded, folder: loaded.to_html(folder / "page.html"),
         lambda loaded, _: loaded.show(),
     ],
 )
@@ -119,7 +119,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(FACTS_FILE, json.dumps({"format": 2}))
     else:
-        whole = result.save_data(path).read_bytes()
+        whole = result.save(path).read_bytes()
         path.write_bytes(
             whole[: len(whole) // 2] if kind == "truncated" else whole.replace(b"PK\x03\x04", b"PK\x03\x05")
         )
@@ -147,14 +147,14 @@ def test_a_file_that_is_no_result_is_one_error(
 
 
 def test_a_path_that_is_not_there_is_one_error(result: attnmix.Measures, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; allowed: one that result.save_data"):
+    with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; allowed: one that result.save"):
         attnmix.load_result(tmp_path / "none.zip")
     with pytest.raises(InputError, match=r"^path: int; allowed: .* as in load_result\(path\)"):
         attnmix.load_result(3)  # type: ignore[arg-type]  # a mistake on purpose
     with pytest.raises(InputError, match=r"^path: there is no folder"):
-        result.save_data(tmp_path / "none" / "result.zip")
+        result.save(tmp_path / "none" / "result.zip")
     with pytest.raises(
-        InputError, match=r"^path: .*\.html is the name of a page; .*; result\.save\(path\) writes a page"
+        InputError, match=r"^path: .*\.html is the name of a page; .*; result\.to_html\(path\) writes a page"
     ):
-        result.save_data(tmp_path / "page.html")
+        result.save(tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -234,7 +234,7 @@ def test_a_page_is_made_where_its_model_is(
     model = user_model(write_tiny_bert(tmp_path / "model", layers=2), second_device)
     hide_device(monkeypatch)
     with counted() as counts:
-        page = attnmix.measure(model, "time flies like an arrow").save(tmp_path / "page.html")
+        page = attnmix.measure(model, "time flies like an arrow").to_html(tmp_path / "page.html")
     assert "second device of the tests" in page.read_text("utf-8")
     assert counts.operators["aten::addmm"]
 

@@ -198,7 +198,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     weights_fall = [f"{-100 * weights[end]:.1f}" for end in (ENDS[0], ENDS[2], ENDS[1])]
     of_five = "five seeds of permuted labels, five of true ones"
     less_corpus = row(f"{STUDY}trainings.csv", comparison=of_five, measure="attnresln_n less corpus_value")
-    compared = dict(zip(ENDS, less_corpus[["difference", "trainings_low", "trainings_high"]], strict=True))
+    compared = dict(zip(ENDS, less_corpus[["difference", "between_seeds_low", "between_seeds_high"]], strict=True))
     in_pairs = compute_paired_effect(content, less_corpus["measure"])
     others = ("largest other directions", "random directions")
     elsewhere = " ".join(f"{scaled(0, 'margin', each):.1f} {100 * scaled(0, 'ratio', each):.1f}" for each in others)

@@ -40,9 +40,9 @@ def test_a_saved_page_has_all_that_it_would_have_of_every_table(
     texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
-    drawn = result.save(tmp_path / "drawn.html").read_bytes()
+    drawn = result.to_html(tmp_path / "drawn.html").read_bytes()
     monkeypatch.setattr(text_results, "page_tables", mixing_tables)
-    assert result.save(tmp_path / "all.html").read_bytes() == drawn
+    assert result.to_html(tmp_path / "all.html").read_bytes() == drawn
 
 
 def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_table(
@@ -66,7 +66,7 @@ def test_a_page_of_texts_names_no_folder_or_parameter_of_the_pipeline(
     monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # so that texts are left out
     monkeypatch.setattr(arrays, "HEAD_BYTES", 0)
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
-    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).save(tmp_path / "page.html").read_text("utf-8")
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).to_html(tmp_path / "page.html").read_text("utf-8")
     packed = re.search(r'id="data">([^<]*)<', page)
     assert packed
     data = zlib.decompress(base64.b64decode(packed[1])).decode()

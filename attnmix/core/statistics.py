@@ -151,7 +151,7 @@ class Verdict(StrEnum):
 
     HIGHER = "higher"
     LOWER = "lower"
-    OPEN = "open"
+    INCONCLUSIVE = "inconclusive"
     TOO_FEW_TEXTS = "too few texts"
     NO_INTERVAL = "no interval"
 
@@ -159,8 +159,8 @@ class Verdict(StrEnum):
 def verdict(low: float, high: float, documents: float) -> Verdict:
     """Return the verdict on a difference with a 95 % interval over this number of documents.
 
-    Below `MIN_SIMULTANEOUS` documents there is no verdict, whatever the interval. `OPEN` is a difference whose interval
-    includes 0.
+    Below `MIN_SIMULTANEOUS` documents there is no verdict, whatever the interval. `INCONCLUSIVE` is a difference
+    whose interval includes 0.
     """
     if documents < MIN_SIMULTANEOUS:
         return Verdict.TOO_FEW_TEXTS
@@ -168,7 +168,7 @@ def verdict(low: float, high: float, documents: float) -> Verdict:
         return Verdict.NO_INTERVAL
     if low > 0:
         return Verdict.HIGHER
-    return Verdict.LOWER if high < 0 else Verdict.OPEN
+    return Verdict.LOWER if high < 0 else Verdict.INCONCLUSIVE
 
 
 class Jackknifed(NamedTuple):

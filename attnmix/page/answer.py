@@ -128,7 +128,7 @@ def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
         return text
     difference: Any = last.loc["difference"]
     found = verdict(difference["ci_low"], difference["ci_high"], difference["documents"])
-    return f"{text}: the change is inconclusive" if found is Verdict.OPEN else text
+    return f"{text}: the change is inconclusive" if found is Verdict.INCONCLUSIVE else text
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
@@ -190,7 +190,10 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
         return f"{{{SHARE}}}: it changes by {change} points; {texts} give no {{interval}} and no verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
     found = verdict(last["ci_low"], last["ci_high"], last["documents"])
-    reasons = {Verdict.OPEN: ", which is inconclusive", Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict"}
+    reasons = {
+        Verdict.INCONCLUSIVE: ", which is inconclusive",
+        Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict",
+    }
     reason = reasons.get(found, "")
     return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
@@ -224,7 +227,7 @@ def _shuffled_change(run: Results) -> str:
     ratio_change = f"The ratio's change {model_wording_of(run).by_change}"
     overall = overall_change(run)
     found = verdict(overall["ci_low"], overall["ci_high"], overall["documents"])
-    if found is Verdict.OPEN:
+    if found is Verdict.INCONCLUSIVE:
         return f"{ratio_change}, averaged over layers, {VERBS[found]}: {numbers}."
     is_known = found in (Verdict.HIGHER, Verdict.LOWER) and abs(change) >= MIN_RATIO_CHANGE
     if is_known and abs(change - shuffled_change) <= MAX_ORDER_SHARE * abs(change):

@@ -232,7 +232,7 @@ def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> st
     interval = f"95% interval {percent(max(after['ci_low'], 0))} to {percent(max(after['ci_high'], 0))}, {number}"
     extent = number if after["documents"] < MIN_INTERVAL_DOCUMENTS else interval
     was = f"{percent(max(before['mean'], 0))} before fine-tuning"
-    if verdict(before["ci_low"], before["ci_high"], before["documents"]) is Verdict.OPEN:
+    if verdict(before["ci_low"], before["ci_high"], before["documents"]) is Verdict.INCONCLUSIVE:
         was = f"{was}; whether it was above 0 is inconclusive, as the interval includes 0"
     return (
         f"In layer {layer}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common "

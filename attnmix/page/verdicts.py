@@ -14,7 +14,7 @@ MAX_DIGITS = 3  # of a difference in percentage points
 VERBS = {
     Verdict.HIGHER: "rises",
     Verdict.LOWER: "falls",
-    Verdict.OPEN: "is inconclusive",
+    Verdict.INCONCLUSIVE: "is inconclusive",
     Verdict.TOO_FEW_TEXTS: "has no verdict",
     Verdict.NO_INTERVAL: "has no verdict",
 }
@@ -72,4 +72,4 @@ def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
         return f"{counted(documents, noun)} are too few for a verdict, which takes {MIN_SIMULTANEOUS} or more"
     if found is Verdict.NO_INTERVAL:
         return f"the difference is the same in all {noun}, so it has no interval"
-    return "the interval includes 0" if found is Verdict.OPEN else ""
+    return "the interval includes 0" if found is Verdict.INCONCLUSIVE else ""

@@ -1,6 +1,6 @@
 """The words of a page that depend on where its numbers come from: a run of the pipeline, or measured texts.
 
-A page of a run may name its parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.save` has
+A page of a run may name its parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.to_html` has
 neither, so it names what can be done from Python instead.
 """
 

@@ -1,4 +1,4 @@
-"""Measure texts in memory, for their page: `Measures.save`, `attnmix show` and `attnmix serve` all come here.
+"""Measure texts in memory, for their page: `Measures.to_html`, `attnmix show` and `attnmix serve` all come here.
 
 The formulas are those of the stages. Left out is what takes longer than a reader waits: derivatives, and all maps but
 one, each point of the residual stream alone with one seed. No file is written.
