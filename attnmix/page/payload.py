@@ -24,7 +24,7 @@ from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
-from attnmix.page.wording import wording_of
+from attnmix.page.wording import model_wording_of, wording_of
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
@@ -82,8 +82,9 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     components = run.components if "pca" in maps else {}
     has_classifier = len(run.predictions) > 0
     opening = _opening(tokens, ratios, most, texts, run)
+    words = model_wording_of(run)
     return {
-        "wording": wording_of(run)._asdict(),
+        "wording": wording_of(run)._asdict() | {"change": words.change, "by_change": words.by_change},
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
             "methods": {OWN_SHARE: "Own share, by exchange", **labels.RATIO_LABELS},

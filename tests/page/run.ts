@@ -149,7 +149,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
   const readings = { names: tokens, words: tokens, apart: tokens.map(() => 1), classes: tokens.map(() => 0) };
   const places = sites.flatMap(() => tokens.map(random));
   const payload = {
-    wording: { texts: "reviews" },
+    wording: { texts: "reviews", change: "fine-tuning", by_change: "by fine-tuning" },
     pointsPerSecond: 2,
     labels: {
       methods: METHOD_NAMES,

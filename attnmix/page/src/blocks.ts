@@ -31,7 +31,7 @@ export type Block = {
 };
 
 export const modelTitle = (model: string) =>
-  model === CHANGE ? "Change by fine-tuning" : data.labels.checkpoints[model];
+  model === CHANGE ? `Change ${data.wording.by_change}` : data.labels.checkpoints[model];
 export const textTitle = (text: number) => `${data.documents[text].name}: ${data.documents[text].begins}`;
 
 /** The chosen text in each model; or two texts in one model, and their difference. */

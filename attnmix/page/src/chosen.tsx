@@ -45,7 +45,7 @@ export function Changes() {
   if (changes.length === 0) return null;
   return (
     <p class="changes noprint" id="changes">
-      Tokens that fine-tuning changed most, each with the layer of its largest change:{" "}
+      Tokens that change most {data.wording.by_change}, each with the layer of its largest change:{" "}
       {changes.map(({ token, layer, value }) => (
         <button onClick={() => set({ token, layer })}>
           <bdi>{nameInText(token)}</bdi> <small>layer {layer}</small> {points(value)}

@@ -112,7 +112,7 @@ function changeText(measure: string): string {
   const [mean, start, end] = pointsAlike([change, ...ends], ends.length > 0 ? ends : [change]);
   const interval = start ? `95% interval ${start} to ${end}, ${counted}` : `${counted}, too few for an interval`;
   const what = isDerivative(measure) ? "the other tokens' share of the derivative" : "this ratio";
-  return `In layer ${layer}, fine-tuning changes ${what} by ${mean} percentage points (${interval}).`;
+  return `In layer ${layer}, ${data.wording.change} changes ${what} by ${mean} percentage points (${interval}).`;
 }
 
 /** A measure's means by layer as a small picture, by which it is chosen. */

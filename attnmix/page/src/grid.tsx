@@ -219,7 +219,7 @@ const Legend = () => (
     <Term name={shareTerm()} withoutNote>
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
-    {state.change.value && ", change by fine-tuning"};{" "}
+    {state.change.value && `, change ${data.wording.by_change}`};{" "}
     {state.stretch.value ? "stretched to what this picture shows" : "one scale for all layers, models and texts"}.
   </>
 );
@@ -328,7 +328,7 @@ const texts = [...data.documents.keys()];
 /** What the picture shows, as its title. */
 function pictureText(): string {
   const model = comparison.value && !state.change.value && canChange ? `, ${modelTitle(wordsModel.value)}` : "";
-  const change = state.change.value ? ", change by fine-tuning" : "";
+  const change = state.change.value ? `, change ${data.wording.by_change}` : "";
   if (state.share.value === OWN_SHARE) return `own share of each token's vector, after each layer${change}${model}`;
   if (measures.sourcesIn.value === null) return `mixing ratio of each token in each layer${change}${model}`;
   if (measures.sourcesIn.value === "layer")
@@ -395,7 +395,7 @@ export function Grid() {
               checked={state.change.value}
               onChange={(e) => set({ change: e.currentTarget.checked })}
             />
-            Change by fine-tuning
+            Change {data.wording.by_change}
           </label>
         )}
       </div>

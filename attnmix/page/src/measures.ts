@@ -113,7 +113,7 @@ export const byMatrix = () =>
 export const shareKind = () => (isOwnShare() ? "own share" : isRatio() ? "mixing ratio" : "share from other tokens");
 /** The beginning of a sentence that ends with shares, or with changes of shares. */
 export const shareStatement = (kind = shareKind()) =>
-  state.change.value ? `fine-tuning changes the ${kind} by` : `the ${kind} is`;
+  state.change.value ? `${data.wording.change} changes the ${kind} by` : `the ${kind} is`;
 export const wordKind = () => (ofClass() ? "effect" : shareKind());
 /** The chosen measure. */
 export const measureName = () => data.labels.methods[state.share.value] ?? matrixName();

@@ -30,7 +30,7 @@ function KeptBar({ token }: { token: number }) {
         <b>
           “<bdi>{nameOf(token)}</bdi>”
         </b>
-        : {change === null ? kept : `${points(change)} from other tokens by fine-tuning`}{" "}
+        : {change === null ? kept : `${points(change)} from other tokens ${data.wording.by_change}`}{" "}
         <span class="small">
           ({measures.matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {measures.matrixModel()})
         </span>
