@@ -226,9 +226,7 @@ test("each token says its name, place and value, and has its shade", () => {
       assert.equal(textOf(span.children), run.texts[document][position]);
       assert.deepEqual([span.role, span.id, span["data-token"]], ["option", `token-${token}`, token]);
       assert.equal(span["aria-selected"], position === 1);
-      const value = effect
-        ? run.effects[token]
-        : run.owns.finetuned[2][token];
+      const value = effect ? run.effects[token] : run.owns.finetuned[2][token];
       const read = document === 0 && position === 0 ? ", read by the classifier" : "";
       const begin = `${run.texts[document][position]}, position ${position}${read}`;
       if (value === null) {
