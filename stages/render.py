@@ -141,7 +141,7 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     yield run.figures / "main", draw_main, run.mixing[0], run.table("measure/mixing_controls"), xlabel
-    yield run.figures / "own_share", draw_own_share, run.table("measure/parts"), xlabel
+    yield run.figures / "own_share", draw_own_share, run.table("measure/exchange"), xlabel
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel
     yield run.figures / "mixing_steps", draw_steps, run.steps, xlabel

@@ -40,7 +40,7 @@ from transformers import (
 )
 
 from attnmix.core.arithmetic import kernels
-from attnmix.core.names import NEWLINE, SPACE
+from attnmix.core.names import NEWLINE, RATIO_NAMES, SPACE
 from attnmix.core.store import features as store
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
@@ -308,8 +308,9 @@ SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
-    """Write the default params.yaml with `section={"key": value}` changed."""
+    """Write the default params.yaml with `section={"key": value}` changed, and all ratios."""
     values = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
+    values["measure"]["methods"] = list(RATIO_NAMES)
     for section, keys in changes.items():
         values[section].update(keys)
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")

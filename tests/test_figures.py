@@ -302,18 +302,22 @@ def test_main_figure_has_both_checkpoints_and_controls_in_one_column() -> None:
 
 
 @pytest.mark.parametrize("documents", [7, 8])
-def test_own_share_names_its_rules_and_texts_and_has_intervals_from_eight_texts_on(documents: int) -> None:
-    index = pd.MultiIndex.from_product([["pretrained", "finetuned"], ["chord", "tangent"], range(4)])
-    parts = index.to_frame(index=False, name=["checkpoint", "rule", "layer"]).assign(quantity="own_share", mean=0.5)
-    parts = parts.assign(ci_low=0.4, ci_high=0.6, documents=documents, tokens=48 * documents)
-    figure: Any = draw_own_share(parts, "Layer")
+def test_own_share_names_its_donors_and_texts_and_has_intervals_from_eight_texts_on(documents: int) -> None:
+    donors = ["all", "same_class", "other_class", "same_minus_other"]
+    index = pd.MultiIndex.from_product([["pretrained", "finetuned"], donors, range(4)])
+    table = index.to_frame(index=False, name=["checkpoint", "donor", "layer"]).assign(quantity="own_share")
+    table["mean"] = table["donor"].map(dict(zip(donors, (0.5, 0.6, 0.4, 0.2), strict=True)))
+    table = table.assign(ci_low=table["mean"] - 0.1, ci_high=table["mean"] + 0.1)
+    figure: Any = draw_own_share(table.assign(documents=documents, tokens=8 * documents), "Layer")
     (axes,) = figure.axes
-    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert len(dashed) == 2
+    heights: dict[str, set[float]] = {}
+    for line in axes.lines:
+        heights.setdefault(line.get_linestyle(), set()).update(line.get_ydata())
+    assert heights == {"-": {0.5}, "--": {0.6}, ":": {0.4}}
     entries = zip(axes.get_legend().get_texts(), axes.get_legend().get_lines(), strict=True)
     styles = {text.get_text(): line.get_linestyle() for text, line in entries}
-    assert styles == {"rule chord": "-", "rule tangent": "--"}
-    assert axes.get_title() == f"{documents} reviews, 48 tokens each on average"
+    assert styles == {"both classes": "-", "the same class": "--", "another class": ":"}
+    assert axes.get_title() == f"{documents} reviews, 8 tokens of each"
     assert "mean over tokens (95 % interval)" in axes.get_ylabel()
     bands = [path for part in axes.collections for path in part.get_paths() if len(path.vertices)]
     assert bool(bands) == (documents == 8)

@@ -13,6 +13,8 @@ ACTIVATIONS = Path("features/capture")
 """The folder of the token vectors below a run's root, unless `capture.store` names another place."""
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
 """Mixing ratios, ordered by how much of a layer they cover."""
+REDUNDANT_RATIO_NAMES = ("attnres_w", "enc_n")
+"""Those that say little beside the others, which are measured on demand alone."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
 """Contribution matrices of one layer."""
 COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)

@@ -29,6 +29,7 @@ from attnmix.core.names import (
     METRIC_NAMES,
     POINTS,
     RATIO_NAMES,
+    REDUNDANT_RATIO_NAMES,
 )
 from attnmix.core.terminal import shorten
 
@@ -276,11 +277,13 @@ class CaptureParameters(Section):
 
 class MeasureParameters(Section):
     documents: Count = 40
-    methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = list(RATIO_NAMES)
+    methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = [
+        name for name in RATIO_NAMES if name not in REDUNDANT_RATIO_NAMES
+    ]
     matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = [
         name for name in MATRIX_NAMES if name not in COSTLY_MATRIX_NAMES
     ]
-    gradient_documents: CountOrZero = 4
+    gradient_documents: CountOrZero = 0
     gradient_max_length: Tokens = 16
     exchange_documents: CountOrZero = 40
     exchange_positions: Count = 8

@@ -35,6 +35,7 @@ from attnmix.figures.labels import (
     layer_label,
 )
 from attnmix.figures.tokens import TextLayers, short_part
+from attnmix.measures.exchange import ALL, OTHER_CLASS, SAME_CLASS
 from attnmix.measures.ratios import preferred_ratio
 
 PERCENTILE = 99  # percentile of the cells at which a colour scale ends
@@ -47,6 +48,12 @@ PANEL_DISTANCE = LABELS + 0.1  # inches
 MAX_TICKS = 16
 TOKEN_MEAN_LABEL = "Mixing ratio, mean over tokens\n(95 % interval)"
 
+DONOR_LINES: dict[str, tuple[Any, str]] = {
+    ALL: ("-", "both classes"),
+    SAME_CLASS: ("--", "the same class"),
+    OTHER_CLASS: (":", "another class"),
+}
+"""The line style and the name of each kind of donors."""
 MARKERS = {"pretrained": "o", "finetuned": "s"}
 SHOWN_CONTROLS = ("text_mean_value", "shuffled_words", "random_weights")
 
@@ -135,12 +142,12 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xticks(layers[:: -(-len(layers) // MAX_TICKS)])
 
 
-def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
-    """Return one column with each checkpoint's own share by layer of `parts.csv`, by the rules `chord` and `tangent`.
+def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
+    """Return one column with each checkpoint's own share by layer of `exchange.csv`, by kind of donors.
 
-    None where no vector was taken apart.
+    None where no text was exchanged. The interval is that with all donors.
     """
-    shares = parts[parts["quantity"] == "own_share"]
+    shares = exchange[(exchange["quantity"] == "own_share") & exchange["donor"].isin(list(DONOR_LINES))]
     if shares.empty:
         return None
     figure, panels = _curve_panels(1, 1, 1.95)
@@ -148,22 +155,22 @@ def draw_own_share(parts: pd.DataFrame, xlabel: str) -> Figure | None:
     axes.set(xlabel=xlabel, ylabel="Own share of a token's vector,\nmean over tokens (95 % interval)", ylim=(0, 1))
     for checkpoint, marker in MARKERS.items():
         color, _ = CURVE_LOOKS[checkpoint]
-        by_rule = shares[shares["checkpoint"] == checkpoint].groupby("rule", sort=False)
-        for rule, curve in by_rule:
+        by_donor = shares[shares["checkpoint"] == checkpoint].groupby("donor", sort=False)
+        for donor, curve in by_donor:
             layers, means = curve["layer"], curve["mean"]
-            if rule == "chord":
+            if donor == ALL:
                 axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
                 _draw_interval(axes, curve, color, 0.25)
             else:
-                axes.plot(layers, means, color=color, linestyle="--", label="_dashed")
+                linestyle, _ = DONOR_LINES[str(donor)]
+                axes.plot(layers, means, color=color, linestyle=linestyle, label=f"_{donor}")
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
-    rules = [
-        Line2D([], [], color="black", linestyle="-", label="rule chord"),
-        Line2D([], [], color="black", linestyle="--", label="rule tangent"),
-    ]
-    axes.legend(handles=rules, loc="lower left")
-    axes.set_title(_number_of_texts(shares))
+    handles = []
+    for linestyle, label in DONOR_LINES.values():
+        handles.append(Line2D([], [], color="black", linestyle=linestyle, label=label))
+    axes.legend(handles=handles, loc="lower left", title="Exchanged words from")
+    axes.set_title(_number_of_texts(shares[shares["donor"] == ALL]))
     return figure
 
 
@@ -171,7 +178,7 @@ def _number_of_texts(shares: pd.DataFrame) -> str:
     """Return the number and mean length of the reviews that means are over."""
     documents = shares["documents"].max()
     tokens = shares["tokens"].max() / documents
-    return f"{documents:.0f} reviews, {tokens:.0f} tokens each on average"
+    return f"{documents:.0f} reviews, {tokens:.0f} tokens of each"
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
