@@ -53,10 +53,6 @@ DONOR_LINES: dict[str, tuple[Any, str]] = {
     SAME_CLASS: ("--", "the same class"),
     OTHER_CLASS: (":", "another class"),
 }
-    ALL: ("-", "both classes"),
-    SAME_CLASS: ("--", "the same class"),
-    OTHER_CLASS: (":", "another class"),
-}
 """The line style and the name of each kind of donors."""
 MARKERS = {"pretrained": "o", "finetuned": "s"}
 SHOWN_CONTROLS = ("text_mean_value", "shuffled_words", "random_weights")
