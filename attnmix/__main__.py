@@ -6,6 +6,7 @@ attnmix serve    # a page with an input on this machine, for one text after anot
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ PORT = 8642
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     options = _parser().parse_args(arguments)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded; `attnmix.core.threads` says why
     log_to_terminal(logging.WARNING)
     try:
         with stop_signals_raised():

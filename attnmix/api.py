@@ -51,10 +51,11 @@ from attnmix.core.store.results import labelled_vectors
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
+from attnmix.core.threads import few_threads
 from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
 from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, Texts, documents_of
-from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample, few_threads
+from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
@@ -829,8 +830,9 @@ def _digest(model: Model) -> bytes:
     Of whole numbers, as sums in float64 take twenty times as long.
     """
     base: Any = model.network.base_model
-    sums = [_sum_of_bits(weight.detach()) for weight in base.parameters()]
-    return bytes(torch.stack(sums).cpu().numpy().tobytes())
+    with few_threads():
+        sums = [_sum_of_bits(weight.detach()) for weight in base.parameters()]
+        return bytes(torch.stack(sums).cpu().numpy().tobytes())
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:

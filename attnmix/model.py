@@ -22,6 +22,7 @@ from attnmix.core.device import chosen_device, device_named, measuring_device
 from attnmix.core.errors import InputError, model_errors
 from attnmix.core.model_names import display_name, read_name
 from attnmix.core.terminal import without_library_messages
+from attnmix.core.threads import few_threads
 from attnmix.core.torch_state import torch_state, uncompiled
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import EAGER, implementation_of
@@ -126,7 +127,7 @@ class Model:
         Adapters, hooks, the attention function and anything else that acts in a forward pass change them.
         """
         network: Any = self.network.base_model
-        with _lock_of(network), torch_state(), torch.no_grad():
+        with _lock_of(network), torch_state(), torch.no_grad(), few_threads():
             check_unedited(network, self.name)
             with model_errors("model", self.name, Path(self.name)):
                 check_attention_function(self.name, network)
@@ -136,7 +137,7 @@ class Model:
             vectors_TD = vectors.reshape(len(vectors), -1)
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
             values = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
-        computed_by = (str(network.device), torch.get_num_threads(), network.config._attn_implementation)
+        computed_by = (str(network.device), network.config._attn_implementation)
         return OutputSignature(values, network.dtype, computed_by)
 
 
@@ -145,8 +146,8 @@ class OutputSignature(NamedTuple):
 
     values: Tensor  # [tokens, 2]
     dtype: torch.dtype
-    computed_by: tuple[str, int, str | None]
-    """Device, threads and attention implementation, which change the last digits."""
+    computed_by: tuple[str, str | None]
+    """Device and attention implementation, which change the last digits."""
 
     def differs(self, other: "OutputSignature") -> bool:
         """Return True if the model has another output than the one with the signature `other`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import REPOSITORY
 from transformers import BertModel
 
 import attnmix
@@ -187,3 +191,26 @@ def test_a_loop_that_takes_long_is_announced_where_there_is_no_bar(
             steps.advance()
     assert capsys.readouterr().err == ""
     assert not sys.stderr.isatty()
+
+
+THREADS = """
+import json, sys, threading, torch
+from attnmix.core.threads import few_threads
+torch.set_num_threads(2)
+others = []
+with few_threads(10):
+    inside = torch.get_num_threads()
+    other = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+    other.start(), other.join()
+with few_threads(1000):
+    many = torch.get_num_threads()
+print(json.dumps([inside, others, many, torch.get_num_threads()]))
+"""
+
+
+@pytest.mark.parametrize(("policy", "inside"), [({}, 1), ({"OMP_WAIT_POLICY": "passive"}, 2)])
+def test_short_passes_take_one_thread_where_threads_wait_actively(policy: dict[str, str], inside: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    command = [sys.executable, "-c", THREADS]
+    run = subprocess.run(command, cwd=REPOSITORY, env=environment | policy, capture_output=True, check=True, text=True)
+    assert json.loads(run.stdout) == [inside, [2], 2, 2]

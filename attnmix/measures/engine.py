@@ -13,14 +13,12 @@ a killed run resumes. To add a quantity, declare it in one of the three tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import ThreadpoolController
 from transformers import PreTrainedModel
 
 from attnmix.core.draw import stratified_draw
@@ -29,6 +27,7 @@ from attnmix.core.names import ALL_DONORS, INPUT_PARTS, NEUTRAL, OTHER_CLASS, OT
 from attnmix.core.progress import show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
+from attnmix.core.threads import few_threads
 from attnmix.measures.batches import STATISTICS, BatchMeasurer, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
@@ -56,7 +55,6 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
-ONE_THREAD_TOKENS = 64  # in a pass; its products are too small to share, and threads would wait for each other
 EXCHANGE_POSITIONS = 8  # of each of several texts, at which vectors are measured if tokens are exchanged
 TOKEN_POSITIONS = 128  # the same of a single text, whose tokens the page shows
 PRECISION = float(np.finfo(np.float32).eps)
@@ -150,19 +148,9 @@ class Measurements:
         return stack_sums([self.rows.pop((kind, number)) for number in numbers])
 
 
-@contextmanager
-def few_threads(tokens: int) -> Iterator[Callable[[], object]]:
-    """Compute in one thread where a pass has few tokens: on busy cores, several wait for each other many times as long.
-
-    The number of BLAS's threads is the process's, that of OpenMP's each thread's own: yield a function that limits the
-    thread which calls it.
-    """
-    if tokens > ONE_THREAD_TOKENS:
-        yield lambda: None
-        return
-    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every thread
-    with controller.limit(limits=1):
-        yield partial(controller.limit, limits=1)
+def pass_tokens(documents: Sequence[Document]) -> int:
+    """Return the number of tokens, padding included, of one pass of some documents."""
+    return len(documents) * max(map(len, documents))
 
 
 def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
@@ -204,7 +192,8 @@ class Engine:
     @cached_property
     def single(self) -> DocumentMeasurer:
         """The measures of single texts; not first read during a forward pass, whose hooks would be copied."""
-        return DocumentMeasurer(self.base, self.methods)
+        with few_threads():
+            return DocumentMeasurer(self.base, self.methods)
 
     @cached_property
     def random(self) -> Engine:
@@ -228,7 +217,8 @@ class Engine:
         for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens)):
             documents = [texts.document(number) for number in task.numbers]
             sampled = [number in checked for number in task.numbers]
-            measures = self.batches.measures(documents, sampled, statistics)
+            with few_threads(pass_tokens(documents)):
+                measures = self.batches.measures(documents, sampled, statistics)
             sink.write_tokens(task, measures)
             sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
         self.is_checked = True
@@ -241,7 +231,9 @@ class Engine:
             documents = [texts.document(number) for number in task.numbers]
             if change is not None:
                 documents = [change(document) for document in documents]
-            sink.write(name, task, self.batches.control_sums(name, documents))
+            with few_threads(pass_tokens(documents)):
+                sums = self.batches.control_sums(name, documents)
+            sink.write(name, task, sums)
 
     def read_single(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
@@ -299,10 +291,11 @@ class Engine:
         if not missing and not needs_heads:
             return
         ids = measurements.texts.document(number).ids
-        if needs_heads:
-            matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
-        else:
-            matrices = self.single.contributions(ids, missing, advance)
+        with few_threads(len(ids)):
+            if needs_heads:
+                matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
+            else:
+                matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
     def _present(self, matrices: Collection[str]) -> list[str]:
@@ -331,7 +324,8 @@ class Engine:
         """
         if parts_obstacle(family_of(self.base.config)) is not None:
             return {}
-        shares_LTT = document_shares(self.readers["chord"], document.ids)
+        with few_threads(len(document)):
+            shares_LTT = document_shares(self.readers["chord"], document.ids)
         return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
 
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:

@@ -7,9 +7,8 @@ one, each point of the residual stream alone with one seed. No file is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from attnmix.core.settings import (
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.core.store.results import PICTURE_MATRICES, Array, Components, TextResults, by_site, components_of
 from attnmix.core.store.writers import DIGITS, columns_by_site
+from attnmix.core.threads import few_threads
 from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
@@ -44,7 +44,7 @@ from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.documents import Document, Texts, documents_of
-from attnmix.measures.engine import MEASURES, ONE_THREAD_TOKENS, SEED, Engine, Measurements, OwnShareSample, few_threads
+from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.geometry_tables import page_geometry
 from attnmix.measures.mixing_tables import (
     COUNTS,
@@ -118,7 +118,7 @@ class TextMeasurer:
         matrices = self.matrices
         if not with_heads:
             matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
-        with torch_state(), _workers(first.texts, len(self.engines)) as pool:
+        with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # A model and its copy in float64 are two: each is in one pass at a time. Copies are made before any pass.
             lacking = []
             for name, engine in self.engines.items():
@@ -186,8 +186,9 @@ class TextMeasurer:
         """Lay out the vectors of the residual stream, in float16 as in the stage `capture`, where that is missing."""
         if measurements.layouts is None:
             ids = [document.ids for document in measurements.texts.documents]
-            vectors = captured_vectors(self.base, ids, self.points, "float16", self.padding)
-            measurements.layouts = _lay_out(by_site(vectors), tokens)
+            with few_threads(len(tokens)):
+                vectors = captured_vectors(self.base, ids, self.points, "float16", self.padding)
+                measurements.layouts = _lay_out(by_site(vectors), tokens)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
@@ -242,18 +243,6 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
     if layers[0] != layers[1]:
         counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
         raise InputError(f"compare: {counts}; allowed: the same number")
-
-
-@contextmanager
-def _workers(texts: Texts, checkpoints: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads, one for each checkpoint; where texts are short, each computes in one thread.
-
-    Short texts of one checkpoint have a second one, for the model with random weights.
-    """
-    tokens = int(texts.lengths.sum())
-    workers = checkpoints if tokens > ONE_THREAD_TOKENS else max(2, checkpoints)
-    with few_threads(tokens) as limit_thread, ThreadPoolExecutor(workers, initializer=limit_thread) as pool:
-        yield pool
 
 
 def _add_sums(engine: Engine, measurements: Measurements) -> None:
