@@ -142,8 +142,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = root / "home"
     with ExitStack() as running:
         address = running.enter_context(hub(repositories))
-        variables = environment(address, home, HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1")
-        with start_worker(variables) as worker:
+        with start_worker(environment(address, home)) as worker:
             yield Served(address, worker, repositories, data, model, home, running.close)
 
 
