@@ -311,12 +311,14 @@ SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 """For models with fewer positions than the default's."""
 
 
+DEFAULTS: dict[str, Any] = yaml.load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
     """Write the default params.yaml with `section={"key": value}` changed."""
-    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
-    for section, keys in changes.items():
-        values[section].update(keys)
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    values = DEFAULTS | {section: DEFAULTS[section] | keys for section, keys in changes.items()}
+    text = yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False)
+    (folder / "params.yaml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
