@@ -35,7 +35,7 @@ from attnmix.comparison import LESS, axis_texts, control_table, mean_table
 from attnmix.core.disk import check_folder, check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
-from attnmix.core.names import CAPTURED_CHECKPOINT, POINTS
+from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT, POINTS
 from attnmix.core.paths import read_path
 from attnmix.core.progress import show_progress
 from attnmix.core.settings import (
@@ -53,7 +53,6 @@ from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
 from attnmix.core.threads import few_threads
 from attnmix.measure_names import CONTROL_NAMES, OWN_SHARE, check_kinds, check_name
-from attnmix.measures import exchange
 from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
@@ -313,7 +312,7 @@ class Measures:
     def _all_donors(self) -> str:
         """Return the kind of donors of the first own share."""
         kinds = Engine.donor_kinds(self._computed.texts)
-        return exchange.ALL if len(kinds) > 1 else kinds[0]
+        return ALL_DONORS if len(kinds) > 1 else kinds[0]
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.

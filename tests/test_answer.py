@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 
 from attnmix.comparison import TOO_FEW_TEXTS, _direction
 from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
-from attnmix.page.answer import OWN_SHARE, answer
+from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
 from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
 
@@ -145,7 +145,7 @@ def test_own_share_has_one_definition_and_each_measure_its_reviews() -> None:
     }
     guide = " ".join((REPOSITORY / "docs/measures/exchange.md").read_text("utf-8").split())
     for text in (GLOSSARY, guide, found["chart"]["unit"]):
-        assert OWN_SHARE in text
+        assert OWN_SHARE_DEFINITION in text
 
 
 COMMON = "common to texts of one predicted class, but not to all texts"

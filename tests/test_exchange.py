@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import FAMILIES, each_family, tiny_folder
 
-from attnmix.measures import exchange
+from attnmix.core.names import DONOR_KINDS
 from attnmix.measures.documents import Document
 from attnmix.measures.exchange import (
     Displacements,
@@ -185,4 +185,4 @@ def test_words_are_exchanged_and_special_tokens_stay() -> None:
     assert exchange_words(text, [long]).tolist() == [101, 21, 22, 23, 102, 24, 25, 102]
     assert exchange_words(text, [short, long]).tolist() == [101, 11, 12, 21, 102, 22, 23, 102]
     assert exchange_words(text, [short]).tolist() == [101, 11, 12, 11, 102, 12, 11, 102]
-    assert set(exchange.DONORS) == {"all", "same_class", "other_class", "other_texts", "neutral"}
+    assert set(DONOR_KINDS) == {"all", "same_class", "other_class", "other_texts", "neutral"}

@@ -117,7 +117,8 @@ def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
     settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
-    assert tuple(settings["methods"]) == names.RATIO_NAMES
+    assert {*settings["methods"], *names.REDUNDANT_RATIO_NAMES} == {*names.RATIO_NAMES}
+    assert not {*settings["methods"]} & {*names.REDUNDANT_RATIO_NAMES}
     assert set(settings["matrices"]) <= set(names.MATRIX_NAMES)
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)

@@ -24,6 +24,7 @@ from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document, read_documents
+from attnmix.measures.exchange import choose_donors, exchange_words
 from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.mixing_tables import TABLE_COLUMNS
@@ -78,8 +79,8 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     reviews = Run(Path()).ratios()
     table = Run(Path()).captured_ratios(["test/3", "text/0"])
     keys = ["checkpoint", "document", "position", "layer"]
-    for each in (reviews, table):
-        assert list(each) == [*keys, *RATIOS, "token", "word", "token_class"]
+    for each, own_share in ((reviews, []), (table, ["own_share"])):
+        assert list(each) == [*keys, *RATIOS, *own_share, "token", "word", "token_class"]
         assert not each.duplicated(keys).any()
         assert (each[list(RATIOS)].dtypes == np.float32).all()
         assert set(each["layer"]) == {1, 2, 3}
@@ -438,6 +439,44 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
     change = table["mean"]["own_share", "finetuned"] - table["mean"]["own_share", "pretrained"]
     np.testing.assert_allclose(table["mean"]["own_share", "difference"], change, atol=2e-6)
     assert ("coherence", "pretrained", 0) not in table.index  # nothing of others entered yet
+
+
+def test_captured_texts_have_the_own_share_of_each_token_by_exchange(finished: Path) -> None:
+    run = Run(Path())
+    table = run.captured_ratios(list(run.documents["document"]))
+    drawn = list(read_documents(run.drawn_reviews))
+    document = next(text for text in read_documents(run.captured) if text.name == "test/3")
+    texts = [document, *(text for text in drawn if text.name != document.name)]
+    seed = read_parameters().seed
+    donors = choose_donors(texts, 0, np.array([text.predicted for text in texts]), seed)
+    exchanged = [exchange_words(document, [texts[number] for number in numbers]) for numbers in donors.values()]
+    for checkpoint in ("pretrained", "finetuned"):
+        base = load_base(run.checkpoints[checkpoint])
+        shares = table[(table["checkpoint"] == checkpoint) & (table["document"] == document.name)]
+        found = shares.pivot(index="layer", columns="position", values="own_share").to_numpy()
+        assert np.isnan(found[:, document.words < 0]).all()
+        for position in np.flatnonzero(document.words >= 0):
+            moves = []
+            for donor in exchanged:
+                if donor[position] != document.ids[position]:
+                    moves.append(squared_moves(base, document.ids, donor, position))
+            if not moves:
+                assert np.isnan(found[:, position]).all()
+                continue
+            own, others = np.sqrt(np.mean(moves, axis=0))
+            np.testing.assert_allclose(found[:, position], own / (own + others), atol=1e-4)
+
+
+def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
+    """Return how far the vectors after each layer move, squared `[2, layers]`: own token, then all others exchanged."""
+    own, others = ids.copy(), donor.copy()
+    own[position], others[position] = donor[position], ids[position]
+    vectors = []
+    for text in (ids, own, others):
+        with torch.no_grad():
+            output = base(input_ids=torch.as_tensor(text, dtype=torch.long)[None], output_hidden_states=True)
+        vectors.append(torch.stack(output.hidden_states[1:])[:, 0, position].double().numpy())
+    return [np.square(moved - vectors[0]).sum(-1) / np.square(vectors[0]).sum(-1) for moved in vectors[1:]]
 
 
 def test_captured_texts_have_each_sources_share_of_each_vector(finished: Path) -> None:

@@ -19,6 +19,17 @@ MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bia
 """Contribution matrices of one layer."""
 COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)
 """Those that are computed on demand alone."""
+OWN_SHARE = "own_share"
+ALL_DONORS = "all"
+SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
+DONOR_KINDS = {
+    ALL_DONORS: "the mean squared displacement over all kinds of donors",
+    SAME_CLASS: "other texts of the same class",
+    OTHER_CLASS: "texts of another class",
+    OTHER_TEXTS: "other texts of any class",
+    NEUTRAL: "neutral sentences of the library, for a single text",
+}
+"""The kinds of texts from which the words for exchanged texts come (`attnmix.measures.exchange`)."""
 INPUT_PARTS = "parts"
 """The matrices of what each token of the input gave to each vector, from the embeddings on."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")

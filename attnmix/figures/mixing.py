@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from attnmix.core.names import ALL_DONORS, OTHER_CLASS, SAME_CLASS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.core.store.runs import Run, row_shares
 from attnmix.figures import style
@@ -35,7 +36,6 @@ from attnmix.figures.labels import (
     layer_label,
 )
 from attnmix.figures.tokens import TextLayers, short_part
-from attnmix.measures.exchange import ALL, OTHER_CLASS, SAME_CLASS
 from attnmix.measures.ratios import preferred_ratio
 
 PERCENTILE = 99  # percentile of the cells at which a colour scale ends
@@ -49,7 +49,7 @@ MAX_TICKS = 16
 TOKEN_MEAN_LABEL = "Mixing ratio, mean over tokens\n(95 % interval)"
 
 DONOR_LINES: dict[str, tuple[Any, str]] = {
-    ALL: ("-", "both classes"),
+    ALL_DONORS: ("-", "both classes"),
     SAME_CLASS: ("--", "the same class"),
     OTHER_CLASS: (":", "another class"),
 }
@@ -158,7 +158,7 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
         by_donor = shares[shares["checkpoint"] == checkpoint].groupby("donor", sort=False)
         for donor, curve in by_donor:
             layers, means = curve["layer"], curve["mean"]
-            if donor == ALL:
+            if donor == ALL_DONORS:
                 axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
                 _draw_interval(axes, curve, color, 0.25)
             else:
@@ -170,7 +170,7 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     for linestyle, label in DONOR_LINES.values():
         handles.append(Line2D([], [], color="black", linestyle=linestyle, label=label))
     axes.legend(handles=handles, loc="lower left", title="Exchanged words from")
-    axes.set_title(_number_of_texts(shares[shares["donor"] == ALL]))
+    axes.set_title(_number_of_texts(shares[shares["donor"] == ALL_DONORS]))
     return figure
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.draw import stratified_draw
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import INPUT_PARTS
+from attnmix.core.names import ALL_DONORS, INPUT_PARTS, NEUTRAL, OTHER_CLASS, OTHER_TEXTS, OWN_SHARE, SAME_CLASS
 from attnmix.core.progress import show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
@@ -33,12 +33,6 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Corpus, Document, Texts
 from attnmix.measures.exchange import (
-    ALL,
-    NEUTRAL,
-    OTHER_CLASS,
-    OTHER_TEXTS,
-    OWN_SHARE,
-    SAME_CLASS,
     TOTAL_EFFECTS,
     Displacements,
     choose_positions,
@@ -378,7 +372,7 @@ class Engine:
         if len(donors) > 1:
             displacements = with_all_donors(displacements)
         by_kind = {}
-        for place, kind in enumerate([ALL, *donors] if len(donors) > 1 else donors):
+        for place, kind in enumerate([ALL_DONORS, *donors] if len(donors) > 1 else donors):
             by_kind[kind] = Displacements(*(part[place : place + 1] for part in displacements))
         return by_kind
 

@@ -36,23 +36,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnmix.core.names import DECODER_INPUT, Site
+from attnmix.core.names import DECODER_INPUT, OTHER_CLASS, OTHER_TEXTS, OWN_SHARE, SAME_CLASS, Site
 from attnmix.core.statistics import Doubles, Sums
 from attnmix.measures.documents import Document
 from attnmix.models.capture_points import recording
 from attnmix.models.families import family_of
 
-OWN_SHARE = "own_share"
-ALL = "all"
-SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
-DONORS = {
-    ALL: "the mean squared displacement over all kinds of donors",
-    SAME_CLASS: "other texts of the same class",
-    OTHER_CLASS: "texts of another class",
-    OTHER_TEXTS: "other texts of any class",
-    NEUTRAL: "neutral sentences of the library, for a single text",
-}
-"""The kinds of donors."""
 QUANTITIES = (
     OWN_SHARE,
     "own_share_squared",

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 import pandas as pd
 
-from attnmix.core.names import Site
+from attnmix.core.names import DONOR_KINDS, Site
 from attnmix.core.statistics import Doubles, Draws, Resampled, Sums, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.documents import CLASSES
-from attnmix.measures.exchange import DONORS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
@@ -431,7 +430,7 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
         values = {method: means[name, method] for method in headlines}
         values["identity_error"] = errors["largest_error_ppm"].max() / 1e6
         own = tables["exchange"].query("checkpoint == @name and quantity == 'own_share'")
-        own = own[own["donor"].isin(DONORS)]
+        own = own[own["donor"].isin(DONOR_KINDS)]
         if len(own):
             last = own[own["layer"] == own["layer"].max()].astype({"mean": float})
             values["own_share"] = last.set_index("donor")["mean"].to_dict()

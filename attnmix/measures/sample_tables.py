@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, SAME_CLASS
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
@@ -46,18 +47,18 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
         more = _without_tokens if quantity in _TOTAL_EFFECTS else None
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
-        if quantity == "own_share" and {exchange.SAME_CLASS, exchange.OTHER_CLASS} <= {*donors}:
-            places = donors.index(exchange.SAME_CLASS), donors.index(exchange.OTHER_CLASS)
+        if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:
+            places = donors.index(SAME_CLASS), donors.index(OTHER_CLASS)
             tables.add_difference(mean, means, places, SAME_MINUS_OTHER)
     return tables.tables()["exchange"]
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
     """Return `exchange` with the own share alone, from its sums `[documents, layers]` of each checkpoint."""
-    layers = next(iter(sums.values()))[exchange.OWN_SHARE].values.shape[-1]
-    labels = {"donor": [exchange.ALL], "quantity": [exchange.OWN_SHARE], "layer": range(1, layers + 1)}
+    layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
+    labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)
-    tables.add(Mean("exchange", labels, exchange.OWN_SHARE, complete=False))
+    tables.add(Mean("exchange", labels, OWN_SHARE, complete=False))
     return tables.tables()["exchange"]
 
 

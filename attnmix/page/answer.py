@@ -10,17 +10,17 @@ from typing import Any
 
 import pandas as pd
 
+from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, SAME_CLASS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import RATIO_MARKS
-from attnmix.measures import exchange
 from attnmix.page.arrays import curve
 from attnmix.page.sentences import most_and_least, percent, preferred
 from attnmix.page.verdicts import counted, points, points_alike
 from attnmix.page.wording import ModelWording, model_wording_of, wording_of
 
 SHARE, RATIO = "Own share", "Mixing ratio of one layer"
-OWN_SHARE = (
+OWN_SHARE_DEFINITION = (
     "how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it "
     "moves if all other tokens are replaced"
 )
@@ -44,10 +44,10 @@ def answer(run: Results) -> dict[str, Any]:
     }
 
 
-def own_shares(run: Results, donor: str = exchange.ALL) -> pd.DataFrame:
+def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
     """Return the rows of `exchange.csv` with the own share after each layer, with one kind of donors."""
     table: Any = run.table("measure/exchange")
-    is_shown = (table["quantity"] == exchange.OWN_SHARE) & (table["donor"] == donor) & (table["layer"] > 0)
+    is_shown = (table["quantity"] == OWN_SHARE) & (table["donor"] == donor) & (table["layer"] > 0)
     return pd.DataFrame(table[is_shown])
 
 
@@ -157,7 +157,7 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
 
 def _shares_by_class(run: Results) -> str:
     """Return the own share by the class of the texts that the exchanged words come from."""
-    same, other = (_last_layer(own_shares(run, donor)) for donor in (exchange.SAME_CLASS, exchange.OTHER_CLASS))
+    same, other = (_last_layer(own_shares(run, donor)) for donor in (SAME_CLASS, OTHER_CLASS))
     if same.empty or other.empty:
         return ""
     before, after = (percent(same["mean"][name]) for name in ("pretrained", "finetuned"))
@@ -211,7 +211,7 @@ def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[st
     return {
         "title": "Own share of a token's vector, by layer",
         "series": series,
-        "unit": f"The own share is {OWN_SHARE}",
+        "unit": f"The own share is {OWN_SHARE_DEFINITION}",
         "means": TOKEN_MEANS,
     }
 

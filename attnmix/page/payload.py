@@ -10,14 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core import names
-from attnmix.core.names import Site
+from attnmix.core.names import OWN_SHARE, Site
 from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.core.store.heads import Parts
 from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
-from attnmix.measures.exchange import OWN_SHARE
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
-from attnmix.core.names import IMPORTANCE_NAMES
+from attnmix.core.names import IMPORTANCE_NAMES, OWN_SHARE
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path, write_table
@@ -31,7 +31,6 @@ from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.documents import Document, Texts, read_documents
 from attnmix.measures.engine import MEASURES, PRECISION, TOKEN_POSITIONS, Engine, Measurements
 from attnmix.measures.exchange import (
-    OWN_SHARE,
     choose_positions,
     draw_exchanged_texts,
     measure_exchange,

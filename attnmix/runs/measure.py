@@ -26,7 +26,7 @@ from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
-from attnmix.core.names import Site
+from attnmix.core.names import ALL_DONORS, OTHER_CLASS, SAME_CLASS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import MeasureParameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Sums
@@ -41,9 +41,6 @@ from attnmix.measures.controls import RANDOM, classes_without_others, left_out_s
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, text_tasks
 from attnmix.measures.exchange import (
-    ALL,
-    OTHER_CLASS,
-    SAME_CLASS,
     choose_positions,
     draw_exchanged_texts,
     exchange_sums,
@@ -291,7 +288,7 @@ def _tables(
     tables["mixing_weighted"] = weighted_table(corpus_measures)
     tables["geometry"] = geometry_table(corpus_measures)
     tables.update(derivative_tables(derivatives, documents, plan.methods, plan.matrices, plan.seed))
-    tables["exchange"] = exchange_table(exchange, (ALL, *EXCHANGE_DONORS), plan.seed)
+    tables["exchange"] = exchange_table(exchange, (ALL_DONORS, *EXCHANGE_DONORS), plan.seed)
     tables["parts"] = parts_table(parts, plan.seed)
     return tables
 

@@ -21,7 +21,7 @@ from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.errors import InputError
-from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, OWN_SHARE, SUBLAYER_POINTS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -45,7 +45,6 @@ from attnmix.maps.vectors import Maps, Vectors, points_for
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
-from attnmix.measures.exchange import OWN_SHARE
 from attnmix.measures.geometry_tables import page_geometry
 from attnmix.measures.mixing_tables import (
     COUNTS,
