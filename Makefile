@@ -62,7 +62,7 @@ experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five see
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
 test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer; MARKED=notebooks; MARKED=all: all)
-	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
+	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist $(if $(MARKED),worksteal,loadfile) $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
 
 check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, the site's links
 	@$(IN_VENV) ruff check .

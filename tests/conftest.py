@@ -158,6 +158,8 @@ def digest(folder: Path) -> str:
 
 BOOTSTRAP_SAMPLES = 200
 """Number of bootstrap samples in stages that tests run; tests of intervals set their own number."""
+PROBE_TEXTS = 16
+"""Number of training reviews that probes are fitted to in stages that tests run."""
 
 
 @contextmanager
@@ -254,11 +256,13 @@ LITTLE: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def little_work() -> Iterator[None]:
-    """Let stages take few samples, and `render` leave out the animation and most matrices."""
+    """Let stages take few samples, and `render` leave out the animation, the joint pages and most matrices."""
     from stages import render  # loads matplotlib
 
     with few_samples(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render, "write_animation", lambda *_: None)
+        patch.setattr("stages.faithfulness.PROBE_TEXTS", PROBE_TEXTS)
+        for name in ("write_animation", "write_joint_pages"):
+            patch.setattr(render, name, lambda *_: None)
         patch.setattr(render, "draw_all", partial(draw_few, render.draw_all))
         yield
 
@@ -307,13 +311,15 @@ SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 """For models with fewer positions than the default's."""
 
 
+DEFAULTS: dict[str, Any] = yaml.load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
     """Write the default params.yaml with `section={"key": value}` changed, and all ratios."""
-    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
-    values["measure"]["methods"] = list(RATIO_NAMES)
-    for section, keys in changes.items():
-        values[section].update(keys)
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    values = DEFAULTS | {section: DEFAULTS[section] | keys for section, keys in changes.items()}
+    values["measure"] = DEFAULTS["measure"] | {"methods": list(RATIO_NAMES)} | changes.get("measure", {})
+    text = yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False)
+    (folder / "params.yaml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from attnmix.core.arithmetic import environment
 
 LIMIT_SECONDS = 5.0  # for a request without progress, by the clock below
 TICK_SECONDS = 0.01
+ANSWER_SECONDS = 0.5  # for an answer of the hub, by the real clock; its variables of the environment are whole seconds
 
 
 class Clock:
@@ -71,10 +72,11 @@ def run_load(name: str) -> dict[str, bytes]:
 
 def _begin() -> None:
     """Behave as a new process, which has met no hub, with a clock that does not wait."""
-    from huggingface_hub import close_session
+    from huggingface_hub import close_session, constants
 
     from attnmix.data.hub import retries
 
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # for the module
     close_session()

@@ -43,7 +43,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(tiny_bert: Path) -> attnmix.Model:
     return attnmix.load(str(tiny_bert))
 
@@ -426,7 +426,7 @@ def test_help_has_a_description_the_defaults_and_an_example(
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_tuning(
-    tmp_path: Path, chromium: Any, family: str
+    tmp_path: Path, tab: Callable[..., Opened], family: str
 ) -> None:
     result = attnmix.measure(attnmix.load(str(write_family(family, tmp_path / family))), TEXTS[0])
     page = result.to_html(tmp_path / "page.html")
@@ -434,7 +434,7 @@ def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_t
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
     assert "all numbers and maps are of the text below." in words
-    opened = Opened(chromium, page)
+    opened = tab(page)
     assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
     means = result.by_layer()
     assert means["ci_low"].isna().all()
@@ -442,7 +442,6 @@ def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_t
     curve = [float(row["The model as it is"]) for row in opened.values("layers-chart")]
     assert curve == pytest.approx(means.loc[means["method"] == method, "mean"].tolist(), rel=1e-3)
     assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # one text has no interval
-    opened.close()
 
 
 def test_captured_vectors_are_the_models_own(model: attnmix.Model) -> None:

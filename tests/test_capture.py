@@ -82,7 +82,7 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
 def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
     workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
+    documents = {"documents": list(range(6)), "dtype": "float32", "max_length": 40}
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
     request.getfixturevalue("small_shards")

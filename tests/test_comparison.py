@@ -55,6 +55,12 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 
 @pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
+    """A model of two layers, one less than the others have."""
+    return attnmix.load(str(write_tiny_bert(tmp_path_factory.mktemp("shallow"), layers=2)))
+
+
+@pytest.fixture(scope="module")
 def result(model: attnmix.Model) -> attnmix.Measures:
     """The texts with every control."""
     return attnmix.measure(model, TEXTS, controls=CONTROL_NAMES, labels=LABELS)
@@ -640,16 +646,15 @@ real = api.measure
 )
 def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
     model: attnmix.Model,
+    shallow: attnmix.Model,
     result: attnmix.Measures,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[[Any, Any, Any], Any],
     message: str,
 ) -> None:
     monkeypatch.setattr(api, "Engine", None)
-    other = attnmix.load(str(write_tiny_bert(tmp_path / "other", layers=2)))
     with pytest.raises(InputError, match=message):
-        call(model, result, other)
+        call(model, result, shallow)
 
 
 def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(

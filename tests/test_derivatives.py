@@ -29,6 +29,7 @@ from attnmix.measures.swaps import layer_swap_ratios
 from attnmix.models.loading import load_base
 from attnmix.page.sentences import derivatives
 
+SEEDS = 20
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 WIDTH = 24
 
@@ -75,11 +76,11 @@ def test_norms_and_levels_are_those_of_autograds_jacobians(
     with torch.no_grad():
         norms = derivative_norms(chains, reference, WIDTH, seed=0)
         # A single direction is not corrected: its square is right on average over seeds.
-        single = [derivative_norms(chains, reference, 1, seed).entries_LTT.square() for seed in range(40)]
+        single = [derivative_norms(chains, reference, 1, seed).entries_LTT.square() for seed in range(SEEDS)]
     np.testing.assert_allclose(norms.entries_LTT, entries, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(levels(norms), [exact_levels(layer) for layer in exact], rtol=1e-9)
     squares = torch.stack(single).numpy()
-    assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / 40**0.5 + 1e-12).all()
+    assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / SEEDS**0.5 + 1e-12).all()
 
 
 def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_the_exchange(

@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 import torch
 from conftest import (
+    PROBE_TEXTS,
     Workspace,
     digest,
+    few_samples,
     run_tokenized,
     tokenized_documents,
     toy_reviews,
@@ -270,7 +272,9 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
     assert correlated["documents"].tolist() == [19, 19, 8, 8, 3, 3, 0, 0, 19, 19, 8, 8, 3, 3, 27, 27]
 
 
-def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
+@few_samples()
+def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faithfulness, "PROBE_TEXTS", PROBE_TEXTS)
     mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16}
     capture = {"documents": [3], "max_length": 30, "texts": ["film " * 30]}

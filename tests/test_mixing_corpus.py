@@ -36,6 +36,7 @@ from attnmix.runs.tokens import write_tokens
 from stages import measure
 
 MANY, FEW = 200, 20
+LAYERS = 2
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
@@ -44,7 +45,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
     folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
-        write_tiny_bert(folder / "models" / checkpoint, seed=number)
+        write_tiny_bert(folder / "models" / checkpoint, seed=number, layers=LAYERS)
     words, labels = ["the", "film", "was", "so", "very", "good", "."], np.arange(documents) % 2
     texts = [" ".join((2 * words)[i % 5 :][:length]) for i in range(documents)]
     (folder / "data/reviews").mkdir(parents=True)
@@ -95,22 +96,22 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
     # A row of the table of texts, how often it is in each bootstrap sample, and arrays for a moment.
     assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
-    assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
+    assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * LAYERS * len(RATIOS)
 
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have 12 tokens: their vectors are the same bytes at any place of a batch.
-    prepare(workspace, 12, length=10)
+    prepare(workspace, 8, length=10)
     run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     tokens = Run(Path()).ratios()
-    prepare(workspace, 12, "in blocks", length=10)
-    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 5)
+    prepare(workspace, 8, "in blocks", length=10)
+    monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 3)
     monkeypatch.setattr(engine, "IDENTITY_TEXTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
     assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
-    assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {12}
+    assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {8}
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, check_exact=True, obj=path.stem)

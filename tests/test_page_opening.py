@@ -77,7 +77,7 @@ def ready(address: str, held_tab: Any) -> Any:
 
 def pixels(page: Any, **options: Any) -> Any:
     with Image.open(io.BytesIO(page.screenshot(**options))) as image:
-        return np.asarray(image.convert("RGB"), dtype=int)
+        return np.asarray(image.convert("RGB"), dtype=np.int16)
 
 
 def assert_alike(one: Any, other: Any) -> None:

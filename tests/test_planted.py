@@ -202,7 +202,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     """The experiment with few texts and another seed."""
     folder = tmp_path_factory.mktemp("planted")
     with pytest.MonkeyPatch.context() as patch:
-        for name, texts in (("TEXTS", 250), ("MEASURED", 24), ("DERIVED", 2)):
+        for name, texts in (("TEXTS", 250), ("MEASURED", 8), ("DERIVED", 1)):
             patch.setattr(planted, name, texts)
         assert planted.main(["--seed", "1", "--to", str(folder)]) == 0
     return pd.read_csv(folder / "planted.csv")

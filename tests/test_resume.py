@@ -87,7 +87,8 @@ def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     monkeypatch.setattr(resume, "REPOSITORY", folder)
-    planted = [*distributions(), SimpleNamespace(metadata={"Name": "planted", "Version": "1.0"})]
+    package = SimpleNamespace(read_text=lambda _: "Metadata-Version: 2.4\nName: planted\nVersion: 1.0\n\nA package.")
+    planted = [*distributions(), package]
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:

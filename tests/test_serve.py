@@ -115,6 +115,23 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
+@pytest.fixture(scope="module")
+def tab(chromium: Any) -> Iterator[Any]:
+    """One tab, as the first page of a tab takes three times as long as the others."""
+    page = chromium.new_page()
+    page.set_default_timeout(LIMIT_MILLISECONDS)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def shell(tab: Any, server: Server) -> Any:
+    """The server's page as it opens."""
+    tab.goto("about:blank")
+    tab.goto(server.address)
+    return tab
+
+
 def shown(page: Any) -> Any:
     """Return the frame once it shows the page that the address names."""
     name = page.url.partition("#")[2]
@@ -124,11 +141,9 @@ def shown(page: Any) -> Any:
     return frame
 
 
-def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: Any) -> None:
+def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, tab: Any) -> None:
     before = {folder: digest(folder) for folder in (server.folder, server.temporary)}
-    page = chromium.new_page()
-    page.set_default_timeout(LIMIT_MILLISECONDS)
-    errors = list[str]()
+    page, errors = tab, list[str]()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
     page.goto(server.address)
@@ -145,14 +160,11 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: 
     assert "then" in shown(page).locator("#words").inner_text()
     assert SECRET not in page.url
     assert errors == []
-    page.close()
     assert {folder: digest(folder) for folder in before} == before
 
 
-def test_chosen_word_layer_and_head_are_kept_for_the_next_text(server: Server, chromium: Any) -> None:
-    page = chromium.new_page()
-    page.set_default_timeout(LIMIT_MILLISECONDS)
-    page.goto(server.address)
+def test_chosen_word_layer_and_head_are_kept_for_the_next_text(shell: Any) -> None:
+    page = shell
 
     def measure(text: str) -> Any:
         page.get_by_label("Type a text").fill(text)
@@ -174,13 +186,10 @@ def test_chosen_word_layer_and_head_are_kept_for_the_next_text(server: Server, c
         assert frame.locator("#layer").input_value() == "1"
         assert frame.get_by_role("button", name="Layer 1, head 1", exact=True).get_attribute("aria-pressed") == "true"
         assert all("good" not in each.url for each in page.frames)
-    page.close()
 
 
-def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(server: Server, chromium: Any) -> None:
-    page = chromium.new_page()
-    page.set_default_timeout(LIMIT_MILLISECONDS)
-    page.goto(server.address)
+def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(shell: Any) -> None:
+    page = shell
     fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
     example = next(iter(EXAMPLES))
     page.get_by_role("button", name=example).click()
@@ -203,7 +212,6 @@ def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(serv
     page.go_back()
     expect(fields[1]).to_have_value("was the music so very warm ?", timeout=LIMIT_MILLISECONDS)
     assert shown(page).locator("#differences").count() == 1
-    page.close()
 
 
 def test_each_example_is_a_pair_of_which_most_words_are_the_same() -> None:
@@ -214,16 +222,17 @@ def test_each_example_is_a_pair_of_which_most_words_are_the_same() -> None:
 
 
 def test_shell_is_accessible(server: Server, chromium: Any) -> None:
+    context = chromium.new_context(bypass_csp=True)
+    page = context.new_page()
     for width in (400, 1280):
-        context = chromium.new_context(viewport={"width": width, "height": 720}, bypass_csp=True)
-        page = context.new_page()
+        page.set_viewport_size({"width": width, "height": 720})
         page.goto(server.address)
         page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         # Most of the window is left to the page.
         assert page.evaluate("document.querySelector('header').offsetHeight") < 720 / 2.5
         assert violations(page) == []
-        context.close()
+    context.close()
 
 
 def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import write_tiny_bert
 from torch._subclasses import FakeTensorMode
 from transformers import AutoModel
 
@@ -84,19 +85,25 @@ def numbers(model: attnmix.Model) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_bert: Path) -> dict[str, Any]:
-    return numbers(attnmix.load(str(tiny_bert)))
+def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model of one layer, as every layer is computed in the same state."""
+    return write_tiny_bert(tmp_path_factory.mktemp("small_bert"), layers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(small_bert: Path) -> dict[str, Any]:
+    return numbers(attnmix.load(str(small_bert)))
 
 
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("loading", ["inside", "outside"])
 def test_numbers_are_those_without_the_state(
-    name: str, loading: str, tiny_bert: Path, expected: dict[str, Any]
+    name: str, loading: str, small_bert: Path, expected: dict[str, Any]
 ) -> None:
-    outside = attnmix.load(str(tiny_bert))
+    outside = attnmix.load(str(small_bert))
     with STATES[name]():
         before = state()
-        model = outside if loading == "outside" else attnmix.load(str(tiny_bert))
+        model = outside if loading == "outside" else attnmix.load(str(small_bert))
         found = numbers(model)
         with pytest.raises(InputError):
             attnmix.measure(model, TEXTS, controls=["class_share"])
@@ -105,29 +112,29 @@ def test_numbers_are_those_without_the_state(
         np.testing.assert_allclose(found[quantity], values, rtol=0, atol=1e-6, err_msg=quantity)
 
 
-def test_a_model_made_in_inference_mode_is_measured(tiny_bert: Path, expected: dict[str, Any]) -> None:
+def test_a_model_made_in_inference_mode_is_measured(small_bert: Path, expected: dict[str, Any]) -> None:
     with torch.inference_mode():
-        network = AutoModel.from_pretrained(tiny_bert)
+        network = AutoModel.from_pretrained(small_bert)
         network.embeddings.word_embeddings.weight = torch.nn.Parameter(
             network.embeddings.word_embeddings.weight.clone()
         )
     assert any(weight.is_inference() for weight in network.parameters())
-    found = numbers(attnmix.load(network, load_tokenizer(tiny_bert)))
+    found = numbers(attnmix.load(network, load_tokenizer(small_bert)))
     np.testing.assert_allclose(found["parts of rows"], expected["parts of rows"], rtol=0, atol=1e-6)
 
 
-def test_a_network_compiled_in_place_is_measured_uncompiled(tiny_bert: Path, expected: dict[str, Any]) -> None:
-    network = AutoModel.from_pretrained(tiny_bert)
+def test_a_network_compiled_in_place_is_measured_uncompiled(small_bert: Path, expected: dict[str, Any]) -> None:
+    network = AutoModel.from_pretrained(small_bert)
     network.compile(backend="eager")
     compiled = network._compiled_call_impl
-    found = numbers(attnmix.load(network, load_tokenizer(tiny_bert)))
+    found = numbers(attnmix.load(network, load_tokenizer(small_bert)))
     np.testing.assert_allclose(found["ratios"], expected["ratios"], rtol=0, atol=1e-6)
     assert network._compiled_call_impl is compiled
 
 
-def test_threads_measure_one_network_one_after_the_other(tiny_bert: Path, expected: dict[str, Any]) -> None:
-    network = AutoModel.from_pretrained(tiny_bert).train()
-    model = attnmix.load(network, load_tokenizer(tiny_bert))
+def test_threads_measure_one_network_one_after_the_other(small_bert: Path, expected: dict[str, Any]) -> None:
+    network = AutoModel.from_pretrained(small_bert).train()
+    model = attnmix.load(network, load_tokenizer(small_bert))
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: numbers(model), range(4)):
             np.testing.assert_allclose(found["matrix"], expected["matrix"], rtol=0, atol=1e-6)
@@ -157,8 +164,8 @@ def test_the_last_of_several_threads_restores_the_state_of_the_process() -> None
         assert torch.get_default_dtype() == torch.float64
 
 
-def test_transforms_of_torch_are_an_error(tiny_bert: Path) -> None:
-    model = attnmix.load(str(tiny_bert))
+def test_transforms_of_torch_are_an_error(small_bert: Path) -> None:
+    model = attnmix.load(str(small_bert))
     calls = {
         "torch.func": lambda: torch.func.vmap(lambda _: attnmix.measure(model, TEXTS))(torch.zeros(2)),
         "torch.autograd.forward_ad": lambda: inside(torch.autograd.forward_ad.dual_level(), model, controls=["swap"]),
@@ -174,13 +181,13 @@ def inside(context: AbstractContextManager[Any], model: attnmix.Model, **options
         return attnmix.measure(model, TEXTS, **options)
 
 
-def test_threads_measure_several_networks_with_derivatives_at_once(tiny_bert: Path) -> None:
-    models = [attnmix.load(str(tiny_bert)) for _ in range(3)]
+def test_threads_measure_several_networks_with_derivatives_at_once(small_bert: Path) -> None:
+    models = [attnmix.load(str(small_bert)) for _ in range(3)]
 
     def swaps(model: attnmix.Model) -> Any:
         return attnmix.measure(model, TEXTS, controls=["swap"]).controls()["mean"].to_numpy()
 
     expected = swaps(models[0])
     with ThreadPoolExecutor(3) as pool:
-        for found in pool.map(swaps, models * 4):
+        for found in pool.map(swaps, models * 2):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

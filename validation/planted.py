@@ -203,19 +203,20 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 
     e_j is x_j - E x_j, for the `others_TT` of i, less its linear regression on x_i over the texts, and 0 for all else.
     """
-    centred_BTD, shares = x_BTD - x_BTD.mean(0), []
+    centred_BTD = x_BTD - x_BTD.mean(0)
+    directions = []
+    for i, others_T in enumerate(others_TT):
+        own_BD = centred_BTD[:, i]
+        predicted_BTD = torch.einsum("bd,dte->bte", own_BD, torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD))
+        beyond_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
+        directions += [beyond_BTD, centred_BTD - beyond_BTD]
     with attention_by(explicit()):
-        for i, others_T in enumerate(others_TT):
-            own_BD = centred_BTD[:, i]
-            predicted_BTD = torch.einsum(
-                "bd,dte->bte", own_BD, torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD)
-            )
-            beyond_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
-            moves = [
-                jvp(output, (x_BTD,), (along_BTD,))[1][:, i].square().sum(-1).mean().sqrt()
-                for along_BTD in (beyond_BTD, centred_BTD - beyond_BTD)
-            ]
-            shares.append(_share(moves[0], moves[0] + moves[1]))
+        x_NTD = x_BTD.repeat(len(directions), 1, 1)
+        moves_NTD = jvp(output, (x_NTD,), (torch.cat(directions),))[1]
+    shares = []
+    for i, moves_2BTD in enumerate(moves_NTD.view(len(others_TT), 2, *x_BTD.shape)):
+        others, own = moves_2BTD[:, :, i].square().sum(-1).mean(-1).sqrt()
+        shares.append(_share(others, others + own))
     return torch.stack(shares)
 
 

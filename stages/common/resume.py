@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from stages.common.parameters import Parameters
 
 UNFINISHED = Path(".unfinished")
 REPOSITORY = Path(__file__).parents[2]
+NAME_AND_VERSION = re.compile(r"^(?:Name|Version): *(.*?)\s*$", re.MULTILINE)
 
 
 def is_first_process() -> bool:
@@ -41,9 +43,7 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
 
     declared, values = _declaration(stage), parameters.model_dump()
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
-    metadata = [each.metadata for each in distributions()]  # read once: `name` and `version` each read the file again
-    packages = sorted({f"{each['Name']} {each['Version']}" for each in metadata})
-    settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic, chosen_device())]
+    settings = [selected, platform.python_version(), _packages(), computed_on(parameters.arithmetic, chosen_device())]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
         path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
@@ -92,6 +92,18 @@ def lock_stage(stage: str) -> Iterator[None]:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
         remove_empty(UNFINISHED / stage)
+
+
+def _packages() -> list[str]:
+    """Return the sorted names and versions of the installed distributions.
+
+    `Distribution.version` would parse each file to the end of its description, which takes six times as long.
+    """
+    packages = set()
+    for distribution in distributions():
+        header = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        packages.add(" ".join(NAME_AND_VERSION.findall(header)))
+    return sorted(packages)
 
 
 def _declaration(stage: str) -> dict[str, Any]:
