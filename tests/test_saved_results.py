@@ -130,7 +130,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
     [
         ("no zip", "File is not a zip file"),
         ("another zip", "facts.json"),
-        ("other format", "its format is 1, and this version of attnmix reads 2"),
+        ("other format", "its format is 1, and this version of attnmix reads 3"),
         ("truncated", "File is not a zip file"),
         ("flipped bit", "Bad magic number"),
     ],

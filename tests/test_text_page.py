@@ -50,7 +50,7 @@ def test_a_saved_page_has_all_that_it_would_have_of_every_table(
     drawn = result.to_html(tmp_path / "drawn.html").read_bytes()
     measure_all(monkeypatch)
     again = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
-    assert again.save(tmp_path / "all.html").read_bytes() == drawn
+    assert again.to_html(tmp_path / "all.html").read_bytes() == drawn
 
 
 def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_table(

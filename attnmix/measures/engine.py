@@ -271,7 +271,9 @@ class Engine:
         measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
         self.read_single(name, numbers, measurements, measure)
         sampled = measurements.read(name, text_tasks(numbers))
-        return {key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if sums.counts.any()}
+        return {
+            key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if key == name or sums.counts.any()
+        }
 
     def add_matrices(
         self,
