@@ -587,8 +587,8 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
 
-        Ratios, controls, and the own share and the matrices that were asked for, with texts and tokens; not the model.
-        `attnmix.saved_results` says what the file holds.
+        Ratios and controls, and what was computed since: own shares, sinks, matrices, parts, and heads of a page; with
+        texts and tokens, without the model. `attnmix.saved_results` says what the file holds.
 
         >>> result.save("result.zip").name
         'result.zip'
@@ -637,9 +637,9 @@ class Measures:
 def load_result(path: Path | str) -> Measures:
     """Return the result that `Measures.save` wrote, with equal numbers, names and types, without its model.
 
-    Ratios, controls and comparisons need none. What does, such as `parts`, `to_html`, `sinks`, and matrices that
-    were not computed before the result was saved, raises `InputError`; so does a file that is missing, damaged or no
-    result.
+    Ratios, controls and comparisons are there, and sinks, parts, own shares and matrices that were computed before the
+    result was saved. Others, and pages, need the model and raise `InputError`; so does a file that is missing, damaged
+    or no result.
 
     >>> loaded = attnmix.load_result("result.zip")
     >>> loaded.ratios.equals(result.ratios), loaded.model.name
