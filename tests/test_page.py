@@ -51,11 +51,12 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
 
 def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened: Opened) -> None:
     page = opened.page
-    own = Run(Path()).table("measure/parts").query("rule == 'chord' and quantity == 'own_share' and layer > 0")
-    means = 1 - own.pivot(index="layer", columns="checkpoint", values="mean")
+    own = Run(Path()).table("measure/exchange").query("donor == 'all' and quantity == 'own_share' and layer > 0")
+    means = own.pivot(index="layer", columns="checkpoint", values="mean")
     shares = {name: f"{100 * means[name].iloc[-1]:.0f}%" for name in ("pretrained", "finetuned")}
     headline = page.locator("#headline").inner_text()
-    assert f"{shares['pretrained']} from others before fine-tuning, {shares['finetuned']} after" in headline
+    assert f"Own share of a token's last vector: {shares['pretrained']} before fine-tuning" in headline
+    assert f"{shares['finetuned']} after" in headline
     rows = opened.values("answer-chart")
     for name, checkpoint in (("Fine-tuned", "finetuned"), ("Pretrained", "pretrained")):
         assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)
@@ -311,6 +312,7 @@ def test_what_is_not_on_the_page_is_said(run: Path, tab: Any, tmp_path: Path) ->
     shown = tab(change_page(tmp_path, change))
     page = shown.page
     choose(page, "document", "0")
+    choose(page, "share", "parts")
     length = (tokens()["document"] == "test/0").sum()
     assert page.locator("#parts-note").inner_text() == (
         f"This text has {length} tokens. Exact parts are taken of texts of at most 5, as their time grows with the "
@@ -374,7 +376,7 @@ def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path
     names = tokens().query("document == 'test/0'")["token"]
     assert [row["token"] for row in rows] == [visible(each, kept="") for each in names]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    column = next(name for name in rows[0] if name.startswith("share from other tokens"))
+    column = next(name for name in rows[0] if name.startswith("own share"))
     for title, row in zip(titles, rows, strict=True):
         share = row[column]
         assert not share or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(share), abs=0.06)

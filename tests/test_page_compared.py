@@ -64,6 +64,7 @@ def test_values_colours_and_differences_are_those_of_the_files(opened: Opened) -
     page = opened.page
     choose(page, "document", "1")
     choose(page, "compare", "2")
+    choose(page, "share", "parts")
     page.locator("#words").press("Escape")
     names = tokens()["document"].unique().tolist()
     shares = [share_from_others("finetuned", name, "parts") for name in names[1:]]
@@ -107,6 +108,7 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
         "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; "
         "“not” in text/1, nothing in text/0."
     )
+    choose(page, "share", "parts")
     layer = int(page.locator("#layer").input_value())
     means = [100 * float(each[layer - 1].mean()) for each in compared.shares]
     assert numbers_in(page.locator("#whole").inner_text()) == pytest.approx([*means, means[1] - means[0]], abs=0.06)

@@ -46,6 +46,7 @@ def test_shade_on_the_screen_is_that_of_the_files_value(opened: Opened, method: 
 def test_pointing_shows_the_value_and_a_click_chooses_token_layer_and_model(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
+    choose(page, "share", "parts")
     values = {name: share_from_others(name, "test/0", "parts") for name in CHECKPOINT_NAMES}
     picture = drawn(page)
     for model, layer, token in (("pretrained", 2, 3), ("finetuned", 1, 5)):

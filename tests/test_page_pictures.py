@@ -198,7 +198,7 @@ def test_no_bar_of_a_scale_covers_a_text_in_a_wider_font(saved: dict[str, Saved]
 
 def test_a_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
     lines = ["".join(element.itertext()) for element in saved["grid"].picture.elements("text")]
-    assert any("share from other tokens, exact parts since the input; one scale" in line for line in lines)
+    assert any("own share, by exchange; one scale" in line for line in lines)
     assert all(element.text is None for element in saved["grid"].picture.elements("text") if len(element))
 
 
@@ -291,7 +291,7 @@ def test_picture_of_layers_has_a_box_of_its_shade_for_each_cell(saved: dict[str,
     models = list(dict.fromkeys(row["model"] for row in rows))
     layers = max(int(row["layer"]) for row in rows)
     assert len(heights) == len(models) * (layers + 1)
-    share = next(name for name in rows[0] if name.startswith("share"))
+    share = next(name for name in rows[0] if name.startswith("own share"))
     by_row = {height: [box for box in boxes if box.get("y") == f"{height:g}"] for height in heights}
     for block, model in enumerate(models):
         for layer in range(1, layers + 1):
@@ -406,7 +406,7 @@ def test_printed_charts_and_map_are_those_of_the_screen(run: Path, tab: Any, sch
     assert shown.drawn()["pixels"] == places
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
     assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
-    charts = [page for page in pages if "Share of a token's vector" in page.text]
+    charts = [page for page in pages if "Own share of a token's vector, by layer" in page.text]
     band_lies_around_its_label(charts[0])
     assert all((np.median(page.pixels(0.5), axis=(0, 1)) == 255).all() for page in pages)  # on white paper
     ring_is_round(next(page for page in pages if "Nearest to" in page.text))

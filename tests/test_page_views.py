@@ -91,9 +91,11 @@ def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
 def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(first: Opened) -> None:
     page = first.page
     choose(page, "layer", "3")
+    ratios = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned' and layer == 3")
+    assert_shades(page, ratios["own_share"])
+    choose(page, "share", "parts")
     assert_shades(page, 1 - np.diagonal(shares("finetuned", 3, method="parts")))
     choose(page, "share", "attnresln_n")
-    ratios = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned' and layer == 3")
     assert_shades(page, ratios["attnresln_n"])
     legend = page.locator("#text-legend").inner_text()
     assert re.search(r"0%\s+100%\s+mixing ratio", legend), legend
@@ -159,11 +161,11 @@ def test_shares_are_grouped_with_the_recommended_first_and_each_has_one_name(ope
     groups = opened.page.locator("#share optgroup").evaluate_all(
         "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
     )
-    assert groups[0] == ["Recommended", ["parts", "attnresln_n"]]
+    assert groups[0] == ["Recommended", ["own_share", "parts", "attnresln_n"]]
     title, others = groups[1]
     assert title == "Other measures"
     assert len(others) == len(set(others)) > 8
-    assert not {"parts", "attnresln_n"} & set(others)
+    assert not {"own_share", "parts", "attnresln_n"} & set(others)
     names = opened.page.locator("#share option").all_inner_texts()
     assert len(set(names)) == len(names)
     assert not {"Attention", "Attention weights"} <= set(names)
