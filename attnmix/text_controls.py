@@ -115,7 +115,7 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 
 
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
-    """Warn if exchanged texts move vectors further than a real text does, which no independent inputs can do."""
+    """Warn if exchanging a part of a text moves vectors further than replacing the whole text by another does."""
     for name, exchanged in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
@@ -127,9 +127,8 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         layer = int(excess_L.argmax())
         if excess_L[layer] > 0:
             warnings.warn(
-                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (total effect "
-                f"{index_L[layer]:.2f} in layer {layer + 1}, at most 1 for independent tokens); the exchanged texts "
-                "are unlike real texts, and own shares describe these texts alone",
+                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
+                f"squares {index_L[layer]:.2f} in layer {layer + 1}); the exchanged texts may be unlike real texts",
                 stacklevel=4,
             )
 

@@ -117,7 +117,7 @@ def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "With words of the same class it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
+        "With words of the same predicted class it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
     )
     assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
     for sentence in (change, by_class, ratio):

@@ -312,11 +312,11 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
                         moved = vectors(ids)[:, position] - y[:, position]
                         moves[place, :, position] = np.square(moved).sum(-1) / np.square(y[:, position]).sum(-1)
             squares[kind] = moves
+        shares = {kind: np.sqrt(own) / (np.sqrt(own) + np.sqrt(others)) for kind, (own, others) in squares.items()}
         with warnings.catch_warnings(action="ignore"):  # means of nothing
-            pooled = np.nanmean(list(squares.values()), axis=0)
-        for kind, moves in {"all" if has_classes else "other_texts": pooled, **squares}.items():
-            own, others = np.sqrt(moves)
-            by_donor[kind].append(own / (own + others))
+            mean = np.nanmean(list(shares.values()), axis=0)
+        for kind, values in {**shares, "all" if has_classes else "other_texts": mean}.items():
+            by_donor[kind].append(values)
     return {kind: np.nanmean(np.concatenate(values, axis=1), axis=1) for kind, values in by_donor.items()}
 
 
@@ -341,7 +341,7 @@ def test_a_single_text_has_neutral_sentences_as_donors(model: attnmix.Model) -> 
 def test_exchanged_texts_that_move_vectors_further_than_real_texts_are_reported(name: str) -> None:
     values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=(8, 2)) * [1, 100]
     counts = np.full((8, 2), 2.0)
-    with pytest.warns(UserWarning, match=rf"{TOTAL_EFFECTS[name]} moves .*total effect 1\.2\d in layer 1, at most 1"):
+    with pytest.warns(UserWarning, match=rf"{TOTAL_EFFECTS[name]} moves .*squares 1\.2\d in layer 1"):
         warn_of_total_effects({name: Sums(values, counts)})
     warn_of_total_effects({name: Sums(values / 2, counts)})
     warn_of_total_effects({name: Sums(values[:7], counts[:7])})  # too few texts

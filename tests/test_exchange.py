@@ -22,7 +22,6 @@ from attnmix.measures.exchange import (
     exchange_words,
     measure_exchange,
     own_shares,
-    with_all_donors,
 )
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
@@ -71,7 +70,7 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
-    """Return o^2, a^2 and j^2 of one position `[3, L]`, relative to the vector and averaged over donors."""
+    """Return o^2, a^2, j^2 and |y|^2 of one position `[4, L]`, averaged over donors."""
     moves = []
     for donor in donors:
         own, others = ids.copy(), donor.copy()
@@ -80,7 +79,7 @@ def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
         levels = []
         for original, *moved in zip(*(states(model, text) for text in (ids, own, others, donor)), strict=True):
             y = original[position]
-            levels.append([np.sum((each[position] - y) ** 2) / np.sum(y**2) for each in moved])
+            levels.append([*(np.sum((each[position] - y) ** 2) for each in moved), np.sum(y**2)])
         moves.append(np.array(levels).T)
     return np.asarray(np.mean(moves, axis=0))
 
@@ -99,9 +98,9 @@ def test_displacements_of_every_family_are_those_of_plain_transformers(name: str
     measured = measure_exchange(base.double(), document(ids), donors, POSITIONS, batch_tokens=4 * TOKENS)
     for kind, texts in enumerate(donors.values()):
         for position in POSITIONS:
-            expected_3L = reference(model, ids, texts, position)
-            found_3L = np.stack(measured)[:, kind, :, position]
-            np.testing.assert_allclose(found_3L, expected_3L, rtol=1e-4, atol=1e-9)
+            expected_4L = reference(model, ids, texts, position)
+            found_4L = np.stack(measured)[:, kind, :, position]
+            np.testing.assert_allclose(found_4L, expected_4L, rtol=1e-4, atol=1e-9)
     others = np.setdiff1d(np.arange(TOKENS), POSITIONS)
     assert np.isnan(np.stack(measured)[..., others]).all()
 
@@ -127,31 +126,42 @@ def test_batches_do_not_change_the_displacements() -> None:
     np.testing.assert_allclose(np.stack(one), np.stack(all_at_once), rtol=1e-4, atol=1e-10)
 
 
+def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
+    """Return displacements of one level `[K, 1, T]`."""
+    return Displacements(*(np.array(values, float)[:, None] for values in (own, others, joint, length)))
+
+
 def test_sums_follow_from_the_displacements() -> None:
-    own, others, joint = (
-        np.array([[[4.0, 0.0, np.nan]]]),
-        np.array([[[1.0, 0.0, np.nan]]]),
-        np.array([[[9.0, 1e-30, np.nan]]]),
-    )
-    sums = exchange_sums(Displacements(own, others, joint), precision=1e-7)
+    nothing = np.nan  # of the second token nothing moves but by rounding, the third was not exchanged
+    moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
+    sums = exchange_sums(moves, precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {
-        "own_share": (2 / 3, 1),  # of the second token nothing moves, which has no share
+        "own_share": (2 / 3, 1),
         "own_share_squared": (0.8, 1),
         "own": (2, 2),
         "others": (1, 2),
         "joint": (3, 2),
-        "total_own": (4, 9),
-        "total_others": (1, 9),
-        "first_order_own": (8, 9),
+        "total_own": (16, 36),
+        "total_others": (4, 36),
+        "first_order_own": (32, 36),
     }
-    assert own_shares(Displacements(own, others, joint), 1e-7).ravel().tolist()[:1] == [2 / 3]
+    assert own_shares(moves, 1e-7)[0, 0] == 2 / 3
 
 
-def test_all_donors_are_the_mean_of_the_known_kinds() -> None:
-    kinds = np.array([[[1.0, np.nan, np.nan]], [[3.0, 5.0, np.nan]]])
-    pooled = with_all_donors(Displacements(kinds, 2 * kinds, 3 * kinds))
-    np.testing.assert_array_equal(pooled.own, np.concatenate([[[[2.0, 5.0, np.nan]]], kinds]))
-    np.testing.assert_array_equal(pooled.joint[0], [[6.0, 15.0, np.nan]])
+def test_all_donors_are_the_mean_of_the_known_kinds_for_each_token() -> None:
+    nothing = np.nan
+    moves = planted(
+        [[1, 9, nothing], [9, nothing, nothing]],
+        [[1, 1, nothing], [1, nothing, nothing]],
+        [[4, 4, nothing], [16, nothing, nothing]],
+        [[1, 1, nothing], [1, nothing, nothing]],
+    )
+    sums = exchange_sums(moves, precision=1e-7)
+    assert sums["own_share"].values[:, 0].tolist() == [(0.5 + 0.75) / 2 + 0.75, 0.5 + 0.75, 0.75]
+    assert sums["own_share"].counts[:, 0].tolist() == [2, 2, 1]
+    assert sums["total_own"].values[:, 0].tolist() == [19, 10, 9]
+    assert sums["total_own"].counts[:, 0].tolist() == [24, 8, 16]
+    np.testing.assert_array_equal(own_shares(moves, 1e-7)[0], [0.625, 0.75, nothing])
 
 
 def test_positions_are_spread_over_the_words() -> None:

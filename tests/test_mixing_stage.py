@@ -465,8 +465,8 @@ def test_captured_texts_have_the_own_share_of_each_token_by_exchange(finished: P
             if not moves:
                 assert np.isnan(found[:, position]).all()
                 continue
-            own, others = np.sqrt(np.mean(moves, axis=0))
-            np.testing.assert_allclose(found[:, position], own / (own + others), atol=1e-4)
+            shares = [own / (own + others) for own, others in np.sqrt(moves)]
+            np.testing.assert_allclose(found[:, position], np.mean(shares, axis=0), atol=1e-4)
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:

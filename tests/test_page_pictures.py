@@ -295,7 +295,7 @@ def test_picture_of_layers_has_a_box_of_its_shade_for_each_cell(saved: dict[str,
     by_row = {height: [box for box in boxes if box.get("y") == f"{height:g}"] for height in heights}
     for block, model in enumerate(models):
         for layer in range(1, layers + 1):
-            here = [row for row in rows if row["model"] == model and int(row["layer"]) == layer]
+            here = [row for row in rows if row["model"] == model and int(row["layer"]) == layer and row[share]]
             row_boxes = by_row[heights[block * (layers + 1) + layers - layer]]
             row_boxes = sorted(row_boxes, key=lambda box: float(box.get("x")))
             assert len(row_boxes) == len(here)

@@ -5,7 +5,8 @@
 In each model the last vector of token i is a x_i + b x_{i-1} + c, up to its norm's scale, with contents x of equal
 length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. Where
 several tokens contribute, b is the length of their independent sum. Contents of three tokens in a row are orthogonal
-and have mean 0, so that all vectors have the same mean and deviation and the norms are linear.
+and have mean 0, so that all vectors have the same mean and deviation and the norms are linear. These models have no
+interactions: attention follows positions alone.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -34,7 +35,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS, mixing_ratios
 from attnmix.models.attention import OBSERVED
 from validation.planted import POINTS
-from validation.planted_cases import BEFORE, EYE, LENGTH, SHARPNESS, TOKENS
+from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS
 
 TEXTS, MEASURED = 64, 8
 POSITIONS = np.arange(2, TOKENS, dtype=np.int32)
@@ -64,6 +65,8 @@ class Amounts:
     silent_first: bool = False
     """True if the first token's content is 0 in every text."""
     decoder: bool = False
+    position: float = 0.05
+    """Length of a constant in every token, its position, by which attention finds the neighbour."""
 
     @property
     def own_share(self) -> float:
@@ -79,6 +82,7 @@ CASES = (
     Amounts("feed_forward", "the network adds 2 (x_i + x_{i-1}) once more", 3, 3, feed_forward=2.0),
     Amounts("sink", "weight .9 on a constant token, .1 on the neighbour", 1, 0.3, SINK, gain=3.0, silent_first=True),
     Amounts("constant", "y = x_i + x_{i-1} + 20", 1, 1, bias=20.0),
+    Amounts("constant_in_every_token", "the same, and a constant of length 1.5 in every token", 1, 1, position=1.5),
     Amounts("two_layers", "y = x_i + 2 x_{i-1} + x_{i-2}", 1, 5**0.5, layers=2),
     Amounts("decoder", "y = x_i + x_{i-1}, causal and pre-LN", 1, 1, decoder=True),
     Amounts("decoder_feed_forward", "the same, and the network adds it twice", 3, 3, feed_forward=2.0, decoder=True),
@@ -207,7 +211,7 @@ def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
     for parameter in base.parameters():
         parameter.zero_()
     words.weight[1:, CONTENT:] = contents_BTC.flatten(0, 1)
-    positions.weight[:, :TOKENS] = LENGTH * EYE
+    positions.weight[:, :TOKENS] = case.position * EYE
     x_TD = words.weight[1 : 1 + TOKENS] + positions.weight[:TOKENS]
     for layer in layers:
         if case.decoder:
@@ -234,9 +238,9 @@ def _weights(case: Amounts) -> _Weights:
     The network gives factor * (relu(z) - relu(-z)) = factor * z of the content z.
     """
     is_position_D = torch.arange(WIDTH) < CONTENT
-    query = torch.diag(is_position_D * WIDTH**0.5 / LENGTH).double()
+    query = torch.diag(is_position_D * WIDTH**0.5 / case.position).double()
     key = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-    key[:CONTENT, :CONTENT] = case.weights_TT.log().clamp_min(-SHARPNESS).T / LENGTH
+    key[:CONTENT, :CONTENT] = case.weights_TT.log().clamp_min(-SHARPNESS).T / case.position
     value = torch.diag((~is_position_D).double())
     content = torch.diag((~is_position_D).double())[:, CONTENT:]
     sides = torch.cat([content, -content], 1)

@@ -23,7 +23,7 @@ OWN_SHARE = "own_share"
 ALL_DONORS = "all"
 SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
 DONOR_KINDS = {
-    ALL_DONORS: "the mean squared displacement over all kinds of donors",
+    ALL_DONORS: "all kinds of donors; the own share is the mean of theirs",
     SAME_CLASS: "other texts of the same class",
     OTHER_CLASS: "texts of another class",
     OTHER_TEXTS: "other texts of any class",

@@ -41,7 +41,6 @@ from attnmix.measures.exchange import (
     exchanged_texts,
     measure_exchange,
     own_shares,
-    with_all_donors,
 )
 from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_token, document_shares, parts_obstacle
 from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
@@ -352,8 +351,8 @@ class Engine:
 
     def exchange(
         self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
-    ) -> dict[str, Displacements]:
-        """Return the displacements of a text's vectors by kind of donor, if all kinds are more than one with all first.
+    ) -> tuple[list[str], Displacements]:
+        """Return the kinds of donors, with `all` first if they are several, and the displacements of a text's vectors.
 
         Args:
             texts: All texts, from which the donors are drawn.
@@ -369,12 +368,7 @@ class Engine:
             classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
             donors = draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
         displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
-        if len(donors) > 1:
-            displacements = with_all_donors(displacements)
-        by_kind = {}
-        for place, kind in enumerate([ALL_DONORS, *donors] if len(donors) > 1 else donors):
-            by_kind[kind] = Displacements(*(part[place : place + 1] for part in displacements))
-        return by_kind
+        return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
@@ -402,9 +396,8 @@ class Engine:
             return
         document = measurements.texts.document(number)
         positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
-        displacements = self.exchange(measurements.texts, number, document, positions)
-        first = next(iter(displacements.values()))
-        measurements.token_shares[number] = own_shares(first, PRECISION)[0, 1:].astype(np.float32)
+        _, displacements = self.exchange(measurements.texts, number, document, positions)
+        measurements.token_shares[number] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
 
     def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
         """Return the numbers of the texts in which every identity is checked; the longest is among them."""
@@ -468,20 +461,20 @@ def _own_share(engine: Engine, measurements: Measurements, max_length: int, numb
     document = texts.document(number).cut(max_length)
     positions = TOKEN_POSITIONS if len(texts) == 1 else EXCHANGE_POSITIONS
     chosen = choose_positions(document, positions, engine.seed)
+    kinds, displacements = engine.exchange(texts, number, document, chosen)
+    by_quantity = exchange_sums(displacements, PRECISION)
     sums = {}
-    for place, (kind, displacements) in enumerate(engine.exchange(texts, number, document, chosen).items()):
-        by_quantity = exchange_sums(displacements, PRECISION)
+    for place, kind in enumerate(kinds):
         name = OWN_SHARE if place == 0 else f"{OWN_SHARE}_{kind}"
-        sums[name] = _without_input(by_quantity[OWN_SHARE])
-        if place == 0:
-            for quantity in TOTAL_EFFECTS:
-                sums[quantity] = _without_input(by_quantity[quantity])
+        sums[name] = _without_input(by_quantity[OWN_SHARE], place)
+    for quantity in TOTAL_EFFECTS:
+        sums[quantity] = _without_input(by_quantity[quantity], place=0)
     return sums
 
 
-def _without_input(sums: Sums) -> Sums:
-    """Return the sums `[layers]` of sums `[1, levels]`."""
-    return Sums(sums.values[0, 1:], sums.counts[0, 1:])
+def _without_input(sums: Sums, place: int) -> Sums:
+    """Return the sums `[layers]` of one kind of donors of sums `[kinds, levels]`."""
+    return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
 
 def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:

@@ -8,11 +8,11 @@ For the vector y_i of token i after a layer, and a donor text x' with the same s
     own share = o_i / (o_i + a_i)
 
 The model runs unchanged, with live attention, so that no rule for activations, norms or biases is needed and every
-family can be measured. A constant that other tokens contribute to every text moves nothing. Squared displacements are
-the total effects of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999), here of two groups of inputs,
-estimated from exchanges between real texts: o^2 / j^2 is the total effect of the own token, a^2 / j^2 that of the
-others, and 1 - a^2 / j^2 the first-order effect of the own token. A total effect above 1 is impossible for independent
-inputs: the exchanged texts then are unlike the texts that they come from.
+family can be measured. What is equal in both texts moves nothing. The own share compares two displacements; it is no
+part of a sum, as tokens interact and are not independent. Ratios of squared displacements have the form of the indices
+of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 of the total
+effect of the own token, a^2 / j^2 of that of the others, 1 - a^2 / j^2 of the first-order effect of the own token. They
+would be these indices if token and rest were independent and donors drawn like the text.
 
 Special tokens stay in place. They and positions where both texts have the same token have no own share (NaN). A donor
 that is shorter than the text is continued with the next donor of its kind.
@@ -20,13 +20,14 @@ that is shorter than the text is continued with the next donor of its kind.
 Shapes: T tokens, S positions of interest, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
 
 References:
-    Geiger et al., Causal abstractions of neural networks, NeurIPS 2021 (interchange interventions).
+    Geiger et al., Causal abstractions of neural networks, NeurIPS 2021 (interchange of internal states).
+    Brunner et al., On identifiability in Transformers, ICLR 2020 (contribution of a token to its own vector).
     Jansen, Analysis of variance designs for model output, Computer Physics Communications 117, 1999.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -60,7 +61,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class Displacements(NamedTuple):
-    """Mean squared displacements of one text's vectors, relative to their squared lengths.
+    """Mean squared displacements of one text's vectors, and their squared lengths.
 
     `[K, L, T]`; NaN for tokens that were not exchanged. `joint` is the displacement between the two texts.
     """
@@ -68,6 +69,8 @@ class Displacements(NamedTuple):
     own: Doubles
     others: Doubles
     joint: Doubles
+    length: Doubles
+    """|y|^2 of the text's own vectors."""
 
 
 def choose_positions(document: Document, number: int, seed: int) -> Ids:
@@ -165,7 +168,7 @@ def measure_exchange(
     positions: Ids,
     batch_tokens: int,
 ) -> Displacements:
-    """Return the mean squared displacements of the vectors at some positions of a document.
+    """Return the mean squared displacements and squared lengths of the vectors at some positions of a document.
 
     Args:
         base: The model without head, in evaluation mode.
@@ -181,51 +184,69 @@ def measure_exchange(
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
     kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
     runs = _exchanged_runs(document.ids, exchanged_XT, positions)
-    squares_XLS3 = _squared_displacements(base, runs, len(exchanged_XT), positions, batch_tokens)
+    squares_XLS4 = _squares(base, runs, len(exchanged_XT), positions, batch_tokens)
     differs_XS = (exchanged_XT != document.ids)[:, positions]
-    squares_XLS3[~np.broadcast_to(differs_XS[:, None], squares_XLS3.shape[:3])] = np.nan
-    shape = (3, len(donors), squares_XLS3.shape[1], len(document))
+    squares_XLS4[~np.broadcast_to(differs_XS[:, None], squares_XLS4.shape[:3])] = np.nan
+    shape = (4, len(donors), squares_XLS4.shape[1], len(document))
     means = np.full(shape, np.nan)
     for kind in range(len(donors)):
-        means[:, kind][..., positions] = np.moveaxis(_mean_of_known(squares_XLS3[kinds_X == kind]), -1, 0)
+        means[:, kind][..., positions] = np.moveaxis(_mean_of_known(squares_XLS4[kinds_X == kind]), -1, 0)
     return Displacements(*means)
 
 
-def with_all_donors(displacements: Displacements) -> Displacements:
-    """Return the displacements with their mean over the kinds of donors first `[1 + K, L, T]`."""
-    return Displacements(*(np.concatenate([_mean_of_known(kinds)[None], kinds]) for kinds in displacements))
-
-
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
-    """Return the sums over tokens `[K, L]` of each quantity, by the names of `QUANTITIES`.
+    """Return the sums over tokens of each quantity `[1 + K, L]`, by the names of `QUANTITIES`.
+
+    The first row is of all donors: the mean of the kinds for each token, and for total effects the sum over the kinds.
+    With a single kind there is no such row, `[1, L]`.
 
     Args:
         displacements: Of one text.
         precision: Relative precision of the model's numbers; displacements of its order count as 0.
     """
-    least = (ROUNDING * precision) ** 2
-    own, others, joint = (np.where(square < least, 0, square) for square in displacements)
+    own, others, joint = _significant(displacements, precision)
+    length = displacements.length
     by_token = {
-        "own_share": _ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
+        OWN_SHARE: _ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
         "own_share_squared": _ratio(own, own + others),
-        "own": np.sqrt(own),
-        "others": np.sqrt(others),
-        "joint": np.sqrt(joint),
+        "own": np.sqrt(_ratio(own, length)),
+        "others": np.sqrt(_ratio(others, length)),
+        "joint": np.sqrt(_ratio(joint, length)),
     }
-    sums = {}
-    for name, values_KLT in by_token.items():
-        sums[name] = Sums.over_tokens(values_KLT)
+    sums = {name: Sums.over_tokens(_with_all_donors(values_KLT)) for name, values_KLT in by_token.items()}
     totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
+    joint_KL = np.nansum(joint, -1)
     for name, squares_KLT in totals.items():
-        sums[name] = Sums(np.nansum(squares_KLT, -1), np.nansum(joint, -1))
+        values_KL = np.nansum(squares_KLT, -1)
+        sums[name] = Sums(*(_with_total(each_KL) for each_KL in (values_KL, joint_KL)))
     return sums
 
 
 def own_shares(displacements: Displacements, precision: float) -> Doubles:
-    """Return the own share of each token `[K, L, T]`; NaN for tokens that were not exchanged or that nothing moves."""
-    least = (ROUNDING * precision) ** 2
-    own, others = (np.sqrt(np.where(square < least, 0, square)) for square in displacements[:2])
-    return _ratio(own, own + others)
+    """Return the own share of each token, the mean over the kinds of donors `[L, T]`.
+
+    It is NaN for tokens that were not exchanged or that nothing moves.
+    """
+    own, others, _ = _significant(displacements, precision)
+    return _mean_of_known(_ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)))
+
+
+def _significant(displacements: Displacements, precision: float) -> list[Doubles]:
+    """Return the squared displacements, 0 where they are rounding errors of the vectors."""
+    least = (ROUNDING * precision) ** 2 * displacements.length
+    return [np.where(squares < least, 0, squares) for squares in displacements[:3]]
+
+
+def _with_all_donors(values_KLT: Doubles) -> Doubles:
+    """Return values with their mean over several kinds of donors first."""
+    if len(values_KLT) == 1:
+        return values_KLT
+    return np.concatenate([_mean_of_known(values_KLT)[None], values_KLT])
+
+
+def _with_total(values_KL: Doubles) -> Doubles:
+    """Return values with their sum over several kinds of donors first."""
+    return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
 
 
 class _Runs(NamedTuple):
@@ -249,25 +270,32 @@ def _exchanged_runs(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Runs:
     return _Runs(np.stack(rows), np.array(places, np.int64))
 
 
-def _squared_displacements(
-    base: PreTrainedModel, runs: _Runs, donors: int, positions: Ids, batch_tokens: int
-) -> Doubles:
-    """Return squared displacements relative to the squared length `[X, L, S, 3]`: own, others, all replaced."""
+def _squares(base: PreTrainedModel, runs: _Runs, donors: int, positions: Ids, batch_tokens: int) -> Doubles:
+    """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`."""
     whole = 1 + donors
     batch_rows = max(whole, batch_tokens // runs.ids_RT.shape[1])
     reader = _Reader(base, positions)
     vectors = reader.read_whole(runs.ids_RT[:whole])
-    joint_XLS = _on_host([_relative_squares(level[1:], level[:1]) for level in vectors]).swapaxes(0, 1)
+    joint_LXS = _on_host([_squared_distance(level[1:], level[:1]) for level in vectors])
+    length_L1S = _on_host([level[:1].double().square().sum(-1) for level in vectors])
     moved = [np.empty((len(vectors), 0))]
     for start in range(whole, len(runs.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = runs.positions_R[start - whole : start - whole + batch_rows]
         rows = reader.read_hybrids(runs.ids_RT[batch], places_R)
-        squares = [_relative_squares(row, level[0, places_R]) for row, level in zip(rows, vectors, strict=True)]
-        moved.append(_on_host(squares))
-    moved_LR = np.concatenate(moved, 1)
-    moved_XLS2 = np.moveaxis(moved_LR.reshape(len(vectors), donors, len(positions), 2), 0, 1)
-    return np.concatenate([moved_XLS2, joint_XLS[..., None]], -1)
+        moved.append(_on_host([_squared_distance(*pair) for pair in _pairs(rows, vectors, places_R)]))
+    moved_LXS2 = np.concatenate(moved, 1).reshape(len(vectors), donors, len(positions), 2)
+    length_LXS = np.broadcast_to(length_L1S, joint_LXS.shape)
+    squares_LXS4 = np.concatenate([moved_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
+    return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
+
+
+def _pairs(
+    rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the vectors of hybrids and those of the text itself at the same positions, level by level."""
+    for row_RD, level in zip(rows, vectors, strict=True):
+        yield row_RD, level[0, places_R]
 
 
 class _Reader:
@@ -316,10 +344,9 @@ class _Reader:
         return levels
 
 
-def _relative_squares(moved: Tensor, original: Tensor) -> Tensor:
-    """Return |moved - original|^2 / |original|^2 over the last axis, in float64."""
-    original = original.double()
-    return (moved.double() - original).square().sum(-1) / original.square().sum(-1)
+def _squared_distance(moved: Tensor, original: Tensor) -> Tensor:
+    """Return |moved - original|^2 over the last axis, in float64."""
+    return (moved.double() - original.double()).square().sum(-1)
 
 
 def _on_host(squares: Sequence[Tensor]) -> Doubles:

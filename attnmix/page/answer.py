@@ -163,7 +163,7 @@ def _shares_by_class(run: Results) -> str:
     before, after = (percent(same["mean"][name]) for name in ("pretrained", "finetuned"))
     states = model_wording_of(run).states.format(before=before, after=after)
     others = " and ".join(percent(other["mean"][name]) for name in ("pretrained", "finetuned"))
-    return f"With words of the same class it is {states}; of another, {others}."
+    return f"With words of the same predicted class it is {states}; of another, {others}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:

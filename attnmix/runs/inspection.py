@@ -35,7 +35,6 @@ from attnmix.measures.exchange import (
     draw_exchanged_texts,
     measure_exchange,
     own_shares,
-    with_all_donors,
 )
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
@@ -112,8 +111,8 @@ def _token_shares(
     classes = np.array([text.predicted for text in texts])
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
     positions = choose_positions(document, TOKEN_POSITIONS, seed)
-    displacements = with_all_donors(measure_exchange(base, document, exchanged, positions, batch_tokens))
-    shares: npt.NDArray[np.float32] = own_shares(displacements, PRECISION)[0, 1:].astype(np.float32)
+    displacements = measure_exchange(base, document, exchanged, positions, batch_tokens)
+    shares: npt.NDArray[np.float32] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
     return shares
 
 

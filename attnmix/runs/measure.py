@@ -45,7 +45,6 @@ from attnmix.measures.exchange import (
     draw_exchanged_texts,
     exchange_sums,
     measure_exchange,
-    with_all_donors,
 )
 from attnmix.measures.geometry_tables import geometry_table
 from attnmix.measures.identities import largest_errors
@@ -207,7 +206,7 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
     donors = draw_exchanged_texts(document, texts, place, classes, donors=parameters.exchange_donors, seed=plan.seed)
     positions = choose_positions(document, parameters.exchange_positions, plan.seed)
     displacements = measure_exchange(base, document, donors, positions, plan.batch_tokens)
-    return exchange_sums(with_all_donors(displacements), PRECISION)
+    return exchange_sums(displacements, PRECISION)
 
 
 def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:

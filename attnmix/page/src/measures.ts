@@ -119,7 +119,7 @@ export const wordKind = () => (ofClass() ? "effect" : shareKind());
 export const measureName = () =>
   isOwnShare() ? "by exchange" : (data.labels.methods[state.share.value] ?? matrixName());
 /** The matrix of the sources, within a sentence. */
-export const sourcesName = () => matrixName().replace(/^Exact/, "exact");
+export const sourcesName = () => (data.matrices.length > 0 ? matrixName().replace(/^Exact/, "exact") : "");
 /** What the shades of the picture stand for. */
 export const shareName = () => `${state.change.value ? "change of the " : ""}${shareKind()} (${measureName()})`;
 /** What the words' shades stand for. */

@@ -246,7 +246,7 @@ export const GLOSSARY = {
   "mixing ratio of one layer":
     "This ratio says how much of a token's vector in one layer comes from other tokens. It is the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio describes one layer and not all layers since the input.",
   "own share":
-    "The own share says how much of what moves a token's vector is the token itself. It is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. The model runs as it is, so attention changes with the words. Special tokens stay in place and have no own share.",
+    "The own share is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. The model runs as it is, so attention changes with the words. Special tokens stay in place and have no own share.",
   "exact parts":
     "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
