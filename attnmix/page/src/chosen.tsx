@@ -3,7 +3,7 @@
 import { type Block, blocks, chosenColumn, titleInText } from "./blocks";
 import { sourceModel, valueIn } from "./cells";
 import { comparison, differenceOf, unlikeTokens } from "./comparison";
-import { data, type Maybe } from "./data";
+import { data, type Maybe, OWN_SHARE } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, set, state } from "./state";
@@ -26,7 +26,8 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
   const compared = comparison.value ? `, ${titleInText(block)}` : "";
   return (
     <>
-      The largest sources in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest sources in the{" "}
+      {measures.sourcesIn.value === "input" ? "input" : "layer below"}
       {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}, are{" "}
       {sources.map((each, n) => (
         <>

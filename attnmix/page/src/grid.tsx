@@ -242,7 +242,7 @@ function DifferenceLegend({ first, second }: Comparison) {
 function orangeText(): string {
   const least = `${state.threshold.value}%`;
   const strength = "The larger a share, the stronger its mark (by the square root).";
-  const measure = measures.measureName().replace(/^Exact/, "exact");
+  const measure = measures.sourcesName();
   if (measures.sourcesIn.value === "input")
     return `marks show where the chosen vector comes from, by ${measure}. The bottom row shows its sources in the input, and straight lines lead to those of ${least} or more. ${strength}`;
   if (measures.sourcesIn.value === "layer")

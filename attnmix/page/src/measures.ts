@@ -116,7 +116,10 @@ export const shareStatement = (kind = shareKind()) =>
   state.change.value ? `${data.wording.change} changes the ${kind} by` : `the ${kind} is`;
 export const wordKind = () => (ofClass() ? "effect" : shareKind());
 /** The chosen measure. */
-export const measureName = () => data.labels.methods[state.share.value] ?? matrixName();
+export const measureName = () =>
+  isOwnShare() ? "by exchange" : (data.labels.methods[state.share.value] ?? matrixName());
+/** The matrix of the sources, within a sentence. */
+export const sourcesName = () => matrixName().replace(/^Exact/, "exact");
 /** What the shades of the picture stand for. */
 export const shareName = () => `${state.change.value ? "change of the " : ""}${shareKind()} (${measureName()})`;
 /** What the words' shades stand for. */
