@@ -348,6 +348,6 @@ def test_the_page_of_two_models_opens_without_an_error(
     shown = page.locator("body").inner_text()
     assert "seed-0/model" in shown
     assert "seed-1/model" in shown
-    page.get_by_label("Change by").check()
+    page.get_by_label("Change from seed-0").check()
     assert errors == []
     page.close()

@@ -53,7 +53,7 @@ def test_ratios_without_special_sources_leave_out_what_those_give(
             expected = np.concatenate([each[method] for each in ratios]).mean()
             assert row["mean"] == pytest.approx(expected, abs=1e-5), (method, layer)
             whole = np.concatenate([array[place, layer - 1] for array in result.ratios_by_text])
-            assert row["below"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
+            assert row["ratio_minus_control"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
 
 
 def test_sink_measures_are_those_of_attention_values_and_outputs(
@@ -99,4 +99,4 @@ def test_a_planted_sink_is_seen_and_taken_out(tiny_bert: Path) -> None:
     assert sinks["attention_to_first"] > 0.9
     assert sinks["value_of_first"] < 0.5
     row = result.controls("attn_w").query("layer == 1").iloc[0]
-    assert row["below"] > 0.05
+    assert row["ratio_minus_control"] > 0.05

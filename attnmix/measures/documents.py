@@ -153,6 +153,9 @@ class Corpus:
             self._read_group = (row_group, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
         return self._read_group[1][place]
 
+    def __getitem__(self, number: int) -> Document:
+        return self.document(number)
+
     def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
         """Return the numbers of documents of similar length in one padded batch."""
         numbers = np.arange(len(self))[self.rows(row_group)]

@@ -27,7 +27,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -39,7 +39,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, OTHER_CLASS, OTHER_TEXTS, OWN_SHARE, SAME_CLASS, Site
 from attnmix.core.statistics import Doubles, Sums
-from attnmix.measures.documents import Document
+from attnmix.measures.documents import Corpus, Document
 from attnmix.models.capture_points import recording
 from attnmix.models.families import family_of
 
@@ -58,6 +58,8 @@ TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens
 """The total effects of the own token and of the others, with what is exchanged."""
 ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
 Ids = npt.NDArray[np.int32]
+Documents = Sequence[Document] | Corpus
+"""Texts by number, of which only those that are used are read."""
 
 
 class Displacements(NamedTuple):
@@ -87,7 +89,7 @@ def choose_positions(document: Document, number: int, seed: int) -> Ids:
 
 
 def choose_donors(
-    documents: Sequence[Document], number: int, classes: npt.NDArray[np.int64] | None, seed: int
+    documents: Documents, number: int, classes: npt.NDArray[np.int64] | None, seed: int
 ) -> dict[str, list[int]]:
     """Return the numbers of the other documents in random order, by kind of donor.
 
@@ -110,7 +112,7 @@ def choose_donors(
     return {kind: numbers.tolist() for kind, numbers in by_kind.items() if len(numbers)}
 
 
-def exchange_words(document: Document, donors: Sequence[Document]) -> Ids:
+def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
     """Return the document's token ids with all but special tokens replaced by those of the donors, one after the other.
 
     The donors' words are repeated if they are fewer than the document's.
@@ -128,18 +130,18 @@ def exchange_words(document: Document, donors: Sequence[Document]) -> Ids:
     return ids
 
 
-def exchanged_texts(document: Document, texts: Sequence[Document], candidates: Sequence[int], number: int) -> list[Ids]:
+def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
     """Return the document with the words of the first `number` candidates, each continued by those after it."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
-        exchanged.append(exchange_words(document, [texts[place] for place in order]))
+        exchanged.append(exchange_words(document, (texts[place] for place in order)))
     return exchanged
 
 
 def draw_exchanged_texts(
     document: Document,
-    texts: Sequence[Document],
+    texts: Documents,
     number: int,
     classes: npt.NDArray[np.int64] | None,
     *,

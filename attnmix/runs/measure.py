@@ -33,7 +33,6 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Sums
 from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
-from attnmix.core.store.texts import ROW_GROUP_TEXTS
 from attnmix.core.torch_state import torch_state
 from attnmix.measures.batches import STATISTICS, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
@@ -198,12 +197,8 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
     """Return the sums of how far vectors of a document move if tokens are exchanged for those of other documents."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
-    # Donors are of the same row group of the file, which is in memory.
-    candidates = np.arange(len(plan.corpus))[plan.corpus.rows(number // ROW_GROUP_TEXTS)]
-    texts = [plan.corpus.document(int(candidate)) for candidate in candidates]
-    place = number - int(candidates[0])
-    classes = plan.corpus.predicted[candidates]
-    donors = draw_exchanged_texts(document, texts, place, classes, donors=parameters.exchange_donors, seed=plan.seed)
+    corpus, number_of_donors = plan.corpus, parameters.exchange_donors
+    donors = draw_exchanged_texts(document, corpus, number, corpus.predicted, donors=number_of_donors, seed=plan.seed)
     positions = choose_positions(document, parameters.exchange_positions, plan.seed)
     displacements = measure_exchange(base, document, donors, positions, plan.batch_tokens)
     return exchange_sums(displacements, PRECISION)
