@@ -61,8 +61,10 @@ explore: $(INSTALLED) ## Serve a page with an input on this machine: type a text
 experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
+# Bytecode is kept even where the environment forbids it: each worker would compile all tests again, for five seconds. A
+# file is one worker's, so that fixtures of a module are built once, but in the long tier, where one file takes most of it.
 test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer; MARKED=notebooks; MARKED=all: all)
-	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist $(if $(MARKED),worksteal,loadfile) $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
+	@$(IN_VENV) PYTHONDONTWRITEBYTECODE= python -m pytest --numprocesses auto --maxprocesses 4 --dist $(if $(MARKED),worksteal,loadfile) $(if $(MARKED),-m "$(filter-out all,$(MARKED))")
 
 check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, the site's links
 	@$(IN_VENV) ruff check .

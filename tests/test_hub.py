@@ -55,9 +55,9 @@ LASTING = [
     (Trouble("storage", "endless", None), SPOILT),
 ]
 KINDS = ("model", "dataset")
-# One of each place is enough for `attnmix.load`, which calls what the stage calls.
-TEMPORARY_IN_PYTHON = list({trouble.place: trouble for trouble in TEMPORARY}.values())
-LASTING_IN_PYTHON = list({trouble.place: (trouble, expected) for trouble, expected in LASTING}.values())
+# One of each place is enough for data sets and for `attnmix.load`, which fetch files as the stage does its model.
+TEMPORARY_BY_PLACE = list({trouble.place: trouble for trouble in TEMPORARY}.values())
+LASTING_BY_PLACE = list({trouble.place: (trouble, expected) for trouble, expected in LASTING}.values())
 
 
 def named(trouble: Trouble) -> str:
@@ -202,8 +202,11 @@ def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble:
     assert_as_served(tmp_path, served, NEW)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("trouble", "expected"), LASTING, ids=[named(each[0]) for each in LASTING])
+@pytest.mark.parametrize(
+    ("kind", "trouble", "expected"),
+    [*(("model", *each) for each in LASTING), *(("dataset", *each) for each in LASTING_BY_PLACE)],
+    ids=lambda each: named(each) if isinstance(each, Trouble) else each if each in KINDS else "",
+)
 def test_lasting_failures_are_one_error_and_nothing_made(
     tmp_path: Path, served: Served, trouble: Trouble, expected: str, kind: str
 ) -> None:
@@ -237,7 +240,7 @@ def test_a_storage_that_knows_no_ranges_is_read_from_its_start_again(tmp_path: P
     assert served.repositories[f"{kind}s/owner/whole"].starts == [0, CUT, *other_files]
 
 
-@pytest.mark.parametrize("name", [*map(named, TEMPORARY_IN_PYTHON), "owner/further", "owner/whole", "owner/bert"])
+@pytest.mark.parametrize("name", [*map(named, TEMPORARY_BY_PLACE), "owner/further", "owner/whole", "owner/bert"])
 def test_from_python_a_model_is_loaded_through_the_same_failures(served: Served, name: str) -> None:
     shutil.rmtree(served.cache("model", name), ignore_errors=True)
     repository = served.repositories[f"models/{name}"]
@@ -249,7 +252,7 @@ def test_from_python_a_model_is_loaded_through_the_same_failures(served: Served,
     assert repository.starts  # by httpx, and not by the client's own transfers
 
 
-@pytest.mark.parametrize(("trouble", "expected"), LASTING_IN_PYTHON, ids=lambda each: getattr(each, "place", ""))
+@pytest.mark.parametrize(("trouble", "expected"), LASTING_BY_PLACE, ids=lambda each: getattr(each, "place", ""))
 def test_from_python_a_lasting_failure_is_the_same_error(served: Served, trouble: Trouble, expected: str) -> None:
     shutil.rmtree(served.cache("model", named(trouble)), ignore_errors=True)
     with pytest.raises(InputError) as raised:
