@@ -169,7 +169,7 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     handles = []
     for linestyle, label in DONOR_LINES.values():
         handles.append(Line2D([], [], color="black", linestyle=linestyle, label=label))
-    axes.legend(handles=handles, loc="lower left", title="Exchanged words from")
+    axes.legend(handles=handles, loc="lower left", title="Words from")
     axes.set_title(_number_of_texts(shares[shares["donor"] == ALL_DONORS]))
     return figure
 
