@@ -6,12 +6,12 @@ Without arguments, the default model is compared with its own architecture under
 `models/pretrained models/finetuned`. Below the table it prints what may not be concluded from it. With twenty reviews
 of the sample:
 
-                          measure layer before after difference [over texts] between_models         trainings texts tokens
-                        own_share     6  0.811 0.485 -0.326 [-0.342, -0.311]        lower too few runs    20     48
-                      attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]       higher too few runs    20     90
-  attnresln_n less shuffled_words   all -0.000 0.013 +0.013 [+0.008, +0.018]       higher too few runs    20     90
-    attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.061, +0.078]       higher too few runs    20     90
-"""
+                            measure layer before after difference [over texts] between_models mixing between_seeds texts tokens
+                          own_share     6  0.948 0.562 -0.387 [-0.421, -0.352]          lower   more  too few runs    20      8
+                        attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]         higher   more  too few runs    20     90
+    attnresln_n less shuffled_words   all -0.000 0.013 +0.013 [+0.008, +0.018]         higher         too few runs    20     90
+      attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.061, +0.078]         higher         too few runs    20     90
+"""  # noqa: E501
 
 import sys
 from pathlib import Path
