@@ -42,9 +42,9 @@ def list_measures() -> pd.DataFrame:
 
     Example:
         >>> table = attnmix.list_measures()
-        >>> table[table["kind"] == "ratio"]["name"].tolist()
+        >>> table.query("kind == 'ratio'").name.tolist()
         ['attn_w', 'attnres_w', 'attn_n', 'attnres_n', 'attnresln_n', 'enc_n', 'layer_n']
-        >>> table.set_index("name").loc["alti", "call"]
+        >>> table.query("name == 'alti'").call.item()
         "result.matrix('alti')"
     """
     rows = []
