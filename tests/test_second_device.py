@@ -35,6 +35,7 @@ from attnmix.faithfulness.probes import probes
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer, contributions
 from attnmix.measures.controls import random_base, shuffled_words
+from attnmix.measures.exchange import choose_positions, draw_exchanged_texts, measure_exchange
 from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
@@ -131,6 +132,14 @@ def measures(folder: Path, device: torch.device) -> Arrays:
     return arrays
 
 
+def exchanged(folder: Path, device: torch.device) -> list[Any]:
+    """Return the displacements of a text's vectors by exchanged tokens."""
+    documents, base = tokenized_documents(load_tokenizer(folder), TEXTS, 20), load_base(folder).to(device)
+    donors = draw_exchanged_texts(documents[0], documents, 0, None, donors=2, seed=1)
+    positions = choose_positions(documents[0], 3, seed=1)
+    return list(measure_exchange(base, documents[0], donors, positions, batch_tokens=60))
+
+
 def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any]:
     """Return the captured vectors of a text at every point."""
     points = family_of(base.config).present(POINTS)
@@ -158,6 +167,11 @@ def test_every_algebra_gives_the_cpus_measures(name: str, second_device: torch.d
         found = measures(folder, second_device)
     assert not counts.operators.keys() & NOT_DETERMINISTIC_ON_CUDA
     assert_same(found, measures(folder, CPU))
+
+
+@pytest.mark.parametrize("name", each_family("bart"))
+def test_every_family_gives_the_cpus_displacements(name: str, second_device: torch.device) -> None:
+    assert_same(exchanged(tiny_folder(name), second_device), exchanged(tiny_folder(name), CPU))
 
 
 @pytest.mark.parametrize("name", each_family("gpt2", names=ALGEBRAS))
