@@ -10,15 +10,16 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from attnmix.core.names import CHECKPOINT_NAMES
+from attnmix.core.settings import MeasureParameters
 from attnmix.core.store.results import TextResults
 from attnmix.measures.engine import Measurements
 from attnmix.model import Model, quiet
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
-from attnmix.runs.text_results import TextMeasurer
+from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
 from attnmix.runs.tokens import TokenizedTexts
 
-LEFT_OUT = "Heads and other measures are on the whole page: {owner}.show(whole=True), or {owner}.save of a file."
+LEFT_OUT = "Heads and other measures are on the whole page: {owner}.show(whole=True), or {owner}.to_html of a file."
 
 
 def models_page(
@@ -81,7 +82,10 @@ def _results(
             if any(_share_modules(base, other) for other in bases.values()):
                 base = copy.deepcopy(base)  # two models are measured at the same time
             bases[checkpoint] = base
-        measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, pairs=tokenized.pairs)
+        matrices = MeasureParameters().matrices
+        if len(models) > 1:  # they would take most of the time, in both models
+            matrices = [name for name in matrices if name not in SLOW_MATRICES]
+        measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))
         results = measurer.results(tokenized, measurements, with_heads=whole)
     return results if whole else results.without_heads()
