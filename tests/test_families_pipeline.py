@@ -33,6 +33,7 @@ from attnmix.core.names import (
 )
 from attnmix.core.store.features import open_store, stored_sites
 from attnmix.core.store.runs import Run, map_sites
+from attnmix.figures.maps import write_joint_pages
 from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
@@ -159,14 +160,15 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
 
 
 @pytest.mark.parametrize("name", [OWN_WIDTH], indirect=True)
-def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened) -> None:
+def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened, tmp_path: Path) -> None:
     run, sites = Run(Path()), stored_sites(ACTIVATIONS)
     assert points_of_other_widths() == {"attention_heads"}
     in_stream = [site for site in sites if site.point != "attention_heads"]
     assert map_sites(run.map("separate")) == sites
     for layout in ONE_PLANE:
         assert map_sites(run.map(layout)) == in_stream
-    assert len(PdfDocument(run.figures / "joint.pdf")) == len(in_stream)
+    write_joint_pages(run.map("joint"), None, tmp_path / "joint.pdf", dpi=30)
+    assert len(PdfDocument(tmp_path / "joint.pdf")) == len(in_stream)
     counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counts == {layout: [len(in_stream if layout in ONE_PLANE else sites)] for layout in LAYOUTS}
     notes = shown.page.locator("main > .note").all_inner_texts()

@@ -81,8 +81,9 @@ def peak(workspace: Workspace, documents: int) -> int:
     """
     reached = []
     for run in range(2):
-        # The numbers of documents with gradients and with parts are parameters of their own.
-        prepare(workspace, documents, f"{documents} in run {run}", gradient_documents=0, parts_documents=1)
+        # The numbers of documents with gradients, with parts and with exchanged tokens are parameters of their own.
+        few = {"gradient_documents": 0, "parts_documents": 1, "exchange_documents": 1}
+        prepare(workspace, documents, f"{documents} in run {run}", **few)
         tracemalloc.start()
         run_tokenized(measure)
         reached.append(tracemalloc.get_traced_memory()[1])
@@ -91,7 +92,10 @@ def peak(workspace: Workspace, documents: int) -> int:
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
+def test_memory_does_not_grow_with_the_documents(
+    workspace: Workspace, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnmix.measures.geometry_tables.MAX_TEXTS", FEW)  # of which all pairs are in memory
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     # A row of the table of texts, how often it is in each bootstrap sample, and arrays for a moment.
     assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
