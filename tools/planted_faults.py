@@ -144,8 +144,11 @@ def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
 
 
 def run_python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a copy of the repository, whose modules it imports."""
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    """Run this Python in a copy of the repository, whose modules it imports.
+
+    It keeps no bytecode, which would hide a fault of the same length that is applied within the same second.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
