@@ -11,7 +11,7 @@ of the sample:
                         attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]         higher   more  too few runs    20     90
     attnresln_n less shuffled_words   all -0.000 0.013 +0.013 [+0.008, +0.018]         higher         too few runs    20     90
       attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.061, +0.078]         higher         too few runs    20     90
-"""  # noqa: E501
+"""  # noqa: E501  # a printed table
 
 import sys
 from pathlib import Path
