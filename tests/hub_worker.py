@@ -76,7 +76,7 @@ def _begin() -> None:
 
     from attnmix.data.hub import retries
 
-    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]  # shorter than a second
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # for the module
     close_session()

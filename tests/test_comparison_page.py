@@ -112,7 +112,7 @@ def test_a_chosen_name_is_shown_and_another_kind_of_value_is_an_error(folders: t
     assert "`before` is mine (1), `after` is mine (2)." in repr(attnmix.compare(*same, TEXTS[:2], methods=RATIO))
     for name in ("", "two\nlines", 3, "x" * 81):
         with pytest.raises(InputError, match=r"^name: .*; allowed: a text in one line, 1 to 80 characters"):
-            attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]
+            attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]  # what is refused
 
 
 def test_no_table_page_or_file_has_a_local_path(compared: attnmix.Comparison, tmp_path: Path) -> None:
