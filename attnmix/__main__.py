@@ -99,7 +99,7 @@ def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     with frozen_imports():
-        from attnmix import compare, load, measure  # takes seconds, which a mistake in the arguments need not cost
+        from attnmix import compare, load, measure  # slow import, after the arguments are checked
 
     model = load(options.model, revision=options.revision)
     if options.against is not None:

@@ -9,7 +9,7 @@
     result.to_html("page.html")  # the interactive page; result.show() opens it
     result.save("result.zip")  # the numbers, for load_result("result.zip")
 
-Only `capture` with a path, `to_html` and `save` write files. A model at hand is left as it was: its attention
+Only `capture` with a path, `to_html` and `save` write files. A model in memory is restored: its attention
 implementation, mode, hooks, dtype and device. Numbers are computed in float32 (matrices in float64), whatever the
 model's dtype.
 """
@@ -185,7 +185,7 @@ def measure(
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield what measures texts in a model at hand, with few threads where all of them are short."""
+    """Yield the engine for a model in memory; short texts are computed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -217,7 +217,7 @@ class Measures:
     output: OutputSignature | None = None
     """`Model.output_signature` of the model that was measured; None in a loaded result."""
     _computed: Measurements = field(default_factory=lambda: Measurements(Texts([])))
-    """All that has been measured so far; what is there is not computed again."""
+    """All measurements so far, which are not computed again."""
 
     def __repr__(self) -> str:
         layers, tokens = self.ratios_by_text[0].shape[1], len(self.tokens)
@@ -401,7 +401,7 @@ class Measures:
         return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(self.methods)}
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the sums of `own_share` over the tokens of a sample of the texts, and of those with other donors."""
+        """Return the sums of the own shares of a sample of the texts, by name: all donors, then each kind."""
         self._check_unedited()
         if sample not in self._computed.own_share:
             with self._engine() as engine:
@@ -458,7 +458,7 @@ class Measures:
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
-        """Yield what measures the texts in the model; raise `InputError` as `_measured_weights` does."""
+        """Yield the engine for the model; raise `InputError` if the model has changed."""
         model = self._measured_weights()
         with observed_engine(model, self.tokenized.pairs, self.methods, self._computed) as engine:
             yield engine

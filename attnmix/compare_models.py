@@ -20,7 +20,7 @@ from attnmix.model import Model, load
 from attnmix.text_controls import OWN_SHARE_SAMPLE, check_control_names, check_own_share_sample
 
 Compared = Model | Measures | str | os.PathLike[str]
-"""What `compare` takes on either side."""
+"""The type of either side of `compare`."""
 TYPES = (Model, Measures, str, os.PathLike)
 ALLOWED = (
     "allowed: two models, names or folders with texts, compare(before, after, texts), two results of measure, or lists "
@@ -134,7 +134,7 @@ def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for options that no model takes, before a model is loaded."""
+    """Raise `InputError` for invalid options, before a model is loaded."""
     methods, controls = options["methods"], _names(options["controls"])
     if methods is not None:
         check_kinds("methods", _names(methods), RATIOS)
@@ -146,7 +146,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _loaded(members: Sequence[Any]) -> list[Model]:
-    """Return the models, of which those given by name are loaded, once if a name occurs twice."""
+    """Return the models; load names and folders, each once."""
     by_name: dict[str, Model] = {}
     models = []
     for member in members:
@@ -161,7 +161,7 @@ def _loaded(members: Sequence[Any]) -> list[Model]:
 
 
 def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model, measured once if it is given twice; check all models before measuring one."""
+    """Return the result of each model; check all models first, and measure each once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = options["labels"]

@@ -535,7 +535,7 @@ def compared(
 
 
 def _model_names(results: Sequence[Measures]) -> list[str]:
-    """Return the display names of the models, of which no two different ones share one."""
+    """Return unique display names of the models."""
     models = [result.model for result in results]
     keys = [(id(result.model), result.weights) for result in results]  # a model may be trained further between two
     return distinct_names(keys, [model.name for model in models], [model.source for model in models])
@@ -612,7 +612,7 @@ def _sample_note(documents: Sequence[Document]) -> str:
 
 
 def _own_share_note(texts: int, sample: OwnShareSample) -> str:
-    """Return the texts and tokens of which the own share is."""
+    """Return a sentence on the sample of the own share."""
     number = min(texts, sample.max_texts)
     return f"own_share is of {_counted(number)}, truncated to {sample.max_length} tokens where longer."
 
@@ -649,7 +649,7 @@ def _more_mixing(measure: str) -> str | None:
 
 
 def _mixing(rows: pd.DataFrame) -> list[str]:
-    """Return what the difference of each row means for mixing, of these two models."""
+    """Return the meaning of each difference for mixing."""
     meanings = []
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = _more_mixing(measure)

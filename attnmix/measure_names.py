@@ -26,7 +26,7 @@ SHARES = {
     CLASS_SHARE: "the share in the squared length of what tokens take from others that is common to the texts of a "
     "class; needs labels",
 }
-"""What `measure` takes as `controls` and is no control of a ratio, by its name."""
+"""Quantities that `measure(controls=...)` accepts besides controls of ratios, by name."""
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` takes."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
@@ -34,7 +34,7 @@ PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherenc
 
 
 def list_measures() -> pd.DataFrame:
-    """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` take.
+    """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` accept.
 
     Returns:
         A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, which takes the name;

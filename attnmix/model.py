@@ -61,7 +61,7 @@ class Model:
     name: str
     """The display name, which tables, figures and pages show."""
     source: str = ""
-    """What the model was loaded from, such as a path; no table or page shows it."""
+    """The source of the model, such as a path; it appears in no table or page."""
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"

@@ -1,4 +1,4 @@
-"""The interactive page of texts in one model at hand, or in two that are compared."""
+"""The interactive page of texts in one model or in two compared models."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def models_page(
         names: Their display names.
         tokenized: The texts.
         methods: The mixing ratios that all of the models have.
-        owner: What has the methods that make the page: `result` or `comparison`.
+        owner: The name of the object that makes the page: `result` or `comparison`.
         whole: False to leave out heads and matrices, for a small page.
         note: A sentence on what the page does not show.
-        known: What has been measured in each model, of the same `methods`; what is missing is added.
+        known: Measurements in each model, of the same `methods`; missing ones are added.
     """
     page = known[0].pages if len(known) == 1 else {}
     if whole not in page:
@@ -83,7 +83,7 @@ def _results(
                 base = copy.deepcopy(base)  # two models are measured at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
-        if len(models) > 1:  # they would take most of the time, in both models
+        if len(models) > 1:  # slow, and needed for both models
             matrices = [name for name in matrices if name not in SLOW_MATRICES]
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))

@@ -1,4 +1,4 @@
-"""Planted models in which the own share of every vector is a known number, and what each measure says of them.
+"""Planted models with a known own share of every vector, and the values of each measure.
 
     python -m validation.planted_amounts [--seed 0] [--to docs/study]
 
@@ -39,8 +39,8 @@ from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS
 
 TEXTS, MEASURED = 64, 8
 POSITIONS = np.arange(2, TOKENS, dtype=np.int32)
-GROUPS = 3  # of orthogonal contents, by position
-CONTENT, WIDTH = TOKENS, TOKENS + 4 * GROUPS  # the first dimension of the content, after those of the position
+GROUPS = 3  # orthogonal contents, assigned by position
+CONTENT, WIDTH = TOKENS, TOKENS + 4 * GROUPS  # content dimensions follow the position dimensions
 SINK_WEIGHT = 0.9
 TOLERANCE = 0.02
 DIGITS = 4
@@ -255,7 +255,7 @@ def _bias(case: Amounts) -> Tensor:
 
 
 def _fill_bert(layer: Any, case: Amounts) -> None:
-    """Set the weights of a post-LN layer, whose norms scale all vectors alike."""
+    """Set the weights of a post-LN layer; its norms scale all vectors equally."""
     attention = layer.attention
     linears = (
         attention.self.query,
@@ -273,7 +273,7 @@ def _fill_bert(layer: Any, case: Amounts) -> None:
 
 
 def _fill_gpt2(layer: Any, case: Amounts, x_TD: Tensor) -> None:
-    """Set the weights of a pre-LN layer, whose norms' scale is undone; `x_TD` enters it."""
+    """Set the weights of a pre-LN layer with input `x_TD`; the scale of its norms is undone."""
     weights = _weights(case)
     layer.attn.c_attn.weight.copy_(torch.cat(weights[:3], 1))
     for linear, weight in zip((layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj), weights[3:], strict=True):

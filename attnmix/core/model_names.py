@@ -28,13 +28,13 @@ def read_name(name: object) -> str:
 
 
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
-    """Return a display name for each model, of which no two different models share one.
+    """Return a unique display name for each model.
 
     Names that several models share are preceded by parent folders, as many as tell the most models apart, and
     numbered if that does not suffice.
 
     Args:
-        models: What identifies each model. A model that occurs twice has one name.
+        models: A key for each model. A model that occurs twice has one name.
         names: The display name of each model.
         sources: The folder or hub identifier that each model was loaded from, or an empty text.
 
@@ -82,7 +82,7 @@ def _last_parts(source: str, number: int) -> str:
 
 
 def _parts(source: str) -> list[str]:
-    """Return the parts of a folder or hub identifier without a root; of a package its name alone."""
+    """Return the parts of a folder or hub identifier without its root, or the name of a package."""
     if "://" in source:
         return [source.partition("://")[2].partition("/")[0]]
     path = Path(source)

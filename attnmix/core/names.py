@@ -14,7 +14,7 @@ ACTIVATIONS = Path("features/capture")
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
 """Mixing ratios, ordered by how much of a layer they cover."""
 REDUNDANT_RATIO_NAMES = ("attnres_w", "enc_n")
-"""Those that say little beside the others, which are measured on demand alone."""
+"""Ratios that add little to the others and are not measured by default."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
 """Contribution matrices of one layer."""
 COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)

@@ -1,4 +1,4 @@
-"""Progress of loops that may take long: a bar on a terminal, elsewhere one line where they take over ten seconds."""
+"""Progress of long loops: a bar in a terminal, elsewhere one line if more than ten seconds are expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 Task = TypeVar("Task")
 
 BAR_DELAY_SECONDS = 2
-LONG_SECONDS = 10  # expected; a loop that takes longer is announced where there is no bar
+LONG_SECONDS = 10  # expected duration from which a loop is announced without a bar
 
 
 class Progress:

@@ -43,11 +43,11 @@ class Sums(NamedTuple):
         return cls(np.stack([text.values for text in texts]), np.stack([text.counts for text in texts]))
 
     def take(self, texts: slice | Sequence[int]) -> Sums:
-        """Return the sums of some of the texts; those on disk are read here."""
+        """Return the sums of some of the texts; memory-mapped sums are read here."""
         return Sums(np.asarray(self.values[texts]), np.asarray(self.counts[texts]))
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return the sums as those of the texts with these `numbers` among more; the others do not count."""
+        """Return sums for all `texts`, with these sums at `numbers` and counts of 0 elsewhere."""
         values = np.zeros((texts, *self.values.shape[1:]))
         counts = np.zeros((texts, *self.counts.shape[1:]))
         values[list(numbers)] = self.values

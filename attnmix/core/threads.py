@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-ONE_THREAD_TOKENS = 256  # in a pass; an operation of fewer takes about as long as waking a thread on a busy core
+ONE_THREAD_TOKENS = 256  # per pass; for fewer tokens, waking a thread takes as long as the operation
 
 
 @contextmanager
@@ -35,5 +35,5 @@ def wait_passively() -> bool:
 
 @cache
 def _openmp() -> Any:
-    """Return the OpenMP libraries, whose number of threads each thread has for itself."""
+    """Return the OpenMP libraries; their number of threads is set for each thread."""
     return ThreadpoolController().select(user_api="openmp")

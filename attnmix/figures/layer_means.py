@@ -23,7 +23,7 @@ class LayerMeans(NamedTuple):
 
     label: str
     checkpoint: str
-    """The checkpoint whose colour and marker the curve has."""
+    """The checkpoint that determines the colour and the marker of the curve."""
     means: pd.DataFrame
     """`layer, mean, ci_low, ci_high`; the ends of the interval are NaN with few texts."""
     runs: Sequence[pd.DataFrame] = ()

@@ -48,7 +48,7 @@ GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
-"""What a pass can sum beside the ratios; the `PAIR_SOURCES` of pairs of texts alone."""
+"""Quantities that a pass can sum in addition to the ratios; `PAIR_SOURCES` require pairs of texts."""
 DocumentSums = dict[str, Sums]
 """The sums of one document by quantity."""
 
@@ -62,7 +62,7 @@ class DocumentMeasures:
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     statistics: Mapping[str, npt.NDArray[np.floating]]
-    """Those of `STATISTICS` that were asked for; all but `geometry` and `sinks` are sums over the document's tokens.
+    """The requested `STATISTICS`; except for `geometry` and `sinks`, they are sums over the document's tokens.
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
@@ -111,7 +111,7 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
 
 
 def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
-    """Return the sums of single documents by name as those of all; none without documents."""
+    """Return the sums of single documents, stacked by name; empty without documents."""
     if not documents:
         return {}
     return {name: Sums.stack([sums[name] for sums in documents]) for name in documents[0]}
@@ -155,7 +155,7 @@ class BatchMeasurer:
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
-        """Return the sums of the ratios of each document, as those of the control `name`, by a pass of their own."""
+        """Return the sums of the ratios of each document from a separate pass, under the name of the control."""
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
         sums_BLM = batch.sums(ratios_LMBT.permute(2, 3, 0, 1)).cpu().numpy()
@@ -280,7 +280,7 @@ class _BatchPass:
         self.outputs: list[Tensor] = []  # by layer
         self.words: list[Words] = []  # by micro-batch
         self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
-        # Read here, as they take forward passes of their own.
+        # Read here, because this needs separate forward passes.
         self.unread_sites = measurer.sites if self.has_geometry else []
         needs_constants = bool(self.controls) or "by_head" in statistics
         self.constants = measurer.layer_constants if needs_constants else []

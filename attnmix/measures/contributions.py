@@ -101,7 +101,7 @@ def coherence(layer_pass: LayerPass) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSources:
-    """All sources of one document in one layer; what a matrix does not need is not computed."""
+    """All sources of one document in one layer; values are computed when a matrix first needs them."""
 
     layer_pass: LayerPass
 
@@ -127,7 +127,7 @@ class SourceChunk:
 
     @property
     def layer_pass(self) -> LayerPass:
-        """What the layer did."""
+        """The recorded pass of the layer."""
         return self.layer_sources.layer_pass
 
     @property
@@ -214,7 +214,7 @@ class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Take a model in float32, and what is measured where a call does not name it."""
+        """Take a model in float32 and the default quantities of its calls."""
         family = family_of(base.config)
         self._copy = copy_with_same_weights(base)  # here, as a forward pass of `base` has hooks, which would be copied
         self.base_32 = base
@@ -263,7 +263,7 @@ class DocumentMeasurer:
         return matrices, joined_heads([heads for _, heads in by_layer])
 
     def _declared(self, names: Sequence[str] | None = None) -> list[LayerMatrix]:
-        """Return the declarations of the named matrices; without names of those that the object was made for."""
+        """Return the declarations of the named matrices, by default those given at construction."""
         return [LAYER_MATRICES[name] for name in (self.matrices if names is None else names)]
 
     def derivatives(
@@ -346,7 +346,7 @@ class DocumentMeasurer:
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer; a GPU holds those of one layer, however many there are."""
+    """Return the raw matrices of one layer; a GPU holds the matrices of one layer at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}

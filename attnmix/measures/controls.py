@@ -179,7 +179,7 @@ class ControlValues(NamedTuple):
 class AttendedValues(NamedTuple):
     """Sums of other values than the layer's own, by its attention weights."""
 
-    splits: Mapping[str, Split]  # of those of `without_value_bias` and `corpus_value` that are measured
+    splits: Mapping[str, Split]  # by control: the measured ones of `without_value_bias` and `corpus_value`
     row_sums_BTH: Tensor  # sum_j a^h_ij
 
 
@@ -258,7 +258,7 @@ def control_ratios(
 
 
 def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return `LayerSplits.layer` of a control that adds or takes away weighted sums of a few vectors."""
+    """Return `LayerSplits.layer` of a control that adds or subtracts weighted sums of a few vectors."""
     rest = splits.rest
     assert rest is not None
     network = sums.network(splits)

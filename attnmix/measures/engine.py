@@ -54,10 +54,10 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
-EXCHANGE_POSITIONS = 8  # of each of several texts, at which vectors are measured if tokens are exchanged
-TOKEN_POSITIONS = 128  # the same of a single text, whose tokens the page shows
+EXCHANGE_POSITIONS = 8  # per text at which vectors are measured, if there are several texts
+TOKEN_POSITIONS = 128  # per text, for a single text and for the page
 PRECISION = float(np.finfo(np.float32).eps)
-IDENTITY_TEXTS = 16  # in which the identities that take long are checked
+IDENTITY_TEXTS = 16  # texts in which the expensive identities are checked
 MEASURES = "measures"
 """The kind of the tasks that are passes of the ratios."""
 
@@ -91,7 +91,7 @@ class Sink(Protocol):
         """Keep the sums of a task's texts."""
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Keep what is known of the single tokens of a task of `MEASURES`, before `write`."""
+        """Keep the values of single tokens of a task of `MEASURES`; called before `write`."""
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
         """Return the sums of all texts of some tasks, in the order of their numbers."""
@@ -99,7 +99,7 @@ class Sink(Protocol):
 
 @dataclass
 class Measurements:
-    """What has been measured of some texts in one model so far, in memory."""
+    """Measurements of some texts in one model, in memory."""
 
     texts: Texts
     batch_tokens: int = BATCH_TOKENS
@@ -113,13 +113,13 @@ class Measurements:
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
     """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """By text what `attnmix.measures.heads.record_heads` returns."""
+    """The heads of each text, as `attnmix.measures.heads.record_heads` returns them."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
     """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
     token_shares: dict[int, Array] = field(default_factory=dict)
     """The own share of each token `[layers, tokens]` by text, which the page shows."""
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
-    """What `Engine.parts` returns, by text, rule and positions."""
+    """The results of `Engine.parts` by text, rule and positions."""
     pages: dict[bool, Any] = field(default_factory=dict)
     """The content of the page with and without heads, once it was made."""
     layouts: Any = None
@@ -153,13 +153,13 @@ def pass_tokens(documents: Sequence[Document]) -> int:
 
 
 def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
-    """Return the numbers of the texts from which the control `corpus_value` takes its values."""
+    """Return the numbers of the texts whose values are averaged for the control `corpus_value`."""
     drawn: list[int] = stratified_draw(texts.labels, MAX_TEXTS, seed).tolist()
     return drawn
 
 
 class Engine:
-    """One model and what is measured in it; its copies are made when they are first needed."""
+    """Measures texts in one model; copies of the model are made when they are first needed."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Engine:
 
     @cached_property
     def single(self) -> DocumentMeasurer:
-        """The measures of single texts; not first read during a forward pass, whose hooks would be copied."""
+        """The measures of single texts. Read it first outside of a forward pass, because hooks would be copied."""
         with few_threads():
             return DocumentMeasurer(self.base, self.methods)
 
@@ -225,7 +225,7 @@ class Engine:
     def read_control(
         self, name: str, texts: Texts | Corpus, sink: Sink, change: Callable[[Document], Document] | None = None
     ) -> None:
-        """Measure the ratios of all texts after a `change`, as those of the control `name`, batch by batch."""
+        """Measure the control `name`: the ratios of all texts after a `change`, batch by batch."""
         for task in sink.remaining(name, batch_tasks(texts, self.batch_tokens)):
             documents = [texts.document(number) for number in task.numbers]
             if change is not None:
@@ -261,7 +261,7 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Return the sums of a quantity of single texts; those that are not in the sample do not count.
+        """Return the sums of a quantity of single texts, with counts of 0 outside of the sample.
 
         The sample has at most `max_texts` texts, in which every class has its share, and `max_length` tokens of each.
         """
@@ -300,11 +300,11 @@ class Engine:
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
     def _present(self, matrices: Collection[str]) -> list[str]:
-        """Return those of the matrices that the model's family has."""
+        """Return the matrices that exist in the model's family."""
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
-        """Return True if `add_matrices` has something to compute in one of the texts; then prepare what it needs."""
+        """Return True if `add_matrices` will compute something; then make the copy of the model that it needs."""
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
             if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
@@ -405,7 +405,7 @@ class Engine:
         return {*drawn, int(texts.lengths.argmax())}
 
     def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
-        """Yield batches of the texts whose values `corpus_value` takes; none where there is no other text."""
+        """Yield batches of the texts whose values `corpus_value` averages; none for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
             return
@@ -429,7 +429,7 @@ OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
 
 
 class Sampled(NamedTuple):
-    """A quantity of single texts, of which a sample is measured, as it costs the square of their lengths."""
+    """A quantity that is measured in a sample of single texts, because its cost is quadratic in their lengths."""
 
     max_texts: int
     max_length: int
@@ -516,4 +516,4 @@ SAMPLED = {
     "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_own_share_by_parts),
     "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
 }
-"""The quantities of single texts, with the size of the sample where none is given."""
+"""Quantities of single texts, with their default samples."""

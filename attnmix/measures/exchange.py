@@ -53,13 +53,13 @@ QUANTITIES = (
     "total_others",
     "first_order_own",
 )
-"""What `exchange_sums` computes from the displacements."""
+"""Quantities that `exchange_sums` computes from the displacements."""
 TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
-"""The total effects of the own token and of the others, with what is exchanged."""
+"""Total effects, with a description of the exchanged tokens."""
 ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
 Ids = npt.NDArray[np.int32]
 Documents = Sequence[Document] | Corpus
-"""Texts by number, of which only those that are used are read."""
+"""Texts by number; a text is read when it is used."""
 
 
 class Displacements(NamedTuple):
@@ -78,7 +78,7 @@ class Displacements(NamedTuple):
 def choose_positions(document: Document, number: int, seed: int) -> Ids:
     """Return at most `number` positions of tokens that are not special, spread evenly over the text.
 
-    The text is divided into parts of equal length, from each of which one position is drawn.
+    One position is drawn from each of `number` sections of equal length.
     """
     places = np.flatnonzero(document.words >= 0).astype(np.int32)
     if number >= len(places):
@@ -113,7 +113,7 @@ def choose_donors(
 
 
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
-    """Return the document's token ids with all but special tokens replaced by those of the donors, one after the other.
+    """Return the document's token ids with its words replaced by the donors' words; special tokens are kept.
 
     The donors' words are repeated if they are fewer than the document's.
     """
@@ -131,7 +131,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the document with the words of the first `number` candidates, each continued by those after it."""
+    """Return an exchanged text for each of the first `number` candidates, continued by the next candidates."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
@@ -295,7 +295,7 @@ def _squares(base: PreTrainedModel, runs: _Runs, donors: int, positions: Ids, ba
 def _pairs(
     rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors of hybrids and those of the text itself at the same positions, level by level."""
+    """Yield the vectors of hybrids and of the text at the same positions, level by level."""
     for row_RD, level in zip(rows, vectors, strict=True):
         yield row_RD, level[0, places_R]
 
@@ -369,5 +369,5 @@ def _ratio(numerator: Doubles, denominator: Doubles) -> Doubles:
 
 
 def _generator(document: Document, seed: int) -> np.random.Generator:
-    """Return a generator that depends on the seed and the name of the document alone."""
+    """Return a generator that depends only on the seed and the name of the document."""
     return np.random.default_rng([seed, crc32(document.name.encode())])

@@ -129,7 +129,7 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
 
 
 def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tuple[Moments, npt.NDArray[np.bool_]]:
-    """Return the moments of what other tokens give, of the texts that have a class among the first, and their mask."""
+    """Return the moments of the contributions of other tokens in the first texts with a class, and their mask."""
     sums_NLD, counts = sums["others"].take(slice(MAX_TEXTS))
     tokens_N = counts.ravel()
     kept = usable(classes_N, tokens_N)

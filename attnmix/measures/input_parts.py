@@ -293,7 +293,7 @@ class PartsReader:
         return len(self._blocks(tokens)) * layer_counts(self.base)[0]
 
     def _blocks(self, tokens: int) -> list[slice]:
-        """Return the blocks of sources that are taken through the layers together."""
+        """Return the blocks of sources that are propagated through the layers together."""
         size = max(1, BLOCK_NUMBERS // (tokens * self.width))
         return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 

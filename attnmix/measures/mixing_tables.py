@@ -70,7 +70,7 @@ class CorpusMeasures:
     """The measures of the documents in the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """The documents' sums, and those of the control `shuffled_words`."""
+    """The sums of the documents and of the control `shuffled_words`."""
     random: CorpusSums
     """The sums of the control `random_weights`, which is a model of its own."""
     texts: pd.DataFrame
@@ -87,7 +87,7 @@ class CorpusMeasures:
 
     @property
     def first(self) -> CorpusSums:
-        """The sums of the first checkpoint, whose documents and layers are those of all."""
+        """The sums of the first checkpoint; documents and layers are the same in all checkpoints."""
         return next(iter(self.sums.values()))
 
     @property
@@ -174,7 +174,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; those on disk are read where they are used."""
+    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; memory-mapped sums are read when they are used."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)

@@ -54,7 +54,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return `exchange` with the own share alone, from its sums `[documents, layers]` of each checkpoint."""
+    """Return the own shares of `exchange` from their sums `[documents, layers]` in each checkpoint."""
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)

@@ -24,7 +24,7 @@ def is_in_notebook() -> bool:
 
 
 def show(page: str) -> Any:
-    """Return the page as what a notebook draws below the cell; elsewhere open it in a web browser and return None."""
+    """Return the page for display in a notebook; elsewhere open it in a web browser and return None."""
     if is_in_notebook():
         return _frame(page)
     file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
@@ -37,7 +37,7 @@ def _frame(page: str) -> Any:
 
     # Links within the page would otherwise lead to the notebook's address.
     text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
-    # Between single quotes, of which a page has few, so that little is escaped.
+    # In single quotes, because a page contains few of them.
     source = text.replace("&", "&amp;").replace("'", "&#39;")
     # In a div, as IPython warns of a bare iframe.
     frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"

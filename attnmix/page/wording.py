@@ -67,9 +67,9 @@ class ModelWording(NamedTuple):
     headline_states: str
     """The same in a headline."""
     by_change: str
-    """What a change comes with, after a noun."""
+    """The cause of a change, following a noun."""
     change: str
-    """What changes a value, as the subject of a sentence."""
+    """The cause of a change, as the subject of a sentence."""
 
 
 FINETUNING_WORDING = ModelWording(

@@ -155,7 +155,7 @@ class _Plan:
         return CheckpointWork(self.folder, checkpoint, process=self.process, processes=self.processes)
 
     def engine(self, base: Any) -> Engine:
-        """Return what measures the texts or pairs of this run in a model without a head, on its device."""
+        """Return the engine for a model without a head, on the device of this run."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
         return Engine(base, self.methods, self.tokenizer.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
@@ -194,7 +194,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of how far vectors of a document move if tokens are exchanged for those of other documents."""
+    """Return the sums of the displacements of a document's vectors if tokens are exchanged."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
     corpus, number_of_donors = plan.corpus, parameters.exchange_donors
@@ -308,7 +308,7 @@ def _write_results(
 
 
 def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of every document in every checkpoint, with what each token is."""
+    """Yield the ratios of every document in every checkpoint, with token columns."""
     for name, checkpoint in measured.items():
         for row_group in plan.corpus.row_groups:
             files: dict[int, Path] = {}
@@ -347,7 +347,7 @@ class CheckpointWork:
     processes: int
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield this process's share of the tasks whose file does not exist yet."""
+        """Yield this process's share of the unfinished tasks."""
         share = islice(tasks, self.process, None, self.processes)
         remaining = [task for task in share if not self._file(kind, task).exists()]
         yield from track(remaining, f"{self.checkpoint}: {kind}")
@@ -405,6 +405,6 @@ def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _create_memory_map(file: Path, array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Return a new memory-mapped array of so many rows like those of `array`."""
+    """Return a new memory-mapped array with this number of `rows` and the other dimensions of `array`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     return np.lib.format.open_memmap(file, "w+", array.dtype, (rows, *array.shape[1:]))

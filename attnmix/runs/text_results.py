@@ -66,7 +66,7 @@ from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
 PAGE_QUANTITIES = (MEASURES, "steps", *SAME_PASS, *PAIR_SOURCES, "shuffled_words")
-"""What the page shows of each model; and of one model `random_weights`."""
+"""Quantities that the page shows for each model; `random_weights` is measured for one model."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
@@ -106,7 +106,7 @@ class TextMeasurer:
     def results(
         self, tokenized: TokenizedTexts, known: Mapping[str, Measurements] | None = None, with_heads: bool = True
     ) -> TextResults:
-        """Return all that the page of the texts shows; what is `known` of a checkpoint is not computed again.
+        """Return the content of the page; measurements that are `known` are not computed again.
 
         What is computed is added to `known`. Without heads, only the matrices of the page's picture are computed.
         """
@@ -246,7 +246,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
 
 
 def _add_sums(engine: Engine, measurements: Measurements) -> None:
-    """Add what the page shows of passes of one model."""
+    """Add the quantities of the page that need passes of the model."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
     for number in track(range(len(measurements.texts)), "parts and exchange from the input"):
@@ -255,7 +255,7 @@ def _add_sums(engine: Engine, measurements: Measurements) -> None:
 
 
 def _add_matrices(engine: Engine, measurements: Measurements, names: Sequence[str], with_heads: bool) -> None:
-    """Add what the page shows of single texts."""
+    """Add the matrices and heads of single texts."""
     for number in track(range(len(measurements.texts)), "matrices"):
         engine.add_matrices(measurements, number, names, with_heads)
 
@@ -276,7 +276,7 @@ def compile_maps() -> None:
 
 
 class Layouts(NamedTuple):
-    """The maps of a page; `TextResults` says what each is."""
+    """The maps of a page, documented in `TextResults`."""
 
     maps: dict[str, pd.DataFrame]
     map_quality: pd.DataFrame
