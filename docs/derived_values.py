@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
-from scipy.stats import ttest_1samp, ttest_ind
+from scipy.stats import ttest_1samp
 
 STUDY = "docs/study/"
-COMPARED_ROWS = 4
-"""The rows that `compare` shows first, for which its intervals over training runs are adjusted."""
 
 
 def compute_ratio_changes(read: Any, method: str, layer: int) -> pd.DataFrame:
@@ -37,15 +34,6 @@ def read_seed_values(read: Any, measure: str, labels: str) -> pd.Series:
     """Return a measure of the training runs in docs/study/trainings_models.csv by seed."""
     runs = read(f"{STUDY}trainings_models.csv")
     return runs[(runs["measure"] == measure) & (runs["labels"] == labels)].set_index("seed")["value"]
-
-
-def compute_label_effect(read: Any, measure: str, seeds: Sequence[int]) -> dict[str, float]:
-    """Return the change from permuted to true labels with Welch's interval, adjusted for the compared rows."""
-    true, permuted = (
-        read_seed_values(read, measure, labels)[list(seeds)] for labels in ("true labels", "permuted labels")
-    )
-    ends = ttest_ind(true, permuted, equal_var=False).confidence_interval(1 - 0.05 / COMPARED_ROWS)
-    return {"mean": true.mean() - permuted.mean(), "ci_low": ends.low, "ci_high": ends.high}
 
 
 def compute_paired_effect(read: Any, measure: str) -> dict[str, float]:

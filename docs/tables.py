@@ -20,18 +20,17 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.comparison import TOO_FEW_RUNS
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
-from docs.number_formats import change, decimal, interval, percent, points, share
+from docs.number_formats import change, decimal, percent, points, share
 from docs.texts import render_texts
 from stages.common.parameters import Parameters
 from validation.planted_amounts import CASES as PLANTED_AMOUNTS
@@ -40,11 +39,8 @@ from validation.planted_cases import CASES
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
-    *(
-        f"docs/measures/{name}.md"
-        for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")
-    ),
-    *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
+    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "matrices", "planted", "ratios")),
+    "docs/study/README.md",
 )
 """The documents that have generated parts."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
@@ -62,24 +58,18 @@ AMOUNTS = {
 PLANTED = {
     "weights": "attention",
     "`attnresln_n`": "attnresln_n",
-    "less text's mean": "attnresln_n - text_mean_value",
-    "less corpus mean": "attnresln_n - corpus_value",
-    "without b_V": "attnresln_n, without_value_bias",
+    "less `text_mean_value`": "attnresln_n - text_mean_value",
+    "less `corpus_value`": "attnresln_n - corpus_value",
     "`layer_n`": "layer_n",
     "Value Zeroing": "value_zeroing",
-    "same, no b_V": "value_zeroing_without_bias",
-    "raw, others' sum": "value_zeroing_sum",
+    "Value Zeroing, raw": "value_zeroing_sum",
     "ALTI": "alti",
-    "ALTI, no b_V": "alti, without_value_bias",
     "GlobEnc": "globenc",
     "parts": "parts",
     "parts, projected": "parts_projection",
-    "derivative": "sum_of_norms",
-    "its `norm_of_sum`": "norm_of_sum",
-    "by covariance": "conditional_derivative",
+    "gradient": "sum_of_norms",
     "swap": "swap",
     "probe": "probe",
-    "head": "head",
 }
 """The measures of the table `planted` by their columns; of two layers the rollout is shown."""
 Read = Callable[[str], Any]
@@ -94,21 +84,18 @@ def tables() -> dict[str, str]:
         for name, each in RATIOS.items()
     ]
     matrices = [
-        (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.rows, each.source)
-        for each in MATRICES.values()
+        (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.source)
+        for each in LAYER_MATRICES.values()
     ]
-    controls = [
-        (f"`{name}`", _code(each.definition), "its own" if each.own_pass else "the same")
-        for name, each in CONTROLS.items()
-    ]
+    controls = [(f"`{name}`", _code(each.definition)) for name, each in CONTROLS.items()]
     points = [
         (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)
         for point in POINTS
     ]
     return {
         "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),
-        "matrices": _markdown(("method", "name", "entry", "rows", "source"), matrices),
-        "controls": _markdown(("control", "what is measured", "forward pass"), controls),
+        "matrices": _markdown(("method", "name", "entry", "source"), matrices),
+        "controls": _markdown(("control", "definition"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
         "classifiers": _classifiers(),
@@ -169,7 +156,6 @@ def results(read: Read) -> dict[str, str]:
         "by_layer": _by_layer(read),
         "fits": _fits(read),
         "lengths": _lengths(read),
-        "trainings": _trainings(read),
         "second_model": _second_model(read),
         "edits": _edits(read),
     }
@@ -277,9 +263,6 @@ SECOND_MODEL_MEASURES = {
     "lens_agreement others": "the head on other tokens names the class",
 }
 
-CLAIMED = ("own share, layer 6", "ratio", "ratio less text's mean", "ratio less corpus mean")
-"""The rows that `compare` shows first, in docs/study/trainings.csv."""
-
 
 def _by_layer(read: Read) -> str:
     """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
@@ -310,30 +293,6 @@ def _lengths(read: Read) -> str:
         changes = [_change(row) for _, row in by_layer.sort_values("layer").iterrows()]
         rows.append((measure, f"{length}", f"{by_layer['tokens'].iloc[0]:.0f}", *changes))
     return _markdown(("change in points", "cut to", "tokens on average", *map(str, range(1, 7))), rows)
-
-
-def _trainings(read: Read) -> str:
-    """Return what `compare` claims of trainings whose labels are known; its verdict on trainings in bold."""
-    table = read(f"{STUDY}trainings.csv")
-    rows = []
-    for comparison, shown in table.groupby("comparison", sort=False):
-        first = shown.iloc[0]
-        counts = [str(first[name]) for name in ("rows", "told_alone", "told_at_once", "told_of_trainings")]
-        if first["between_seeds"] == TOO_FEW_RUNS:
-            counts[-1] = "-"
-        cells = [_claimed_change(row) for _, row in shown.iterrows()]
-        rows.append((comparison, *counts, *cells))
-    columns = ("compared", "rows", "each alone", "all at once", "as trainings", *CLAIMED)
-    return _markdown(columns, rows)
-
-
-def _claimed_change(row: Any) -> str:
-    """Return a change with its interval over trainings, where it has one; in bold where it is claimed of trainings."""
-    cell = points(row["difference"])
-    if not pd.isna(row["between_seeds_low"]):
-        cell += f" {interval({'ci_low': row['between_seeds_low'], 'ci_high': row['between_seeds_high']})}"
-    is_claimed = row["between_seeds"] in ("higher", "lower")
-    return f"**{cell}**" if is_claimed else cell
 
 
 def _second_model(read: Read) -> str:
@@ -388,7 +347,7 @@ def planted(read: Read) -> str:
     cells = table.pivot(index="case", columns="measure", values="cell").fillna("")[list(PLANTED.values())]
     rows = [(f"`{case.name}`: {case.planted}", case.comes, *cells.loc[case.name]) for case in CASES]
     fooled = [str(count) for count in cells.apply(lambda column: column.str.startswith("**")).sum()]
-    return _markdown(("case", "from others", *PLANTED), [*rows, ("cases that fool it", "", *fooled)])
+    return _markdown(("case", "from others", *PLANTED), [*rows, ("wrong cases", "", *fooled)])
 
 
 def render_parts(read: Read) -> dict[str, str]:

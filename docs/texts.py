@@ -17,18 +17,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from docs import measured
 from docs.derived_values import (
-    compute_label_effect,
-    compute_paired_effect,
     compute_ratio_changes,
     find_largest_spread,
-    read_seed_values,
 )
 from docs.number_formats import change, decimal, interval, percent, points, rounded, share
 
 TEMPLATES = Path(__file__).with_name("texts")
 SUFFIX = ".md.j2"
 FORMATS = {function.__name__: function for function in (decimal, rounded, percent, points, interval, change, share)}
-FUNCTIONS = (find_largest_spread, read_seed_values, compute_label_effect, compute_paired_effect)
+FUNCTIONS = (find_largest_spread,)
 """The functions of `docs/derived_values.py` that templates call without their first argument."""
 
 
