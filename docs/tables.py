@@ -49,9 +49,7 @@ AMOUNTS = {
     "parts": "parts",
     "parts, projected": "parts_projection",
     "`attnresln_n`": "attnresln_n",
-    "`layer_n`": "layer_n",
     "ALTI": "alti",
-    "GlobEnc": "globenc",
     "weights": "attention",
 }
 """The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
