@@ -50,7 +50,6 @@ AMOUNTS = {
     "parts, projected": "parts_projection",
     "`attnresln_n`": "attnresln_n",
     "ALTI": "alti",
-    "weights": "attention",
 }
 """The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
 PLANTED = {
@@ -60,14 +59,11 @@ PLANTED = {
     "less `corpus_value`": "attnresln_n - corpus_value",
     "`layer_n`": "layer_n",
     "Value Zeroing": "value_zeroing",
-    "Value Zeroing, raw": "value_zeroing_sum",
     "ALTI": "alti",
-    "GlobEnc": "globenc",
     "parts": "parts",
     "parts, projected": "parts_projection",
     "gradient": "sum_of_norms",
     "swap": "swap",
-    "probe": "probe",
 }
 """The measures of the table `planted` by their columns; of two layers the rollout is shown."""
 Read = Callable[[str], Any]
@@ -78,7 +74,7 @@ MARKED = re.compile(r"(<!-- (table|text): (\w+) -->\n)(.*?)(<!-- end of \2 -->)"
 def tables() -> dict[str, str]:
     """Return every table of declarations and benchmarks by its name, as Markdown."""
     ratios = [
-        (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.covers, each.source)
+        (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source)
         for name, each in RATIOS.items()
     ]
     matrices = [
@@ -91,7 +87,7 @@ def tables() -> dict[str, str]:
         for point in POINTS
     ]
     return {
-        "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),
+        "ratios": _markdown(("column", "name", "ratio", "source"), ratios),
         "matrices": _markdown(("method", "name", "entry", "source"), matrices),
         "controls": _markdown(("control", "definition"), controls),
         "points": _markdown(("point", "what it is"), points),

@@ -189,7 +189,7 @@ CASES = (
         "nothing",
         [Layer(UNIFORM, BALANCED, takes_away=True)],
     ),
-    Case("elsewhere", "one dimension, which the head does not read", "some", [Layer(UNIFORM, ELSEWHERE)]),
+    Case("elsewhere", "averages a single dimension", "some", [Layer(UNIFORM, ELSEWHERE)]),
     Case(
         "two_hops",
         "two layers: content of token i-2 through i-1",
