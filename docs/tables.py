@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.core.store.files import read_results
-from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
+from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import LAYER_MATRICES
@@ -74,13 +74,9 @@ MARKED = re.compile(r"(<!-- (table|text): (\w+) -->\n)(.*?)(<!-- end of \2 -->)"
 def tables() -> dict[str, str]:
     """Return every table of declarations and benchmarks by its name, as Markdown."""
     ratios = [
-        (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source)
-        for name, each in RATIOS.items()
+        (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source) for name, each in RATIOS.items()
     ]
-    matrices = [
-        (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.source)
-        for each in LAYER_MATRICES.values()
-    ]
+    matrices = [(f"`{each.name}`", _code(each.definition), each.source) for each in LAYER_MATRICES.values()]
     controls = [(f"`{name}`", _code(each.definition)) for name, each in CONTROLS.items()]
     points = [
         (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)
@@ -88,7 +84,7 @@ def tables() -> dict[str, str]:
     ]
     return {
         "ratios": _markdown(("column", "name", "ratio", "source"), ratios),
-        "matrices": _markdown(("method", "name", "entry", "source"), matrices),
+        "matrices": _markdown(("method", "entry", "source"), matrices),
         "controls": _markdown(("control", "definition"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
