@@ -39,7 +39,7 @@ from validation.planted_cases import CASES
 
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
+    *(f"docs/{name}.md" for name in ("classifiers", "python", "reference", "results", "scale")),
     *(
         f"docs/measures/{name}.md"
         for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")
@@ -113,7 +113,6 @@ def tables() -> dict[str, str]:
         "families": _families(),
         "classifiers": _classifiers(),
         "plan": _markdown(measured.PLAN, measured.plan()),
-        "capture": _markdown(measured.CAPTURE, measured.capture()),
         "identities": _markdown(
             ("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]
         ),
@@ -121,15 +120,15 @@ def tables() -> dict[str, str]:
 
 
 def _families() -> str:
-    """Return a row for each family: what it is, what it lacks, and the test that covers it."""
+    """Return a row for each family: the placement of its norms, and the points and measures that it lacks."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
     for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
         hidden = decoder_only if len(family.stacks) == 1 else set()
         absent = [f"`{each}`" for each in family.absent() if each not in hidden]
-        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))
-    return _markdown(("`model_type`", "layers", "absent", "held by"), rows)
+        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing"))
+    return _markdown(("`model_type`", "layers", "absent"), rows)
 
 
 def _classifiers() -> str:

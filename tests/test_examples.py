@@ -65,14 +65,24 @@ def test_example_on_a_run_prints_a_row_for_each_edit(
     assert float(rows[0].split()[-1]) == 1
 
 
-def test_snippet_of_the_guide_writes_what_other_programs_read(
+@pytest.mark.long
+def test_code_of_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/python.md").read_text("utf-8"), re.DOTALL):
+        exec(block, names)
+    assert names["comparison"].rows["difference"].abs().max() < 1e-6  # of a model and the same model
+    assert {path.name for path in tmp_path.iterdir()} >= {"own_share.pdf", "result.zip", "both.html", "run"}
+
+
+def test_snippet_of_the_python_guide_writes_files_for_other_programs(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas as pd
     from datasets import load_from_disk
     from safetensors.numpy import load_file
 
-    guide = (REPOSITORY / "docs/guide.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs/python.md").read_text(encoding="utf-8")
     (snippet,) = (each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "safetensors" in each)
     monkeypatch.chdir(tmp_path)
     model = attnmix.load(str(tiny_bert))
