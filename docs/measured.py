@@ -10,6 +10,7 @@ from attnmix.core.store.files import read_results
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 PLAN = ("work", "tokens a second", "core-hours", "kept")
+RATIOS = "Mixing ratios, default model, portable arithmetic"
 BILLION = 10**9
 SECONDS = 3600
 FLOAT16 = 2  # bytes
@@ -29,8 +30,8 @@ WORKS = (
     Work("`capture` of it", "Capture, default model", "stage capture"),
     Work("forward passes of BERT-base's shape", "Capture, BERT-base's shape", "bare forward passes"),
     Work("`capture` of it", "Capture, BERT-base's shape", "stage capture"),
-    Work("six ratios of the default model", "Mixing ratios, default model", "mixing ratios"),
-    Work("all that `measure` reads of it", "Mixing ratios, default model", "all that `measure` reads from a batch"),
+    Work("six ratios of the default model", RATIOS, "mixing ratios"),
+    Work("all that `measure` reads of it", RATIOS, "all that `measure` reads from a batch"),
 )
 
 

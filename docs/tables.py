@@ -44,7 +44,7 @@ DOCUMENTS = (
         f"docs/measures/{name}.md"
         for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")
     ),
-    *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
+    *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
