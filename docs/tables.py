@@ -132,17 +132,16 @@ def _families() -> str:
 
 
 def _classifiers() -> str:
-    """Return a row for each architecture of docs/classifiers.yaml: where it was seen, and whether it works."""
+    """Return a row for each architecture of docs/classifiers.yaml: an example, and whether it works or why not."""
     places = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
     outcomes = pd.read_csv("docs/classifiers.csv", keep_default_na=False, dtype=str).set_index("architecture")
     rows = []
     for name, place in places.items():
         checkpoint = f"`{place['checkpoint']}`" if "checkpoint" in place else ""
-        downloads = f"[{place.get('downloads', 'there')}]({place['source']})"
-        rows.append((f"`{name}`", checkpoint, downloads, *outcomes.loc[name]))
-    working = int((outcomes["outcome"] == "works").sum())
-    rows.append((f"{len(rows)} architectures", "", "", f"{working} work, {len(rows) - working} refused", "", "", ""))
-    return _markdown(("architecture", "checkpoint", "downloads a month", *outcomes.columns), rows)
+        outcome = str(outcomes.loc[name, "outcome"]).removeprefix("model.name: ")
+        reason = outcome.removeprefix(f"the model family '{name}' is not supported: ")
+        rows.append((f"[`{name}`]({place['source']})", checkpoint, reason))
+    return _markdown(("architecture (source)", "example", "outcome"), rows)
 
 
 def _kind(family: Family) -> str:
