@@ -141,7 +141,7 @@ def _classifiers() -> str:
         outcome = str(outcomes.loc[name, "outcome"]).removeprefix("model.name: ")
         reason = outcome.removeprefix(f"the model family '{name}' is not supported: ")
         rows.append((f"[`{name}`]({place['source']})", checkpoint, reason))
-    return _markdown(("architecture (source)", "example", "outcome"), rows)
+    return _markdown(("architecture", "example", "outcome"), rows)
 
 
 def _kind(family: Family) -> str:
