@@ -70,7 +70,8 @@ check: $(INSTALLED_DEV) ## Check lint, format, types, dependencies, workflows an
 	@$(IN_VENV) mypy
 	@$(IN_VENV) oxlint --deny-warnings $(SCRIPTS)
 	@$(IN_VENV) oxfmt --check $(SCRIPTS)
-	@if command -v npm >/dev/null; then npm ci --silent --ignore-scripts && npm run --silent check; \
+	@if command -v npm >/dev/null; then npm ci --silent --ignore-scripts && npm run --silent check && \
+	   $(IN_VENV) python -m tools.licences | cmp - attnmix/page/licences.txt; \
 	   else echo "npm is not installed: types and bundle of the page's script are not checked"; fi
 	@$(IN_VENV) pip check
 	@$(IN_VENV) deptry . tests
@@ -88,6 +89,7 @@ bundle: $(INSTALLED) ## Build the page's script from TypeScript (needs Node)
 	@$(IN_VENV) python -m attnmix.page.shape > $(SCRIPT)/payload.d.ts
 	@$(IN_VENV) oxfmt $(SCRIPT)
 	@npm ci --silent --ignore-scripts && npm run --silent build
+	@$(IN_VENV) python -m tools.licences > attnmix/page/licences.txt
 
 docs: $(INSTALLED_DEV) ## Regenerate tables and numbers in the documents, and build the site in site/
 	@$(IN_VENV) python -m docs.tables

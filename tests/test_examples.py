@@ -155,6 +155,7 @@ NEEDED = {
     *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),
     *("data/sample/train.jsonl", "data/sample/test.jsonl", "attnmix/models/families.yaml", "stages/download.py"),
     *("attnmix/page/bundle.js", "attnmix/page/template.html.j2", "attnmix/page/page.css"),
+    "attnmix/page/licences.txt",
 }
 
 
@@ -168,11 +169,16 @@ def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_p
     with tarfile.open(made / f"{name}.tar.gz") as archive:
         assert {f"{name}/{each}" for each in NEEDED} - set(archive.getnames()) == set()
     with zipfile.ZipFile(made / f"{name}-py3-none-any.whl") as wheel:
-        assert {Path(file).parts[0] for file in wheel.namelist()} == {"attnmix", f"{name}.dist-info"}
+        files = wheel.namelist()
+        assert {Path(file).parts[0] for file in files} == {"attnmix", f"{name}.dist-info"}
+        assert {"attnmix/py.typed", f"{name}.dist-info/licenses/attnmix/page/licences.txt"} <= set(files)
+        assert [file for file in files if file.endswith((".ts", ".tsx"))] == []
         wheel.extractall(installed)
     version = run_to_its_end((sys.executable, "-m", "attnmix", "--version"), tmp_path, {"PYTHONPATH": str(installed)})
     assert version.stdout.strip() == "attnmix 7.8.9"
     command = (sys.executable, "-m", "attnmix", "show", "time flies like an arrow", "--to", "page.html")
     run = run_to_its_end(command, tmp_path, {"PYTHONPATH": str(installed)})
     assert run.returncode == 0, run.stderr
-    assert "flies" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "flies" in page
+    assert (REPOSITORY / "attnmix/page/licences.txt").read_text(encoding="utf-8") in page
