@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser with its subcommands."""
-    parser = _with_example(argparse.ArgumentParser("attnmix"), "Measure how much self-attention mixes token vectors.", EXAMPLE)
+    purpose = "Measure how much self-attention mixes token vectors."
+    parser = _with_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
     parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
     commands = parser.add_subparsers(required=True, metavar="show|serve")
     show = _with_example(
@@ -66,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show, model=DEFAULT_MODEL)
     serve = _with_example(
         commands.add_parser("serve", help="start a local server for typed texts"),
-        "Start a local server that measures typed texts. In a folder with a run of the pipeline, it compares the models "
-        "before and after fine-tuning. Texts are neither stored nor logged.",
+        "Start a local server that measures typed texts. In a folder with a run of the pipeline, it compares the "
+        "models before and after fine-tuning. Texts are neither stored nor logged.",
         "attnmix serve --port 0",
     )
     serve.add_argument("--port", type=int, default=PORT, help="port; 0 selects a free one (default: %(default)s)")
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         sources = "hub identifier, folder, or package://<package>/<folder>"
         command.add_argument("--model", help=f"{sources} (default: {default})")
         command.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
-        command.add_argument("--revision", help="commit, branch or tag of --model on the hub (default: the main branch)")
+        command.add_argument("--revision", help="commit, branch or tag of --model on the hub (default: main branch)")
     return parser
 
 
