@@ -1,7 +1,7 @@
-"""The command `attnmix`: the interactive page of your own text, from anywhere, without the pipeline.
+"""The command `attnmix`, which measures texts without the pipeline.
 
 attnmix show "time flies like an arrow" --model bert-base-uncased --to page.html
-attnmix serve    # a page with an input on this machine, for one text after another
+attnmix serve    # a local server for typed texts
 """
 
 import argparse
@@ -32,9 +32,9 @@ PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
+    """Run the command with these arguments, by default `sys.argv[1:]`."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded; `attnmix.core.threads` says why
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded, see `attnmix.core.threads`
     log_to_terminal(logging.WARNING)
     try:
         with stop_signals_raised():
@@ -47,48 +47,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
         advice = "measure shorter texts, or set ATTNMIX_DEVICE=cpu on a GPU"
         sys.exit(f"error: out of memory ({first_line(error)}); {advice}")
     except KeyboardInterrupt:
-        sys.exit(128 + (received_signal() or signal.SIGINT))  # as a shell says of a command that a signal stopped
+        sys.exit(128 + (received_signal() or signal.SIGINT))  # the exit status of a shell after a signal
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of the command and its subcommands."""
-    parser = _with_example(argparse.ArgumentParser("attnmix"), "Measure how much self-attention mixes tokens.", EXAMPLE)
+    """Return the parser with its subcommands."""
+    purpose = "Measure how much self-attention mixes token vectors."
+    parser = _with_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
     parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
     commands = parser.add_subparsers(required=True, metavar="show|serve")
     show = _with_example(
-        commands.add_parser("show", help="write the interactive page of one text or several"),
-        "Measure texts in a model, print the mean mixing ratios of each text by layer, and write the interactive page. "
-        "With --against, print what differs between two models, and write the page of both.",
+        commands.add_parser("show", help="write the interactive page of one or more texts"),
+        "Measure texts with a model, print their mean mixing ratios by layer, and write the interactive page. "
+        "With --against, print the differences between two models, and write a page for both.",
         f"{EXAMPLE} --model bert-base-uncased --to page.html\n  {EXAMPLE} --model base --against fine-tuned",
     )
-    show.add_argument("texts", nargs="+", metavar="TEXT", help="one text or several, each in quotes")
-    show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="file of the page (default: %(default)s)")
+    show.add_argument("texts", nargs="+", metavar="TEXT", help="one or more texts, each in quotes")
+    show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="output file (default: %(default)s)")
     show.set_defaults(command=_show, model=DEFAULT_MODEL)
     serve = _with_example(
-        commands.add_parser("serve", help="serve a page with an input on this machine"),
-        "Serve a page with an input on this machine: each typed text is measured and drawn, in a folder with a run of "
-        "the pipeline before and after fine-tuning. Texts are neither written nor logged.",
+        commands.add_parser("serve", help="start a local server for typed texts"),
+        "Start a local server that measures typed texts. In a folder with a run of the pipeline, it compares the "
+        "models before and after fine-tuning. Texts are neither stored nor logged.",
         "attnmix serve --port 0",
     )
-    serve.add_argument("--port", type=int, default=PORT, help="0: any free port (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=PORT, help="port; 0 selects a free one (default: %(default)s)")
     serve.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="HOST",
-        help="further host, with its port if the browser shows one, of a tunnel or proxy (default: none)",
+        help="additional host name of a tunnel or proxy, with its port if the browser shows one (default: none)",
     )
     serve.set_defaults(command=_serve)
     for command, default in ((show, DEFAULT_MODEL), (serve, f"the run of this folder, else {DEFAULT_MODEL}")):
         sources = "hub identifier, folder, or package://<package>/<folder>"
         command.add_argument("--model", help=f"{sources} (default: {default})")
         command.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
-        command.add_argument("--revision", help="commit, branch or tag of --model on a hub (default: its main branch)")
+        command.add_argument("--revision", help="commit, branch or tag of --model on the hub (default: main branch)")
     return parser
 
 
 def _with_example(parser: argparse.ArgumentParser, description: str, example: str) -> argparse.ArgumentParser:
-    """Return the parser with a description and an example, whose line is kept as it is."""
+    """Add a description and an example to a parser without changing line breaks, and return it."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = textwrap.fill(description, HELP_WIDTH)
     parser.epilog = f"example:\n  {example}"
@@ -99,7 +100,7 @@ def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     with frozen_imports():
-        from attnmix import compare, load, measure  # slow import, after the arguments are checked
+        from attnmix import compare, load, measure  # slow import, after validation of the arguments
 
     model = load(options.model, revision=options.revision)
     if options.against is not None:
@@ -113,7 +114,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _tables(result: attnmix.Measures) -> str:
-    """Return a table for each text, the means over its tokens by layer and ratio, and a legend of the columns."""
+    """Return a table of mean ratios by layer for each text, and a legend of the columns."""
     from attnmix.figures.labels import RATIO_MARKS
 
     means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean().unstack("method")[result.methods]
@@ -122,7 +123,7 @@ def _tables(result: attnmix.Measures) -> str:
         title = textwrap.shorten(text, TITLE_WIDTH, placeholder="...")
         tokens = len(result.documents[number])
         blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{means.loc[number].round(3).to_string()}\n')
-    legend = ["means over a text's tokens: the share from other tokens, 0 to 1"]
+    legend = ["means over the tokens of a text; 0: no mixing, 1: only other tokens"]
     width = max(map(len, result.methods))
     for name in result.methods:
         legend.append(f"  {name.ljust(width)}  {RATIO_MARKS[name].label}")
@@ -158,9 +159,9 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback address; raise `InputError` where `port` is taken or forbidden."""
+    """Return a socket that listens on the loopback address; raise `InputError` if `port` is not available."""
     if not 0 <= port <= 65535:
-        raise InputError(f"--port: {port}; allowed: 0 (any that is free) to 65535")
+        raise InputError(f"--port: {port}; allowed: 0 (a free port) to 65535")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -168,7 +169,7 @@ def listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InputError(f"--port: {port}: {error.strerror}; allowed: another one, or 0 for any that is free") from None
+        raise InputError(f"--port: {port}: {error.strerror}; allowed: another port, or 0 for a free one") from None
     return listener
 
 

@@ -6,8 +6,8 @@
     python -m benchmarks.card --pack models/mine mine.int8   # first makes a real model small enough to carry
 
 Needs no network: the model is a random one of BERT-base's shape, and the texts are random words, some of which name the
-class. Each row of the table is a function below, and is written as soon as it is known. docs/scale.md says what each
-row should be. A failed row says why, the others still run, and the exit status is 1.
+class. Each row of the table is a function below, and is written as soon as it is known. benchmarks/RESULTS.md explains
+the rows. A failed row says why, the others still run, and the exit status is 1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one
 kernel each. Their number does not depend on the width of the vectors, so a narrow model with random weights is counted.
-docs/scale.md has the table.
+benchmarks/RESULTS.md has the table.
 """
 
 from __future__ import annotations

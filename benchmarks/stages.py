@@ -519,8 +519,8 @@ def same_vectors() -> str:
     return (
         f"{texts} texts, {tokens} tokens{padded}, {len(sites)} points of {hidden} numbers, "
         f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times without "
-        "imports, with loading; the same batches, with `sdpa`. Points whose rows are the stage's within the last digit "
-        f"of float16: {', '.join(compared)}."
+        "imports, with loading; the same batches, with `sdpa`. Points with the same rows as the stage, up to the last "
+        f"digit of float16: {', '.join(compared)}."
     )
 
 

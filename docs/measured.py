@@ -10,8 +10,7 @@ from attnmix.core.store.files import read_results
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 PLAN = ("work", "tokens a second", "core-hours", "kept")
-CAPTURE = ("way", "time", "ratio", "written", "peak memory")
-PEERS = "Capture, default model, compared with nnsight and TransformerLens"
+RATIOS = "Mixing ratios, default model, portable arithmetic"
 BILLION = 10**9
 SECONDS = 3600
 FLOAT16 = 2  # bytes
@@ -31,8 +30,8 @@ WORKS = (
     Work("`capture` of it", "Capture, default model", "stage capture"),
     Work("forward passes of BERT-base's shape", "Capture, BERT-base's shape", "bare forward passes"),
     Work("`capture` of it", "Capture, BERT-base's shape", "stage capture"),
-    Work("six ratios of the default model", "Mixing ratios, default model", "mixing ratios"),
-    Work("all that `measure` reads of it", "Mixing ratios, default model", "all that `measure` reads from a batch"),
+    Work("six ratios of the default model", RATIOS, "mixing ratios"),
+    Work("all that `measure` reads of it", RATIOS, "all that `measure` reads from a batch"),
 )
 
 
@@ -40,21 +39,6 @@ def plan() -> list[tuple[str, ...]]:
     """Return a row for each of `WORKS`."""
     sections = _sections()
     return [_row(work, sections[work.section]) for work in WORKS]
-
-
-def capture() -> list[tuple[str, ...]]:
-    """Return a row for each way to capture, all of which wrote the same numbers."""
-    section = _sections()[PEERS]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if " MB |" in line]
-    written = _number(r"([\d,]+) MB\.", section)
-    return [
-        (cells[0], cells[2], cells[4], "nothing" if "bare" in cells[0] else _pace(written, cells[2]), cells[5])
-        for cells in rows
-    ]
-
-
-def _pace(megabytes: int, seconds: str) -> str:
-    return f"{megabytes / float(seconds.removesuffix(' s')):.0f} MB/s"
 
 
 def terabytes(section: str) -> float:

@@ -38,9 +38,9 @@ from validation.planted_cases import CASES
 
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
+    *(f"docs/{name}.md" for name in ("classifiers", "python", "reference", "results", "scale")),
     *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "matrices", "planted", "ratios")),
-    "docs/study/README.md",
+    *("docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
@@ -90,7 +90,6 @@ def tables() -> dict[str, str]:
         "families": _families(),
         "classifiers": _classifiers(),
         "plan": _markdown(measured.PLAN, measured.plan()),
-        "capture": _markdown(measured.CAPTURE, measured.capture()),
         "identities": _markdown(
             ("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]
         ),
@@ -98,29 +97,28 @@ def tables() -> dict[str, str]:
 
 
 def _families() -> str:
-    """Return a row for each family: what it is, what it lacks, and the test that covers it."""
+    """Return a row for each family: the placement of its norms, and the points and measures that it lacks."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
     for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
         hidden = decoder_only if len(family.stacks) == 1 else set()
         absent = [f"`{each}`" for each in family.absent() if each not in hidden]
-        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))
-    return _markdown(("`model_type`", "layers", "absent", "held by"), rows)
+        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing"))
+    return _markdown(("`model_type`", "layers", "absent"), rows)
 
 
 def _classifiers() -> str:
-    """Return a row for each architecture of docs/classifiers.yaml: where it was seen, and whether it works."""
+    """Return a row for each architecture of docs/classifiers.yaml: an example, and whether it works or why not."""
     places = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
     outcomes = pd.read_csv("docs/classifiers.csv", keep_default_na=False, dtype=str).set_index("architecture")
     rows = []
     for name, place in places.items():
         checkpoint = f"`{place['checkpoint']}`" if "checkpoint" in place else ""
-        downloads = f"[{place.get('downloads', 'there')}]({place['source']})"
-        rows.append((f"`{name}`", checkpoint, downloads, *outcomes.loc[name]))
-    working = int((outcomes["outcome"] == "works").sum())
-    rows.append((f"{len(rows)} architectures", "", "", f"{working} work, {len(rows) - working} refused", "", "", ""))
-    return _markdown(("architecture", "checkpoint", "downloads a month", *outcomes.columns), rows)
+        outcome = str(outcomes.loc[name, "outcome"]).removeprefix("model.name: ")
+        reason = outcome.removeprefix(f"the model family '{name}' is not supported: ")
+        rows.append((f"[`{name}`]({place['source']})", checkpoint, reason))
+    return _markdown(("architecture", "example", "outcome"), rows)
 
 
 def _kind(family: Family) -> str:

@@ -1,11 +1,10 @@
 """Measure the mixing ratio of each layer, others / (others + own) by length, with intervals over texts.
 
-It is a ratio of one attention block; `result.own_share()` says how much of a vector is still the token's own since the
-input.
+The ratio describes one attention block; `result.own_share()` measures how much of a vector is still the token's own.
 
     python examples/how_much_each_layer_mixes.py [MODEL]
 
-MODEL is a hub identifier, a folder, or `package://<package>/<folder>`. With the default model and twenty reviews of
+MODEL is a hub identifier, a folder, or `package://<package>/<folder>`. With the default model and twenty texts of
 the sample:
 
     method  attn_n  attn_w  attnresln_n

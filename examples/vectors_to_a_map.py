@@ -2,12 +2,12 @@
 
     python examples/vectors_to_a_map.py [FOLDER] [MODEL]
 
-FOLDER, by default `map/`, gets the Zarr stores and `map.parquet`: a row for each token with its place `x`, `y` on
-the map of the last layer, its `token`, and as `context` the review that it stands in. embedding-atlas opens it:
+Writes Zarr stores and `map.parquet` to FOLDER (default: `map/`). The table has a row for each token with its
+coordinates `x` and `y` on the map of the last layer, its `token`, and its text as `context`. For embedding-atlas:
 
     embedding-atlas map/map.parquet --x x --y y --text context
 
-It prints the number of tokens and dimensions, and the first rows:
+Prints the number of tokens and dimensions, and the first rows:
 
     1797 tokens, 384 dimensions -> map/map.parquet
 """
@@ -26,7 +26,7 @@ SAMPLE = Path(__file__).parents[1] / "data/sample/test.jsonl"
 model = attnmix.load(MODEL)
 reviews = pd.read_json(SAMPLE, lines=True)["text"].head(20)
 run = attnmix.capture(model, reviews, FOLDER, points=["layer_output"])
-vectors = run.features("layer_output", layers=[model.layers])  # [1, tokens, hidden], read when asked for
+vectors = run.features("layer_output", layers=[model.layers])  # [1, tokens, hidden], loaded lazily
 xy = attnmix.layout(vectors, metric="cosine")[0]
 
 table = run.tokens[["document", "position", "token"]].assign(x=xy[:, 0], y=xy[:, 1])

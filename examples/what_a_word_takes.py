@@ -1,9 +1,9 @@
-"""Find the tokens that a word takes most from: by attention, by ALTI, and since the embeddings.
+"""Find the largest sources of a word by attention weights, by ALTI, and by the rollout of ALTI.
 
     python examples/what_a_word_takes.py [MODEL] [TEXT] [TOKEN]
 
-A column shows the three largest sources in each layer with their shares. ALTI's rollout goes through all layers up to
-the one named; the other two are of the layer alone. With the default model, text and token:
+Each column shows the three largest sources with their shares. The rollout covers all layers up to the row's
+layer, and the other columns a single layer. With the default model, text and token:
 
     'flies' in 'time flies like an arrow'
                                    attention                               alti                       alti_rollout

@@ -1,9 +1,9 @@
-"""Measure how often the predicted class stays when values, or edges of attention, are taken away in all layers.
+"""Measure how often the predicted class is kept if values or attention edges are removed in all layers.
 
     python examples/what_the_class_needs.py
 
-Reads what `make repro` left in the current folder. Prints, for each edit, the test accuracy and the share of
-reviews whose predicted class stays. With the default parameters, 101 reviews:
+Reads the outputs of `make repro` in the current folder. Prints the test accuracy and the share of texts with unchanged
+predicted class for each edit. With the default parameters, 101 texts:
 
                                              accuracy  class kept
     none                                        0.881       1.000

@@ -1,4 +1,4 @@
-"""Run one stage, in the folder that holds params.yaml.
+"""Run one stage in a folder with params.yaml.
 
 python -m stages measure
 torchrun --nproc-per-node 4 -m stages measure

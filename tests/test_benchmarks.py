@@ -44,7 +44,7 @@ def test_the_benchmark_of_a_card_runs_on_a_cpu_and_documents_each_row(tmp_path: 
     missing = [row for row, result in results.items() if result.startswith("not here")]
     on_a_gpu = {"fine-tuning, fp16", "out of memory in finetune", "out of memory in capture"}
     assert set(missing) == {"numbers of --checkpoint", "capture, third size", *on_a_gpu}
-    documented = (REPOSITORY / "docs/scale.md").read_text("utf-8")
+    documented = (REPOSITORY / "benchmarks/RESULTS.md").read_text("utf-8")
     assert [row for row in results if f"| {row} |" not in documented] == []
 
 

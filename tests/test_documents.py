@@ -106,7 +106,7 @@ def test_each_architecture_of_the_hub_works_or_is_refused_with_the_sentence_in_t
 
 
 def test_facts_that_several_documents_state_are_the_same_and_true() -> None:
-    documents = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "llms.txt", "docs/guide.md", "docs/reference.md")
+    documents = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "llms.txt", "docs/installation.md", "docs/pipeline.md")
     words = {name: " ".join((REPOSITORY / name).read_text("utf-8").split()) for name in documents}
     everything = " ".join(words.values())
     for pattern, expected in {
@@ -114,12 +114,12 @@ def test_facts_that_several_documents_state_are_the_same_and_true() -> None:
         r"(\d+) families": {str(len(FAMILIES))},
         r"Python (3\.\d+ to 3\.\d+)": {"3.11 to 3.13"},
         r"torch for GPUs \(([\d.]+) GB\)": {"2.7"},
-        r"CPU build has ([\d.]+) GB|builds for CPUs \(([\d.]+) GB\)": {"0.2"},
+        r"CPU build has ([\d.]+) GB|CPU build \(([\d.]+) GB\)": {"0.2"},
         r"([\d.]+) \(AMD\) to [\d.]+ times|take ([\d.]+) times as long as with": {"1.15"},
     }.items():
         stated = {next(filter(None, match.groups())) for match in re.finditer(pattern, everything)}
         assert stated == expected, pattern
-    downloads = re.search(r"torch for GPUs: ([\d.]+) GB, and ([\d.]+) GB of CUDA", words["docs/guide.md"])
+    downloads = re.search(r"torch for GPUs: ([\d.]+) GB, and ([\d.]+) GB of CUDA", words["docs/installation.md"])
     assert downloads
     assert sum(map(float, downloads.groups())) == pytest.approx(2.7)
     profiles = {name for text in words.values() for name in re.findall(r"profiles/(\w+\.txt)", text)}

@@ -65,14 +65,24 @@ def test_example_on_a_run_prints_a_row_for_each_edit(
     assert float(rows[0].split()[-1]) == 1
 
 
-def test_snippet_of_the_guide_writes_what_other_programs_read(
+@pytest.mark.long
+def test_code_of_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/python.md").read_text("utf-8"), re.DOTALL):
+        exec(block, names)
+    assert names["comparison"].rows["difference"].abs().max() < 1e-6  # of a model and the same model
+    assert {path.name for path in tmp_path.iterdir()} >= {"own_share.pdf", "result.zip", "both.html", "run"}
+
+
+def test_snippet_of_the_python_guide_writes_files_for_other_programs(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas as pd
     from datasets import load_from_disk
     from safetensors.numpy import load_file
 
-    guide = (REPOSITORY / "docs/guide.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs/python.md").read_text(encoding="utf-8")
     (snippet,) = (each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "safetensors" in each)
     monkeypatch.chdir(tmp_path)
     model = attnmix.load(str(tiny_bert))
@@ -144,6 +154,7 @@ NEEDED = {
     *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),
     *("data/sample/train.jsonl", "data/sample/test.jsonl", "attnmix/models/families.yaml", "stages/download.py"),
     *("attnmix/page/bundle.js", "attnmix/page/template.html.j2", "attnmix/page/page.css"),
+    "attnmix/page/licences.txt",
 }
 
 
@@ -157,11 +168,16 @@ def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_p
     with tarfile.open(made / f"{name}.tar.gz") as archive:
         assert {f"{name}/{each}" for each in NEEDED} - set(archive.getnames()) == set()
     with zipfile.ZipFile(made / f"{name}-py3-none-any.whl") as wheel:
-        assert {Path(file).parts[0] for file in wheel.namelist()} == {"attnmix", f"{name}.dist-info"}
+        files = wheel.namelist()
+        assert {Path(file).parts[0] for file in files} == {"attnmix", f"{name}.dist-info"}
+        assert {"attnmix/py.typed", f"{name}.dist-info/licenses/attnmix/page/licences.txt"} <= set(files)
+        assert [file for file in files if file.endswith((".ts", ".tsx"))] == []
         wheel.extractall(installed)
     version = run_to_its_end((sys.executable, "-m", "attnmix", "--version"), tmp_path, {"PYTHONPATH": str(installed)})
     assert version.stdout.strip() == "attnmix 7.8.9"
     command = (sys.executable, "-m", "attnmix", "show", "time flies like an arrow", "--to", "page.html")
     run = run_to_its_end(command, tmp_path, {"PYTHONPATH": str(installed)})
     assert run.returncode == 0, run.stderr
-    assert "flies" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "flies" in page
+    assert (REPOSITORY / "attnmix/page/licences.txt").read_text(encoding="utf-8") in page

@@ -363,7 +363,7 @@ def test_second_client_is_served_after_the_first_and_too_many_are_asked_to_wait(
 def test_taken_port_is_one_line(server: Server) -> None:
     with pytest.raises(InputError, match=rf"^--port: {server.port}: Address already in use; allowed: another"):
         listen(server.port)
-    with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(any that is free\) to 65535"):
+    with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(a free port\) to 65535"):
         listen(70_000)
 
 

@@ -27,7 +27,8 @@ from attnmix.page.wording import RUN_WORDING, Wording, wording_of
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
-BUNDLE = HERE / "bundle.js"  # esbuild's, of the modules in `src/`
+BUNDLE = HERE / "bundle.js"  # built by esbuild from the modules in `src/`
+LICENCES = HERE / "licences.txt"  # of the packages in the bundle, written by tools/licences.py
 
 
 def write_page(run: Run, subject: Subject) -> None:
@@ -52,9 +53,10 @@ def page_text(run: Results, subject: Subject) -> str:
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     return _template().render(
         policy=_content_security_policy(script),
-        # The template does not escape these three: the project's own files, and JSON without a "<".
+        # The template does not escape these four: files of the project, and JSON without a "<".
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
+        licences=LICENCES.read_text(encoding="utf-8"),
         data=pack(data),
         head_parts=as_json(head_parts),
         **asdict(subject) | words,
