@@ -168,6 +168,7 @@ class DatasetParameters(Section):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     train_limit: CountOrNone = None
     test_limit: CountOrNone = None
+    rare_word: NameOrNone = None
 
     @property
     def text_columns(self) -> list[str]:
@@ -180,6 +181,16 @@ class DatasetParameters(Section):
             raise ValueError("train_split and test_split need different names")
         if self.label_column in self.text_columns:
             raise ValueError("text_column and label_column need different names")
+        return self
+
+    @model_validator(mode="after")
+    def _one_rare_word_in_one_text(self) -> DatasetParameters:
+        if self.rare_word is None:
+            return self
+        if len(self.rare_word.split()) != 1:
+            raise ValueError(f"rare_word: {self.rare_word!r} is not a single word; allowed: a word without spaces")
+        if len(self.text_columns) > 1:
+            raise ValueError("rare_word needs single texts; text_column has two columns")
         return self
 
 
