@@ -66,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trainings = commands.add_parser("trainings", help="what `attnmix.compare` claims of trainings with known labels")
     trainings.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     trainings.add_argument("--to", type=Path, default=Path("docs/study/trainings.csv"), help="csv")
+    study = commands.add_parser("study", help="the runs of docs/study/plan.md, their table, tests and figure")
+    study.add_argument("--dataset", required=True, help="hub identifier, folder or file")
+    study.add_argument("--seeds", default=" ".join(map(str, range(1, 11))), help="whole numbers, separated by spaces")
+    study.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
@@ -128,16 +132,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = list(dict.fromkeys(options.seeds.split()))
     if not seeds or not all(seed.isdecimal() for seed in seeds):
         raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
+    if options.command == "study":
+        return run_study(options.dataset, seeds, options.to)
     if folders := run_seeds(options.dataset, seeds, options.profile, options.until):
         write_table(folders, MIXING, options.to)
     return int(len(folders) < len(seeds))
 
 
-def run_seeds(dataset: str, seeds: Sequence[str], profile: Path, until: str | None = None) -> list[str]:
-    """Run the committed pipeline for each seed with the profile's overrides, but for the stages that are up to date.
+def run_seeds(
+    dataset: str,
+    seeds: Sequence[str],
+    profile: Path,
+    until: str | None = None,
+    setting: str = "",
+    changes: Sequence[str] = (),
+) -> list[str]:
+    """Run the committed pipeline for each seed; stages that are up to date are skipped.
 
-    `until` names the last stage, which is run with those that it needs; without it all run but `SKIPPED_STAGES`. Return
-    the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
+    Args:
+        dataset: Hub identifier, folder or file.
+        seeds: Seeds as written.
+        profile: File of `key=value` overrides.
+        until: Last stage, which is run with the stages that it needs; default: all but `SKIPPED_STAGES`.
+        setting: Name of a subfolder for these runs.
+        changes: Further overrides, which define the setting.
+
+    Returns:
+        Folders of the runs that succeeded, `experiments/runs/<profile>/[<setting>/]seed_<n>`.
     """
     declared = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
     stages = [stage for stage in declared if stage not in SKIPPED_STAGES]
@@ -155,15 +176,31 @@ def run_seeds(dataset: str, seeds: Sequence[str], profile: Path, until: str | No
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     folders = []
     for seed in seeds:
-        folder = RUNS / profile.stem / f"seed_{seed}"
+        folder = RUNS / profile.stem / setting / f"seed_{seed}"
         _update_clone(folder)
-        apply_overrides(folder / "params.yaml", [*overrides, f"dataset.name='{name}'", f"seed={seed}"])
+        apply_overrides(folder / "params.yaml", [*overrides, *changes, f"dataset.name='{name}'", f"seed={seed}"])
         print(f"{folder}: dvc repro", file=sys.stderr, flush=True)
         if subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, check=False).returncode:
             print(f"left out: {folder}: `dvc repro` failed, see above", file=sys.stderr)
         else:
             folders.append(str(folder))
     return folders
+
+
+def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
+    """Run every setting of the study for each seed; write its tables if all runs succeeded, else return 1."""
+    from experiments.study import PROFILE, SETTINGS, write_study
+
+    folders = {}
+    for seed in seeds:
+        for setting, changes in SETTINGS.items():
+            name = setting.replace(" ", "_")
+            for folder in run_seeds(dataset, [seed], PROFILE, "measure", name, changes):
+                folders[setting, int(seed)] = Path(folder)
+    if len(folders) < len(seeds) * len(SETTINGS):
+        return 1
+    write_study(folders, to)
+    return 0
 
 
 def _update_clone(folder: Path) -> None:
