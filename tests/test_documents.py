@@ -13,7 +13,6 @@ from conftest import REPOSITORY
 from families import FAMILIES
 
 from docs import classifiers
-from docs.derived_values import compute_label_effect
 from docs.number_formats import change, decimal, percent, points, rounded, share
 from docs.tables import DOCUMENTS, MARKED, parse_results, read_file, render_parts, results, update
 from docs.texts import render_texts
@@ -80,15 +79,6 @@ def test_a_template_that_cannot_be_rendered_is_named_with_the_reason(
             lambda path: parse_results(path, "method,layer,mean\nx,1,0.3\nx,1.5,0.5\ny,2,0.5\nz,3,\n"), tmp_path
         )
     assert str(raised.value).startswith("docs/texts/a_text.md.j2: ")
-
-
-def test_claims_of_training_runs_have_the_intervals_of_welch() -> None:
-    claims = pd.read_csv(REPOSITORY / "docs/study/trainings.csv").set_index(["comparison", "measure"])
-    assert set(claims.loc["two seeds of permuted labels", "between_seeds"]) == {"too few runs"}
-    for measure in ("own_share", "attnresln_n", "attnresln_n less corpus_value"):
-        claim = claims.loc[("five seeds of permuted labels, five of true ones", measure)]
-        shown = claim[["difference", "between_seeds_low", "between_seeds_high"]].astype(float).tolist()
-        assert shown == pytest.approx(list(compute_label_effect(read_file, measure, range(5)).values()), abs=1e-5)
 
 
 def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:

@@ -316,7 +316,8 @@ MIN_UMAP_VECTORS = 20
 MIN_TYPED_UMAP_TOKENS = 48
 """Tokens of typed texts, below which their page shows principal components alone: they keep as many neighbours.
 
-`docs/study/few_tokens.csv` has the scores of both by length.
+In twelve reviews of IMDb, two principal components kept more of the 15 nearest neighbours than UMAP up to 40 tokens
+(commit c727349).
 """
 
 
