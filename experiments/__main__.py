@@ -2,12 +2,14 @@
 
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/laptop.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
+    python -m experiments imdb --dataset stanfordnlp/imdb
     python -m experiments study --dataset stanfordnlp/imdb
 
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, or until a stage, continues an interrupted run, and writes the table to reports/experiments/. `table` reads
 DVC's experiments of the current commit, or experiments, commits and folders by name. Experiments that differ only in
-the seed are one setting; means are over its seeds. `study` runs docs/study/plan.md (`experiments.study`).
+the seed are one setting; means are over its seeds. `imdb` runs profiles/imdb.txt and writes docs/imdb
+(`experiments.imdb`), `study` runs docs/study/plan.md (`experiments.study`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--profile", type=Path, default=Path("profiles/laptop.txt"), help="key=value overrides")
     run.add_argument("--until", help="the last stage to run, with those that it needs; default: all but render")
     run.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
+    imdb = commands.add_parser("imdb", help="the run on IMDb with two seeds, published in docs/imdb")
+    imdb.add_argument("--dataset", required=True, help="hub identifier, folder or file")
+    imdb.add_argument("--to", type=Path, default=Path("docs/imdb"), help="folder of tables and figures")
     study = commands.add_parser("study", help="the runs of docs/study/plan.md, their table, tests and figure")
     study.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     study.add_argument("--seeds", default=" ".join(map(str, range(1, 11))), help="whole numbers, separated by spaces")
@@ -54,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "table":
         write_table(options.names, options.csv, options.to)
         return 0
+    if options.command == "imdb":
+        return run_imdb(options.dataset, options.to)
     seeds = list(dict.fromkeys(options.seeds.split()))
     if not seeds or not all(seed.isdecimal() for seed in seeds):
         raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
@@ -86,10 +93,9 @@ def run_seeds(
         Folders of the runs that succeeded, `experiments/runs/<profile>/[<setting>/]seed_<n>`.
     """
     declared = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    stages = [stage for stage in declared if stage not in SKIPPED_STAGES]
-    if until is not None and until not in stages:
-        raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(stages)}")
-    targets = stages if until is None else [until]
+    if until is not None and until not in declared:
+        raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(declared)}")
+    targets = [stage for stage in declared if stage not in SKIPPED_STAGES] if until is None else [until]
     if not profile.is_file():
         raise InputError(f"--profile: there is no file {profile}")
     lines = profile.read_text(encoding="utf-8").splitlines()
@@ -110,6 +116,19 @@ def run_seeds(
         else:
             folders.append(str(folder))
     return folders
+
+
+def run_imdb(dataset: str, to: Path) -> int:
+    """Run both seeds and publish their results; return 1 if a run failed."""
+    from experiments.imdb import PROFILE, SEEDS, publish
+
+    first, *others = SEEDS
+    folders = run_seeds(dataset, [first], PROFILE, "render")
+    folders += run_seeds(dataset, others, PROFILE, "measure")
+    if len(folders) < len(SEEDS):
+        return 1
+    publish([Path(folder) for folder in folders], to)
+    return 0
 
 
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:

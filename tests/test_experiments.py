@@ -15,7 +15,7 @@ from scipy import stats
 
 from attnmix.core.errors import InputError
 from experiments import __main__ as command
-from experiments import study
+from experiments import imdb, study
 from experiments.tables import holm, over_seeds, paired_differences, read_experiments
 
 STUDY = REPOSITORY / "docs/study"
@@ -204,9 +204,8 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
             command.main(["run", "--dataset", "x", "--seeds", seeds])
     with pytest.raises(InputError, match=r"^--profile: there is no file profiles/laptop\.txt$"):
         command.main(["run", "--dataset", "x"])
-    for stage in ("render", "nothing"):  # the first is skipped
-        with pytest.raises(InputError, match=f"--until: there is no stage '{stage}'; allowed: measure$"):
-            command.main(["run", "--dataset", "x", "--until", stage])
+    with pytest.raises(InputError, match=r"--until: there is no stage 'nothing'; allowed: measure, render$"):
+        command.main(["run", "--dataset", "x", "--until", "nothing"])
 
 
 def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[float]]) -> pd.DataFrame:
@@ -279,3 +278,15 @@ def test_a_run_of_the_study_is_read_from_its_tables() -> None:
     shares = geometry.set_index(["measure", "layer"])["mean"]
     share = run[(run["quantity"] == study.CLASS_SHARE) & (run["layer"] == 6)]["value"].item()
     assert share == pytest.approx(shares["share_class", 6] - shares["share_class_permuted", 6])
+
+
+def test_published_seeds_are_those_of_the_runs(tmp_path: Path) -> None:
+    """Publish the committed run of the repository twice, as if it were two runs."""
+    imdb.publish([REPOSITORY, REPOSITORY], tmp_path)
+    seeds = pd.read_csv(tmp_path / "seeds.csv")
+    assert seeds["seed"].tolist() == [111, 112]
+    exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
+    row = exchange.query("quantity == 'own_share' and donor == 'same_class' and layer == 6").set_index("checkpoint")
+    assert seeds["finetuned_same_class_mean"].tolist() == [row.loc["finetuned", "mean"]] * 2
+    assert seeds["difference_same_class_ci_low"].tolist() == [row.loc["difference", "ci_low"]] * 2
+    assert (tmp_path / "exchange.csv").read_bytes() == (REPOSITORY / "reports/plots/measure/exchange.csv").read_bytes()
