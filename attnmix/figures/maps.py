@@ -46,7 +46,7 @@ PAGE_DPI = 200  # matplotlib holds every page's image of earlier points in memor
 # Joint grid
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
-OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 0.6, 3.0, 14.0  # areas of dots, in points squared
+OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
 AXES_SHARE = 0.998  # of the tokens within the axes of the joint grid
 
 LABEL_BOX: dict[str, Any] = {
@@ -183,7 +183,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
         axes.spines[:].set(visible=True, color="0.8")
         style.set_limits(axes, everywhere[inside])
         if site in others:
-            axes.scatter(*others[site].T, s=OTHER_SIZE, color="0.82", linewidths=0, rasterized=True)
+            axes.scatter(*others[site].T, s=OTHER_SIZE, color=OTHER_TEXTS[1], linewidths=0, rasterized=True)
         axes.scatter(*places[site].T, s=TEXT_SIZE, color="0.25", linewidths=0)
         for index, colour in zip(labels[site], TRACK_COLOURS, strict=False):
             x, y = places[site][index]
@@ -193,7 +193,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     axes.axis("off")
     words = labels[next(reversed(labels))].values()
     marks = [Mark(style.printable(word), colour, "o") for word, colour in zip(words, TRACK_COLOURS, strict=False)]
-    marks += [Mark(f"other tokens of {style.printable(document)}", "#404040", "o"), Mark("other texts", "#d1d1d1", "o")]
+    marks += [Mark(f"other tokens of {style.printable(document)}", "#404040", "o"), Mark("other texts", OTHER_TEXTS[1], "o")]
     axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
     title = "Joint UMAP of all layers and capture points, same axes in all panels"
     outside = int(np.count_nonzero(~inside))
