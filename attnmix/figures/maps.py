@@ -193,7 +193,10 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     axes.axis("off")
     words = labels[next(reversed(labels))].values()
     marks = [Mark(style.printable(word), colour, "o") for word, colour in zip(words, TRACK_COLOURS, strict=False)]
-    marks += [Mark(f"other tokens of {style.printable(document)}", "#404040", "o"), Mark("other texts", OTHER_TEXTS[1], "o")]
+    marks += [
+        Mark(f"other tokens of {style.printable(document)}", "#404040", "o"),
+        Mark("other texts", OTHER_TEXTS[1], "o"),
+    ]
     axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
     title = "Joint UMAP of all layers and capture points, same axes in all panels"
     outside = int(np.count_nonzero(~inside))
