@@ -344,5 +344,5 @@ class UmapParameters(Section):
 
 
 class RenderParameters(Section):
-    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
+    formats: Annotated[list[Literal["png", "pdf", "svg", "gif"]], Field(min_length=1)] = ["png", "pdf"]
     texts: Literal["one", "all"] = "one"
