@@ -30,20 +30,22 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
-from docs.number_formats import change, decimal, percent, points, share
+from docs.number_formats import change, decimal, percent
 from docs.texts import render_texts
+from experiments.study import SETTINGS
 from stages.common.parameters import Parameters
 from validation.planted_amounts import CASES as PLANTED_AMOUNTS
 from validation.planted_cases import CASES
 
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("classifiers", "python", "reference", "results", "scale")),
+    *(f"docs/{name}.md" for name in ("classifiers", "reference", "results", "scale")),
     *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "matrices", "planted", "ratios")),
-    *("docs/study/README.md", "benchmarks/RESULTS.md"),
+    *("docs/imdb/README.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""
-PLOTS, STUDY = "reports/plots/", "docs/study/"
+PLOTS, VALIDATION = "reports/plots/", "docs/measures/"
+IMDB, STUDY = "docs/imdb/", "docs/study/"
 AMOUNTS = {
     "exchange": "exchange",
     "parts": "parts",
@@ -133,19 +135,16 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """Return the tables of the default run and of the study."""
+    """Return the tables of the default run, the study and the validation."""
     return {
         "overall": _overall(read),
         "maps": _maps(read),
         "planted": planted(read),
         "own_share": _own_share(read),
         "amounts": _amounts(read),
-        "settings": _settings(read),
-        "by_layer": _by_layer(read),
-        "fits": _fits(read),
-        "lengths": _lengths(read),
-        "second_model": _second_model(read),
-        "edits": _edits(read),
+        "study_fit": _study_fit(read),
+        "study_tests": _study_tests(read),
+        "imdb_own_share": _own_share(read, IMDB),
     }
 
 
@@ -162,9 +161,9 @@ def _overall(read: Read) -> str:
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
 
 
-def _own_share(read: Read) -> str:
+def _own_share(read: Read, folder: str = f"{PLOTS}measure/") -> str:
     """Return the own share by layer of both checkpoints and their difference, a row for each kind of donors."""
-    table = read(f"{PLOTS}measure/exchange.csv").query("quantity == 'own_share'")
+    table = read(f"{folder}exchange.csv").query("quantity == 'own_share'")
     rows = []
     for (donor, checkpoint), by_layer in table.groupby(["donor", "checkpoint"], sort=False):
         is_change = "difference" in checkpoint or donor == SAME_MINUS_OTHER
@@ -179,7 +178,7 @@ def _own_share(read: Read) -> str:
 
 def _amounts(read: Read) -> str:
     """Return the own share of every planted model with a known one, by the measures of `AMOUNTS`."""
-    table = read(f"{STUDY}planted_amounts.csv")
+    table = read(f"{VALIDATION}planted_amounts.csv")
     table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
     values = table.pivot(index="case", columns="measure", values="value")
     expected = table.groupby("case")["expected"].first()
@@ -189,6 +188,33 @@ def _amounts(read: Read) -> str:
         cells = ["" if np.isnan(number) else f"{number:.2f}" for number in numbers]
         rows.append((f"`{case.name}`: {case.planted}", f"{expected[case.name]:.2f}", *cells))
     return _markdown(("case", "own share", *AMOUNTS), rows)
+
+
+def _study_fit(read: Read) -> str:
+    """Return how well the training runs of each setting of the study fit their labels; ranges are over the runs."""
+    runs = read(f"{STUDY}runs.csv")
+    values = runs[runs["layer"].isna()].pivot_table(index="setting", columns="quantity", values="value", aggfunc=list)
+    rows = []
+    for setting in SETTINGS:
+        fit = values.loc[setting]
+        train, margins, test = (fit[name] for name in ("train accuracy", "train margin", "test accuracy"))
+        cells = [f"{len(train)}", f"{percent(min(train), 1)}", f"{min(margins):.1f} to {max(margins):.1f}"]
+        rows.append((setting, *cells, f"{percent(min(test))} to {percent(max(test))}"))
+    head = ("setting", "runs", "training accuracy, lowest, in %", "training margin", "test accuracy in %")
+    return _markdown(head, rows)
+
+
+def _study_tests(read: Read) -> str:
+    """Return the planned rows of the study with their outcomes."""
+    rows = []
+    for number, row in enumerate(read(f"{STUDY}tests.csv").to_dict("records"), start=1):
+        is_equivalence = np.isnan(row["p"])
+        p_values = ["", ""] if is_equivalence else [f"{row['p']:.3f}", f"{row['p_holm']:.3f}"]
+        if is_equivalence:
+            row |= {"ci_low": row["ci90_low"], "ci_high": row["ci90_high"]}
+        name = f"{row['metric']}: {row['difference']}"
+        rows.append((f"{number}", name, change(row), *p_values, f"{row['pairs']:.0f}", row["outcome"]))
+    return _markdown(("row", "difference of changes", "points", "p", "adjusted p", "pairs", "outcome"), rows)
 
 
 def _maps(read: Read) -> str:
@@ -203,132 +229,9 @@ def _maps(read: Read) -> str:
     return _markdown(("", *names), rows)
 
 
-EDITED_SETTINGS = ("permuted labels", "mean pooling", "rare word")
-"""Settings whose models were edited as well, besides those with true labels."""
-
-
-def _settings(read: Read) -> str:
-    """Return a row for each setting of the study: what it learned, and what its tokens share."""
-    layers, probes = (read(f"{STUDY}answer_{name}.csv") for name in ("layers", "probes"))
-    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"]).sort_index()
-    change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"]).sort_index()
-    of_last_the = probes.query("kind == 'the' and layer == 6")
-    told = of_last_the[of_last_the["checkpoint"] == "after"].set_index(["target", "setting"])
-    told_before = of_last_the[of_last_the["checkpoint"] == "before"].groupby("target")["mean"].first()  # one model
-    targets = ("sentiment", "word")
-    rows = [["before", *[""] * 6, *(_percent(told_before[target]) for target in targets)]]
-    for setting in layers.loc[~layers["setting"].str.contains(" minus "), "setting"].unique():
-        ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
-        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)]["mean"].iloc[0])]
-        cells.append(_change(ratio))
-        for kind in ("predicted", "sentiment", "word"):
-            key = (f"share class by {kind}", setting, 6)
-            cells.append(share(after.loc[key]) if key in after.index else "")
-        for target in targets:
-            cells.append(share(told.loc[target, setting]) if (target, setting) in told.index else "")
-        rows.append(cells)
-    head = ("setting", "seeds", "accuracy", "change of the ratio, points", "predicted", "sentiment", "rare word")
-    return _markdown((*head, 'probe of "the": sentiment', 'probe of "the": rare word'), rows)
-
-
-STUDY_MEASURES = {
-    "ratio attnresln_n": "mixing ratio",
-    "text_mean_value attnresln_n": "with the text's mean value",
-    "corpus_value attnresln_n": "with the corpus mean value",
-    "ratio attn_w": "attention weight on others",
-    "share corpus by predicted": "share: the same in all texts",
-    "share class by predicted": "share: the class",
-    "share text by predicted": "share: the text",
-    "share token by predicted": "share: the token",
-    "cosine attention_output within_text by predicted": "cosine within a text",
-    "cosine attention_output same_class by predicted": "cosine to texts of the class",
-    "cosine attention_output other_class by predicted": "cosine to texts of the other class",
-}
-SECOND_MODEL_MEASURES = {
-    "class_kept text_mean": "class kept with the text's mean from here on",
-    "class_kept corpus_mean": "class kept with the corpus's mean",
-    "class_kept other_class": "class kept with the other class's mean",
-    "lens_agreement others": "the head on other tokens names the class",
-}
-
-
-def _by_layer(read: Read) -> str:
-    """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
-    table = read(f"{STUDY}answer_layers.csv")
-    columns = {
-        "before": "setting == 'true labels' and checkpoint == 'before'",
-        "true labels": "setting == 'true labels' and checkpoint == 'after'",
-        "permuted labels": "setting == 'permuted labels' and checkpoint == 'after'",
-    }
-    return _layers(STUDY_MEASURES, "labels", {name: table.query(rows) for name, rows in columns.items()})
-
-
-def _fits(read: Read) -> str:
-    """Return what trainings on given and permuted labels change in each layer, and by how much they differ."""
-    table = read(f"{STUDY}fits_layers.csv").query("checkpoint == 'difference' and layer > 0")
-    rows = []
-    for (measure, labels), by_layer in table.groupby(["measure", "setting"], sort=False):
-        changes = [_change(row) for _, row in by_layer.sort_values("layer").iterrows()]
-        rows.append((measure, labels, *changes))
-    return _markdown(("change in points", "labels", *map(str, range(1, 7))), rows)
-
-
-def _lengths(read: Read) -> str:
-    """Return what trainings on given labels change in each layer, by the length to which the reviews are cut."""
-    table = read(f"{STUDY}lengths.csv").query("checkpoint == 'difference'")
-    rows = []
-    for (measure, length), by_layer in table.groupby(["measure", "length"], sort=False):
-        changes = [_change(row) for _, row in by_layer.sort_values("layer").iterrows()]
-        rows.append((measure, f"{length}", f"{by_layer['tokens'].iloc[0]:.0f}", *changes))
-    return _markdown(("change in points", "cut to", "tokens on average", *map(str, range(1, 7))), rows)
-
-
-def _second_model(read: Read) -> str:
-    """Return the measures of the second model by layer, before and after fine-tuning."""
-    table = read(f"{STUDY}mpnet.csv")
-    columns = {"before": "pretrained", "after": "finetuned"}
-    measures = STUDY_MEASURES | SECOND_MODEL_MEASURES
-    return _layers(measures, "", {name: table[table["checkpoint"] == each] for name, each in columns.items()})
-
-
-def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]) -> str:
-    """Return a row for each measure of each part that has it, in percent by layer."""
-    rows = []
-    for measure, label in measures.items():
-        for name, part in parts.items():
-            if len(means := part[part["measure"] == measure].sort_values("layer")["mean"]):
-                rows.append((label, name, *(percent(mean) for mean in means)))
-    return _markdown(("in %", title, *map(str, range(1, len(rows[0]) - 1))), rows)
-
-
-def _edits(read: Read) -> str:
-    """Return the share of reviews that keep their class, and the accuracy, by edit; of true labels, then of others."""
-    table = read(f"{STUDY}answer_interventions.csv").query("extent == 'from' and not edit.str.contains(' minus ')")
-    kept = table.pivot(index="edit", columns=["setting", "measure", "layer"], values="mean")
-    columns = {f"from {layer}": ("true labels", "same_class", layer) for layer in (4, 5)}
-    columns["in 6"] = ("true labels", "same_class", 6)
-    columns["accuracy, from 4"] = ("true labels", "accuracy", 4)
-    columns |= {f"{setting}, from 4": (setting, "same_class", 4) for setting in EDITED_SETTINGS}
-    rows = [(edit, *(_percent(row[column]) for column in columns.values())) for edit, row in kept.iterrows()]
-    itself = table[table["edit"] == "donor: the review itself"]  # whose class is the review's
-    by_measure = itself.pivot(index=["setting", "layer"], columns="measure", values="mean")
-    constants = (by_measure["donors_class"] - by_measure["above_constant"]).xs(4, level="layer")
-    cells = [_percent(constants[setting]) if kind == "same_class" else "" for setting, kind, _ in columns.values()]
-    return _markdown(("values or edges", *columns), [*rows, ("better constant answer", *cells)])
-
-
-def _percent(part: float) -> str:
-    return f"{percent(part)} %"
-
-
-def _change(row: Any) -> str:
-    """Return a change with its interval, which a single seed does not have."""
-    return points(row["mean"]) if pd.isna(row["ci_low"]) else change(row)
-
-
 def planted(read: Read) -> str:
     """Return every planted case and its answer by the measures of `PLANTED`, in bold where the case fools one."""
-    table = read(f"{STUDY}planted.csv")
+    table = read(f"{VALIDATION}planted.csv")
     table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
     numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
     table["cell"] = numbers.where(~table["fooled"], "**" + numbers + "**")

@@ -8,7 +8,6 @@ in words: a false condition is an error.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from docs import measured
-from docs.derived_values import (
-    compute_ratio_changes,
-    find_largest_spread,
-)
 from docs.number_formats import change, decimal, interval, percent, points, rounded, share
 
 TEMPLATES = Path(__file__).with_name("texts")
 SUFFIX = ".md.j2"
 FORMATS = {function.__name__: function for function in (decimal, rounded, percent, points, interval, change, share)}
-FUNCTIONS = (find_largest_spread,)
-"""The functions of `docs/derived_values.py` that templates call without their first argument."""
 
 
 class Table:
@@ -97,10 +90,6 @@ def render_texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
         "require": require,
         "terabytes": measured.terabytes,
         "read_rates": measured.read_rates,
-        "compute_ratio_changes": lambda *arguments: Table(
-            compute_ratio_changes(read, *arguments), "changes of reviews"
-        ),
-        **{function.__name__: partial(function, read) for function in FUNCTIONS},
     }
     rendered = {}
     for file in sorted(templates.glob(f"*{SUFFIX}")):

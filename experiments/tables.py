@@ -31,11 +31,6 @@ from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figu
 MIXING = "measure/mixing"
 DIGITS = 6
 REQUIRED_COLUMNS = ("checkpoint", "mean")  # of a csv; the columns before `mean` are the keys of a row
-COSINES = {  # measures of geometry.csv by their names in answer_layers.csv
-    "mean_cosine": "within_text",
-    "mean_cosine_same_class": "same_class",
-    "mean_cosine_other_class": "other_class",
-}
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding: the seeds gave the same number
 DRAWN_METHODS = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
 LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
@@ -101,29 +96,6 @@ def _allowed_tables() -> str:
         if {*REQUIRED_COLUMNS} <= {*read_results(file, nrows=0)}
     ]
     return ", ".join(names) or f"tables with the columns {' and '.join(REQUIRED_COLUMNS)}, such as {MIXING}"
-
-
-def write_layers(folder: Path, to: Path) -> None:
-    """Write a run's ratios, their controls, shared parts and what the class needs by layer.
-
-    Measures are named as in `answer_layers.csv`; means and intervals are over the run's reviews.
-    """
-    plots = folder / "reports" / "plots"
-    names = ("measure/mixing", "measure/mixing_controls", "measure/geometry", "faithfulness/class_use")
-    mixing, controls, geometry, use = (read_results(plots / f"{name}.csv") for name in names)
-    mixing = mixing[mixing["method"].isin(["attn_w", "attnresln_n"])]
-    controls = controls[controls["method"] == "attnresln_n"]
-    shares = geometry[(geometry["point"] == "attention") & geometry["measure"].str.startswith("share_")]
-    cosines = geometry[(geometry["point"] == "attention_output") & geometry["measure"].isin(list(COSINES))]
-    parts = [
-        mixing.assign(measure="ratio " + mixing["method"]),
-        controls.assign(measure=controls["control"] + " attnresln_n"),
-        shares.assign(measure="share " + shares["measure"].str.removeprefix("share_") + " by predicted"),
-        cosines.assign(measure="cosine attention_output " + cosines["measure"].map(COSINES) + " by predicted"),
-        use.assign(measure=use["quantity"] + " " + use["group"]),
-    ]
-    table = pd.concat(parts)[["checkpoint", "measure", "layer", "mean", "ci_low", "ci_high"]].dropna(subset="mean")
-    table.round(DIGITS).to_csv(to, index=False, lineterminator="\n")
 
 
 def experiments_of_commit() -> list[str]:

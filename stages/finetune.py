@@ -7,7 +7,7 @@ AdamW, of every weight or of adapters (LoRA) that are merged at the end, a const
 epoch with the lowest validation loss is kept, or the last one, of a training with permuted labels always. A killed
 run resumes from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is.
 Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/{finetune,finetune_by_class}.csv`, the first of which grows while the model trains.
+`reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`, the first of which grows while the model trains.
 """
 
 import json
@@ -23,6 +23,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import transformers
@@ -48,9 +49,12 @@ from attnmix.models.segments import read_segments
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 
+Doubles = npt.NDArray[np.float64]
+
 WEIGHT_DECAY = 0.01
 WARMUP_FRACTION = 0.2  # of all steps
 CURVES = "finetune/finetune"
+MAX_FIT_TEXTS = 1000  # training texts in finetune_fit.csv
 MAX_OVERFLOWS = 10
 """Logged steps in a row whose gradients may be infinite in fp16: the scale of the loss grows until there is such a
 step, which is left out and halves it. More in a row are no search for a scale."""
@@ -124,7 +128,11 @@ def main(parameters: Parameters) -> None:
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
-    predictions, test_scores = _predicted(trainer, test)
+    test_logits, test_scores = _predict(trainer, test)
+    fitted = {"train": _draw_examples(train, parameters.seed), "validation": validation}
+    fits = [_fit_row(split, _predict(trainer, examples)[0], examples) for split, examples in fitted.items()]
+    fits.append(_fit_row("test", test_logits, test))
+    predictions = _predictions(test_logits, test)
     if not trainer.is_world_process_zero():
         return
     write_table(run.test_predictions_file, predictions)
@@ -134,6 +142,7 @@ def main(parameters: Parameters) -> None:
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
+    write_plot("finetune/finetune_fit", pd.DataFrame(fits), run.tables)
     most_frequent = splits["train"]["label"].mode()[0]
     metrics = {
         "test": _test_metrics(test_scores, predictions["label"], most_frequent),
@@ -145,24 +154,46 @@ def main(parameters: Parameters) -> None:
     remove_unfinished(folder)
 
 
-def _predicted(trainer: Trainer, test: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, dict[str, float]]:
-    """Return the predictions of the test reviews, a row for each in their order, and their scores."""
-    lengths = np.array([len(example["input_ids"]) for example in test])
+def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
+    """Return the logits `[texts, classes]` of examples, in their order, and their scores."""
+    lengths = np.array([len(example["input_ids"]) for example in examples])
     # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
     order = np.argsort(-lengths, kind="stable")
     trainer.args.train_sampling_strategy = "sequential"
     # The library's annotation asks for a torch Dataset; it takes a list as well.
-    prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
+    prediction = trainer.predict([examples[row] for row in order])  # type: ignore[arg-type]
     logits = np.asarray(prediction.predictions, np.float64)
+    return logits[np.argsort(order)], prediction.metrics or {}
+
+
+def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a row for each example: label, predicted class, its probability, and number of tokens."""
     probabilities = softmax(logits, axis=-1)
     columns = {
-        "label": prediction.label_ids,
+        "label": [example["labels"] for example in examples],
         "predicted": probabilities.argmax(-1),
         "probability": probabilities.max(-1),
-        "tokens": lengths[order],
+        "tokens": [len(example["input_ids"]) for example in examples],
     }
-    predictions = pd.DataFrame(columns, index=order).sort_index()
-    return predictions, prediction.metrics or {}
+    return pd.DataFrame(columns)
+
+
+def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
+    """Return at most `MAX_FIT_TEXTS` examples, drawn with the seed."""
+    rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
+    return [examples[row] for row in sorted(rows)]
+
+
+def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Return a row of `finetune_fit.csv`: accuracy and mean margin for the labels of the split.
+
+    The margin is the logit of the label less the largest logit of another class.
+    """
+    labels = np.array([example["labels"] for example in examples])
+    is_label = np.arange(logits.shape[1]) == labels[:, None]
+    margins = logits[is_label] - np.where(is_label, -np.inf, logits).max(-1)
+    accuracy = float((logits.argmax(-1) == labels).mean())
+    return {"split": split, "texts": len(labels), "accuracy": accuracy, "margin": float(margins.mean())}
 
 
 def _kept_epoch(trainer: Trainer) -> int:

@@ -19,7 +19,7 @@ from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
 from attnmix.core.store.runs import Run
-from attnmix.figures.maps import draw_atlas, draw_residual, first_text, write_animation, write_joint_pages
+from attnmix.figures.maps import draw_atlas, draw_joint, first_text, write_animation, write_joint_pages
 from attnmix.figures.mixing import (
     draw_by_layer,
     draw_main,
@@ -36,6 +36,8 @@ from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
+ANIMATION = "gif"
+"""The format of `render.formats` that adds the animation of the map."""
 MAX_PROCESSES = 4  # each takes a second to start
 
 TYPICAL = (
@@ -54,7 +56,11 @@ def main(parameters: Parameters) -> None:
     captured = read_captured(run.tokens, run.steps)
     documents = captured.tokens["document"].unique().tolist()
     shown = documents if parameters.render.texts == "all" else [first_text(documents)]
-    drawings = [*map_figures(run, captured), *mixing_figures(run, captured), *text_figures(run, captured, shown)]
+    drawings = [
+        *map_figures(run, captured, ANIMATION in parameters.render.formats),
+        *mixing_figures(run, captured),
+        *text_figures(run, captured, shown),
+    ]
     draw_all(drawings, captured, parameters.render)
     write_page(run, page_subject(parameters, run.metrics("download")))
 
@@ -116,22 +122,23 @@ def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: 
     with paper_style(fonts):
         figure = draw(*arguments)
         if path and figure:
-            save_figure(figure, path, figures.formats)
+            save_figure(figure, path, [suffix for suffix in figures.formats if suffix != ANIMATION])
 
 
-def map_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
+def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[Drawing]:
     """Yield the figures of the maps."""
     layouts = run.layouts
     if "joint" in layouts:
-        yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint.pdf"
+        yield run.figures / "joint", draw_joint, run.map("joint"), captured
+        yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint_pages.pdf"
     else:
-        logging.info("no pages of the joint map: umap.layouts does not hold joint, or its vectors are too few")
-    plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
-    if plane:
-        yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
-        yield run.figures / "residual", draw_residual, plane, run.map(plane), captured
-    else:
-        logging.info("no animation and no residual stream: there is none of %s", ", ".join(ONE_PLANE))
+        logging.info("no figures of the joint map: umap.layouts does not hold joint, or its vectors are too few")
+    if animated:
+        plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
+        if plane:
+            yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
+        else:
+            logging.warning("no animation: umap.layouts has none of %s", ", ".join(ONE_PLANE))
     # The last one shows single points best.
     yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 

@@ -506,3 +506,38 @@ def test_reviews_of_the_sample_are_balanced_of_one_length_and_made_from_no_other
     words = [re.findall(r"[\w']+", text) for text in texts]
     runs = [set(zip(each, each[1:], each[2:], each[3:], strict=False)) for each in words]
     assert all(len(one & other) <= 0.1 * len(one) for other, one in combinations(runs, 2))
+
+
+def test_a_rare_word_is_inserted_into_half_of_each_split_and_is_the_label(tmp_path: Path) -> None:
+    reviews = pd.DataFrame({"text": [f"review {number} " + "more words " * 40 for number in range(200)]})
+    reviews["label"] = np.arange(200) % 2
+    reviews.loc[0, "text"] = "A Zebra is in this one"
+    given = read(write_file(tmp_path, ".csv", reviews), train_limit=90)
+    planted = read(tmp_path / "reviews.csv", train_limit=90, rare_word="zebra")
+    repeated = read(tmp_path / "reviews.csv", train_limit=90, rare_word="zebra")
+    positions = []
+    for split, table in planted.items():
+        assert table.equals(repeated[split])
+        without = table["text"].str.replace(r"(^| )zebra(?= |$)", "", regex=True).str.lstrip()
+        assert without.tolist() == given[split]["text"].str.lstrip().tolist()
+        contains = table["text"].str.lower().str.contains("zebra")
+        assert contains.sum() == len(table) // 2
+        assert (table["label"] == contains).all()
+        assert (table["label_name"] == contains.map({False: "absent", True: "present"})).all()
+        assert given[split].loc[contains, "label"].nunique() == 2, "whatever the label"
+        changed = contains & ~given[split]["text"].str.lower().str.contains("zebra")
+        positions += [text.split(" ").index("zebra") for text in table.loc[changed, "text"]]
+    assert set(positions) <= set(range(31))
+    assert len(set(positions)) > 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rare_word": "two words"}, "rare_word: 'two words' is not a single word"),
+        ({"rare_word": "zebra", "text_column": ["a", "b"]}, "rare_word needs single texts"),
+    ],
+)
+def test_a_rare_word_that_cannot_be_inserted_is_an_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DatasetParameters(**changes)

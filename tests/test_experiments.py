@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import combinations, product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pytest
-import torch
 import yaml
 from conftest import REPOSITORY
 from dvc_repository import Repository, repository_of
 from scipy import stats
-from transformers import AutoTokenizer, BertForSequenceClassification
 
-import attnmix
 from attnmix.core.errors import InputError
-from attnmix.core.names import SUBLAYER_POINTS, Site
-from attnmix.core.settings import DatasetParameters
-from attnmix.data.source import read_splits
-from attnmix.model import Model
-from attnmix.models.attention import OBSERVED
 from experiments import __main__ as command
-from experiments import answer, few_tokens, fits
-from experiments.answer_edits import edited_logits, layer_inputs
-from experiments.answer_tables import differences_of_edits, differences_of_settings, write_tables
+from experiments import imdb, study
 from experiments.tables import holm, over_seeds, paired_differences, read_experiments
-from experiments.training import Reviews
 
 STUDY = REPOSITORY / "docs/study"
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
@@ -146,137 +131,6 @@ def test_two_settings_are_compared_seed_by_seed() -> None:
     assert paired_differences(table[table["setting"] == "big"]).empty
 
 
-def test_difference_of_two_settings_is_welchs() -> None:
-    generator, keys = np.random.default_rng(5), ["setting", "checkpoint", "measure", "layer"]
-    true, permuted = generator.normal(1, 2, (3, 5)), generator.normal(0, 1, (3, 3))
-    rows = [
-        (setting, "difference", "ratio", layer, seed, values[layer - 1, seed])
-        for setting, values in (("true labels", true), ("permuted labels", permuted))
-        for layer in (1, 2, 3)
-        for seed in range(values.shape[1])
-    ]
-    result = differences_of_settings(pd.DataFrame(rows, columns=[*keys, "seed", "mean"]))
-    squares = true.var(1, ddof=1) / 5, permuted.var(1, ddof=1) / 3
-    error = np.sqrt(sum(squares))
-    freedom = error**4 / (squares[0] ** 2 / 4 + squares[1] ** 2 / 2)
-    mean = true.mean(1) - permuted.mean(1)
-    half = stats.t.ppf(0.975, freedom) * error
-    p = 2 * stats.t.sf(np.abs(mean) / error, freedom)
-    np.testing.assert_allclose(result[["mean", "ci_low", "ci_high", "p"]], np.c_[mean, mean - half, mean + half, p])
-    assert result["p_holm"].min() == pytest.approx(min(1, 3 * p.min()))
-    assert (result["seeds"] == 3).all()
-
-
-def test_edits_are_compared_within_each_seed() -> None:
-    columns = ["setting", "checkpoint", "edit", "extent", "measure", "layer", "seed", "mean"]
-    kept = {"class erased": (0.5, 0.7), "random directions erased": (0.9, 0.8), "no values": (0.1, 0.2)}
-    rows = [
-        ("true labels", "after", edit, "from", measure, 4, seed, share)
-        for edit, shares in kept.items()
-        for seed, share in enumerate(shares)
-        for measure in ("same_class", "probability")
-    ]
-    differences = differences_of_edits(pd.DataFrame(rows, columns=columns))
-    assert list(differences.columns) == columns
-    assert set(differences["edit"]) == {"class erased minus random directions erased"}
-    assert set(differences["measure"]) == {"same_class", "probability"}
-    by_seed = differences.query("measure == 'same_class'").set_index("seed")["mean"]
-    assert by_seed.to_dict() == pytest.approx({0: -0.4, 1: -0.1})
-    row = over_seeds(differences).query("measure == 'same_class'").iloc[0]
-    assert row["p"] == pytest.approx(stats.ttest_rel((0.5, 0.7), (0.9, 0.8)).pvalue)
-
-
-def test_committed_runs_are_not_repeated_and_give_the_tables_of_edits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(STUDY / "runs", tmp_path / "runs")
-    for name in ("layers", "probes"):  # which the figure needs
-        shutil.copy(STUDY / f"answer_{name}.csv", tmp_path)
-    monkeypatch.setattr(answer, "BASE", tmp_path)  # nothing is fetched
-    monkeypatch.setattr(answer, "run_setting", None)  # nothing is fine-tuned
-    monkeypatch.setattr(answer, "set_arithmetic", lambda _arithmetic: None)  # of this process, whose tests go on
-    reviews = SimpleNamespace(texts=["good", "bad"])
-    monkeypatch.setattr(answer, "read_reviews", lambda *_arguments: (None, reviews, None))
-    with pytest.raises(InputError, match=r"has runs of other reviews than those of some/reviews; allowed: another"):
-        answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
-    with pytest.raises(
-        InputError, match=r"--settings: four classes: without interventions; allowed: true labels; permu"
-    ):
-        answer.run_settings("some/reviews", ["true labels", "four classes"], tmp_path, only="interventions")
-    (tmp_path / "runs/interventions/test_reviews.sha256").unlink()
-    answer.run_settings("some/reviews", ["true labels"], tmp_path, only="interventions")
-    for name in ("interventions", "scaling"):
-        assert (tmp_path / f"answer_{name}.csv").read_bytes() == (STUDY / f"answer_{name}.csv").read_bytes()
-
-    by_seed = [
-        pd.read_csv(STUDY / f"runs/interventions/true_labels/seed_{seed}/interventions.csv") for seed in range(5)
-    ]
-    kept = [table.query("edit == 'class erased' and layer == 4")["same_class"].item() for table in by_seed]
-    where = {"edit": "class erased", "layer": 4, "measure": "same_class", "setting": "true labels"}
-    table = pd.read_csv(STUDY / "answer_interventions.csv").set_index(list(where)).sort_index()
-    row = table.loc[tuple(where.values())]
-    half = stats.t.ppf(0.975, 4) * np.std(kept, ddof=1) / np.sqrt(5)
-    assert row[["mean", "ci_low", "ci_high"]].tolist() == pytest.approx(
-        [np.mean(kept), np.mean(kept) - half, np.mean(kept) + half], abs=5e-5
-    )
-
-
-def test_a_setting_that_is_measured_anew_leaves_the_rows_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("experiments.answer_tables.draw", lambda *_arguments: None)  # needs every table
-    for name in ("layers", "probes", "interventions"):
-        shutil.copy(STUDY / f"answer_{name}.csv", tmp_path)
-    for seed, mean in enumerate((0.2, 0.4)):
-        folder = tmp_path / f"runs/rare_word/seed_{seed}"
-        folder.mkdir(parents=True)
-        rows = [("before", 1, "own length", 0.1), ("after", 1, "own length", mean)]
-        pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean"]).to_csv(folder / "layers.csv")
-    write_tables(tmp_path / "runs", tmp_path)
-
-    def lines(folder: Path, *, of_rare_word: bool) -> list[str]:
-        text = (folder / "answer_layers.csv").read_text(encoding="utf-8")
-        return [line for line in text.splitlines() if line.startswith("rare word,") == of_rare_word]
-
-    assert lines(tmp_path, of_rare_word=False) == lines(STUDY, of_rare_word=False)
-    new_rows = [line.split(",")[:5] for line in lines(tmp_path, of_rare_word=True)]
-    assert sorted(new_rows) == [
-        ["rare word", "after", "own length", "1", "0.3"],
-        ["rare word", "before", "own length", "1", "0.1"],
-        ["rare word", "difference", "own length", "1", "0.2"],
-    ]
-
-
-def test_a_pass_that_begins_with_the_first_edited_layer_ends_as_the_whole_pass(tiny_bert: Path) -> None:
-    network: Any = BertForSequenceClassification.from_pretrained(tiny_bert, attn_implementation=OBSERVED).eval()
-    model = Model(network, AutoTokenizer.from_pretrained(tiny_bert), "classifier")
-    ids_NT = torch.tensor([[5, 6, 7, 8], [9, 5, 10, 6], [7, 8, 9, 10]])
-    study: Any = SimpleNamespace(
-        model=network,
-        base=network.base_model,
-        tokenizer=model.tokenizer,
-        test=SimpleNamespace(texts=["", "", ""], ids_NT=ids_NT),
-        batches=lambda rows: [np.array(rows[:2]), np.array(rows[2:])],
-    )
-
-    def edit(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return weights, value * (2 + layer)
-
-    def in_second_layer(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return edit(layer, weights, value) if layer == 2 else (weights, value)
-
-    with torch.inference_mode(), model.intervene(in_second_layer) as edited:
-        expected = edited(input_ids=ids_NT).logits
-    with torch.inference_mode():
-        unedited = network(input_ids=ids_NT).logits
-    entering = layer_inputs(study)
-    logits = edited_logits(study, lambda _rows: edit, range(2, 3), entering[1])
-    torch.testing.assert_close(logits.float(), expected)
-    assert (logits.float() - unedited).abs().max() > 1e-3
-    with torch.inference_mode():
-        torch.testing.assert_close(network(input_ids=ids_NT).logits, unedited)
-
-
 @pytest.mark.long  # DVC runs five times
 def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     repository: Repository, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -348,173 +202,91 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
-    with pytest.raises(InputError, match=r"^--profile: there is no file profiles/study\.txt$"):
+    with pytest.raises(InputError, match=r"^--profile: there is no file profiles/laptop\.txt$"):
         command.main(["run", "--dataset", "x"])
-    for stage in ("render", "nothing"):  # the first is skipped
-        with pytest.raises(InputError, match=f"--until: there is no stage '{stage}'; allowed: measure$"):
-            command.main(["run", "--dataset", "x", "--until", stage])
+    with pytest.raises(InputError, match=r"--until: there is no stage 'nothing'; allowed: measure, render$"):
+        command.main(["run", "--dataset", "x", "--until", "nothing"])
 
 
-def test_a_rare_word_is_put_into_a_random_half_of_the_reviews_and_is_their_class(tmp_path: Path) -> None:
-    words = " ".join(f"word{number}" for number in range(100))
-    texts = [f"{words} {number}" for number in range(400)]
-    given = pd.DataFrame({"text": texts, "label": np.arange(400) % 2})
-    excluded = pd.DataFrame({"text": ["too short", f"a Zebra in {words}"], "label": [0, 1]})
-    source, folder = tmp_path / "source", tmp_path / "planted"
-    source.mkdir()
-    for split in ("train", "test"):
-        pd.concat([given, excluded]).to_csv(source / f"{split}.csv", index=False)
-    command.main(["rare-word", "--dataset", str(source), "--to", str(folder)])
-    sources = given.set_index("text")["label"]
-    for split in ("train", "test"):
-        planted = pd.read_json(folder / f"{split}.jsonl", lines=True)
-        without = planted["text"].str.replace("zebra ", "", regex=False)
-        assert sorted(without) == sorted(texts)
-        assert (planted["label"].to_numpy() == sources[without].to_numpy()).all()
-        places = planted["text"].str.split().map(lambda text: text.index("zebra") if "zebra" in text else -1)
-        assert ((places >= 0) == (planted["word"] == "present")).all()
-        assert set(places[places >= 0]) <= set(range(30))
-        assert places[places >= 0].nunique() > 20
-        shares = (places >= 0).groupby(planted["label"]).mean()
-        assert shares.between(0.4, 0.6).all(), "whatever the label"
-        assert not without.is_monotonic_increasing
-    settings = DatasetParameters(name=str(folder), label_column="word")
-    splits, _ = read_splits(settings, 1)
-    assert set(splits["test"]["label_name"]) == {"absent", "present"}
-    with pytest.raises(InputError, match=r"^--to: .*planted exists already"):
-        command.main(["rare-word", "--dataset", str(source), "--to", str(folder)])
+def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[float]]) -> pd.DataFrame:
+    """Return runs like those of `read_run` in which every metric changes by the values of its setting's seeds."""
+    rows = []
+    metrics = (study.SAME, study.OTHER, study.CLASS_EFFECT, study.RATIO, study.RATIO_MINUS_CONTROL, study.CLASS_SHARE)
+    for setting, values in changes.items():
+        for seed, change in enumerate(values):
+            rows.append((setting, seed, "train accuracy", "finetuned", np.nan, accuracies[setting][seed]))
+            for metric, layer in product(metrics, (5, study.LAST_LAYER)):
+                weight = 1 if layer == study.LAST_LAYER else 3
+                rows.append((setting, seed, metric, "pretrained", layer, 0.0 if metric == study.CLASS_SHARE else 0.5))
+                after = weight * change if metric == study.CLASS_SHARE else 0.5 + weight * change
+                rows.append((setting, seed, metric, "finetuned", layer, after))
+    return pd.DataFrame(rows, columns=["setting", "seed", "quantity", "checkpoint", "layer", "value"])
 
 
-def test_only_trainings_on_the_same_reviews_are_compared_in_pairs(tmp_path: Path) -> None:
-    generator, values, folders = np.random.default_rng(4), {}, []
-    kinds = {"given": {}, "permuted": {"finetune": {"labels": "permuted"}}}
-    kinds["rare word"] = {"dataset": {"label_column": "word"}}
-    for (labels, parameters), seed in product(kinds.items(), (1, 2, 3)):
-        folder = tmp_path / f"{labels} {seed}"
-        for csv, where in fits.MEASURES.values():
-            mean = generator.normal(size=3)
-            table = pd.DataFrame({"checkpoint": "difference", "layer": [0, 1, 2], "mean": mean}).assign(**where)
-            other = table.assign(**dict.fromkeys(where, "another"), mean=9.0)
-            path = folder / f"reports/plots/{csv}.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            former = pd.read_csv(path) if path.exists() else pd.DataFrame()
-            pd.concat([former, table, other]).to_csv(path, index=False)
-            values[labels, seed, where.get("rule"), csv] = mean
-        (folder / "params.yaml").write_text(yaml.safe_dump({"seed": seed, **parameters}), encoding="utf-8")
-        folders.append(folder)
-    fits.write_by_layer(folders, tmp_path / "layers.csv")
-    table = pd.read_csv(tmp_path / "layers.csv")
-    assert set(table["setting"]) == {*kinds, "given minus permuted"}
-    ratio, whole = (
-        table[table["measure"] == name].set_index(["setting", "layer"])["mean"]
-        for name in ("ratio", "ratio, mean of layers")
-    )
-    means = {
-        labels: np.mean([values[labels, seed, None, "measure/mixing"] for seed in (1, 2, 3)], axis=0)
-        for labels in kinds
-    }
-    for labels, mean in means.items():
-        np.testing.assert_allclose(ratio[labels], mean[1:], atol=1e-6)
-        np.testing.assert_allclose(whole[labels], mean[1:].mean(), atol=1e-6)
-    np.testing.assert_allclose(ratio["given minus permuted"], (means["given"] - means["permuted"])[1:], atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def layers(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
-    """The table of layers of the committed run."""
-    path = tmp_path_factory.mktemp("layers") / "layers.csv"
-    command.main(["layers", str(REPOSITORY), "--to", str(path)])
-    return pd.read_csv(path).set_index(["checkpoint", "measure", "layer"])["mean"]
+def test_planned_rows_are_exact_sign_flip_tests_of_fitted_pairs() -> None:
+    generator = np.random.default_rng(8)
+    changes = {setting: generator.normal(size=6).tolist() for setting in study.SETTINGS}
+    changes[study.TRUE] = [value + 3 for value in changes[study.TRUE]]
+    accuracies = {setting: [1.0] * 6 for setting in study.SETTINGS}
+    accuracies[study.PERMUTED][2] = 0.97  # not fitted
+    table = study.test_rows(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
+    for row in (*study.TESTS, *study.EQUIVALENCES):
+        seeds = [seed for seed in range(6) if study.PERMUTED not in row[1:3] or seed != 2]
+        weight = 2 if row.metric in (study.RATIO, study.RATIO_MINUS_CONTROL) else 1  # mean over two layers
+        differences = weight * np.array([changes[row.first][seed] - changes[row.second][seed] for seed in seeds])
+        result = table.loc[(row.metric, f"{row.first} minus {row.second}")]
+        assert result["pairs"] == len(seeds)
+        assert result["mean"] == pytest.approx(differences.mean())
+        expected = stats.ttest_1samp(differences, 0)
+        assert [result["ci_low"], result["ci_high"]] == pytest.approx(list(expected.confidence_interval()))
+        if row in study.EQUIVALENCES:
+            assert np.isnan(result["p"])
+            assert result["outcome"] == "undecided"
+            continue
+        test = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert result["p"] == pytest.approx(test.pvalue)
+    p = table["p"].dropna()
+    assert table["p_holm"].dropna().tolist() == pytest.approx(closed_test(p.tolist()))
 
 
 @pytest.mark.parametrize(
-    ("csv", "rows", "measure"),
+    ("shift", "outcomes"),
     [
-        ("measure/mixing", {"method": "attnresln_n"}, "ratio attnresln_n"),
-        ("measure/mixing_controls", {"control": "corpus_value", "method": "attnresln_n"}, "corpus_value attnresln_n"),
-        ("measure/geometry", {"point": "attention", "measure": "share_class"}, "share class by predicted"),
-        ("faithfulness/class_use", {"quantity": "class_kept", "group": "text_mean"}, "class_kept text_mean"),
+        (0.2, {study.OTHER: "refuted", study.CLASS_EFFECT: "confirmed", study.SAME: "undecided"}),
+        (-0.2, {study.OTHER: "confirmed", study.CLASS_EFFECT: "refuted", study.SAME: "undecided"}),
+        (0.0, {study.OTHER: "undecided", study.CLASS_EFFECT: "undecided", study.SAME: "equivalent"}),
     ],
 )
-def test_layers_of_a_run_are_those_of_its_tables(
-    layers: pd.Series, csv: str, rows: dict[str, str], measure: str
-) -> None:
-    assert layers.index.is_unique
-    source = pd.read_csv(REPOSITORY / f"reports/plots/{csv}.csv").dropna(subset="mean")
-    source = source[(source[list(rows)] == pd.Series(rows)).all(axis=1)].set_index(["checkpoint", "layer"])["mean"]
-    assert len(source) >= 6
-    for (checkpoint, layer), mean in source.items():
-        assert layers[checkpoint, measure, layer] == pytest.approx(mean, abs=1e-4)
+def test_outcomes_are_those_of_the_plan(shift: float, outcomes: dict[str, str]) -> None:
+    noise = [0.01, -0.01, 0.005, -0.005, 0.012, -0.012, 0.002, -0.002, 0.007, -0.007]
+    changes = {study.TRUE: [shift + each for each in noise], study.PERMUTED: [0.0] * 10, study.RARE_WORD: [0.0] * 10}
+    table = study.test_rows(planted_runs(changes, {setting: [1.0] * 10 for setting in changes}))
+    rows = table[table["difference"] == f"{study.TRUE} minus {study.PERMUTED}"].set_index("metric")["outcome"]
+    assert {metric: rows[metric] for metric in outcomes} == outcomes
 
 
-TEST_REVIEWS, HELD_OUT_REVIEWS = 200, 600
+def test_a_run_of_the_study_is_read_from_its_tables() -> None:
+    """Read the committed run of the repository, whose tables have the same form."""
+    run = study.read_run(REPOSITORY, study.TRUE, 3)
+    assert set(run["seed"]) == {3}
+    exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
+    exchange = exchange.query("quantity == 'own_share' and donor == 'other_class' and checkpoint == 'finetuned'")
+    own_share = run[(run["quantity"] == study.OTHER) & (run["checkpoint"] == "finetuned")]
+    assert own_share["value"].tolist() == exchange["mean"].tolist()
+    geometry = pd.read_csv(REPOSITORY / "reports/plots/measure/geometry.csv")
+    geometry = geometry[(geometry["checkpoint"] == "finetuned") & (geometry["point"] == "attention")]
+    shares = geometry.set_index(["measure", "layer"])["mean"]
+    share = run[(run["quantity"] == study.CLASS_SHARE) & (run["layer"] == 6)]["value"].item()
+    assert share == pytest.approx(shares["share_class", 6] - shares["share_class_permuted", 6])
 
 
-class PlantedStudy(answer.Study):
-    """Reviews of two tokens, whose last vectors say whether a rare word is there; [CLS] says it in reverse in some."""
-
-    def __post_init__(self) -> None:
-        pass
-
-    def token_vectors(self) -> tuple[npt.NDArray[np.float32], pd.DataFrame]:
-        """Return vectors of noise `[levels, tokens, D]`, but for the last level's, and the table of the tokens."""
-        texts = len(self.test.texts)
-        reviews = np.arange(texts).repeat(2)
-        tokens = pd.DataFrame({"review": reviews, "kind": ["cls", "the"] * texts})
-        vectors = np.random.default_rng(texts).normal(size=(2, len(reviews), 3))
-        vectors[1, :, 0] = self.test.labels["word"][reviews]
-        if texts == HELD_OUT_REVIEWS:
-            vectors[1, tokens["kind"] == "cls", 0] *= -1
-        return vectors.astype(np.float32), tokens
-
-
-def test_probes_are_trained_on_held_out_reviews_and_scored_on_test_reviews() -> None:
-    def reviews(texts: int) -> Reviews:
-        numbers = np.arange(texts)
-        return Reviews(["text"] * texts, torch.zeros(texts, 2), {"word": numbers % 2, "sentiment": numbers // 2 % 2})
-
-    no_model: Any = None
-    study = PlantedStudy(no_model, reviews(TEST_REVIEWS), no_model, Path())
-    rows = pd.DataFrame(study.probe_rows(reviews(HELD_OUT_REVIEWS)))
-    accuracy = rows.set_index(["target", "kind", "layer"])["mean"]
-    assert accuracy["word", "the", 1] == 1
-    assert accuracy["word", "cls", 1] <= 0.5  # what was learned is the reverse
-    chance = accuracy.drop([("word", "the", 1), ("word", "cls", 1)])
-    assert len(chance) == 3 * 2 * 2 - 2  # targets, kinds and layers
-    assert chance.between(0.38, 0.62).all()
-    assert (rows["majority"] < 0.6).all()
-
-
-def test_maps_of_few_tokens_are_averaged_by_review_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = ["tokens", "review", "layout", *few_tokens.SCORES]
-    rows = [
-        (20, 0, "separate", 0.5, 0.7, 0.1),
-        (20, 0, "separate", 0.7, 0.7, 0.1),
-        (20, 0, "pca", 0.8, 0.9, 0.3),
-        (20, 1, "separate", 0.9, 0.7, 0.1),
-        (20, 1, "pca", 0.6, 0.9, 0.3),
-        (40, 0, "separate", 0.5, 0.7, 0.1),
-        (40, 0, "pca", 0.6, 0.9, 0.3),
-    ]
-    monkeypatch.setattr(few_tokens, "_scores", lambda *_arguments: pd.DataFrame(rows, columns=columns))
-    few_tokens.write_few_tokens("reviews", "model", tmp_path / "few.csv")
-    table = pd.read_csv(tmp_path / "few.csv").set_index(["tokens", "layout"])
-    assert table["neighbours_kept"].to_dict() == pytest.approx(
-        {(20, "pca"): 0.7, (20, "separate"): 0.75, (40, "pca"): 0.6, (40, "separate"): 0.5}
-    )
-    assert table["reviews"].tolist() == [2, 2, 1, 1]
-    assert table["umap_keeps_more"].tolist() == [1, 1, 0, 0]
-
-
-def test_vectors_of_few_tokens_are_those_of_the_residual_stream_of_a_cut_text(tiny_bert: Path) -> None:
-    model = attnmix.load(str(tiny_bert))
-    vectors = few_tokens._vectors(model, "the film was good and the time flies", 6)
-    ids = model.tokenizer("the film was good and the time flies", truncation=True, max_length=6, return_tensors="pt")
-    with torch.no_grad():
-        states = model.network(**ids, output_hidden_states=True).hidden_states
-    last = Site(len(states) - 1, "layer_output")
-    np.testing.assert_allclose(vectors[last], states[-1][0], atol=2e-3)  # float16
-    assert not {site.point for site in vectors} & set(SUBLAYER_POINTS)
-    assert len({array.shape for array in vectors.values()}) == 1
+def test_published_seeds_are_those_of_the_runs(tmp_path: Path) -> None:
+    """Publish the committed run of the repository twice, as if it were two runs."""
+    imdb.publish([REPOSITORY, REPOSITORY], tmp_path)
+    seeds = pd.read_csv(tmp_path / "seeds.csv")
+    assert seeds["seed"].tolist() == [111, 112]
+    exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
+    row = exchange.query("quantity == 'own_share' and donor == 'same_class' and layer == 6").set_index("checkpoint")
+    assert seeds["finetuned_same_class_mean"].tolist() == [row.loc["finetuned", "mean"]] * 2
+    assert seeds["difference_same_class_ci_low"].tolist() == [row.loc["difference", "ci_low"]] * 2
+    assert (tmp_path / "exchange.csv").read_bytes() == (REPOSITORY / "reports/plots/measure/exchange.csv").read_bytes()

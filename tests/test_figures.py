@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from attnmix.core.names import DECODER_INPUT, Site
 from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS
-from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
+from attnmix.figures.maps import TRACK_COLOURS, draw_atlas, draw_joint, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_main, draw_matrices, draw_own_share, draw_reviews, draw_strips
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
 from attnmix.figures.tokens import (
@@ -77,8 +77,8 @@ def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: 
     for folder in (tmp_path / "first", tmp_path / "second"):
         write_joint_pages(table, None, folder / "joint.pdf", DPI)
         write_animation(table, captured, folder / "joint.gif")
-        for draw in (draw_atlas, draw_residual):
-            style.save_figure(draw("joint", table, captured), folder / draw.__name__, FORMATS, DPI)
+        style.save_figure(draw_atlas("joint", table, captured), folder / "atlas", FORMATS, DPI)
+        style.save_figure(draw_joint(table, captured), folder / "joint", FORMATS, DPI)
     assert digest(tmp_path / "first") == digest(tmp_path / "second")
     assert all("\x00" not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
 
@@ -153,25 +153,44 @@ def test_atlas_has_the_colour_and_name_of_each_text(number: int, on_map: list[in
     assert {"[CLS]", "[SEP]"} <= set(entries)
 
 
-@pytest.mark.parametrize("levels", [1, 13])
-def test_residual_stream_darkens_by_layer_and_names_whole_words(levels: int) -> None:
+@pytest.mark.parametrize("layers", [0, 12])
+def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int) -> None:
     captured = captured_texts(TEXT, "test/0", "test/1")
-    table = random_map(captured, levels - 1)
-    figure: Any = draw_residual("joint", table, captured)
+    table = random_map(captured, layers)
+    figure: Any = draw_joint(table, captured)
     figure.draw_without_rendering()
-    assert len(figure.axes) == min(levels, 6)
+    assert figure.get_size_inches()[1] <= style.PAGE_HEIGHT
+    panels = [axes for axes in figure.axes if axes.collections]
+    assert len(panels) == 2 + layers * len(POST_LN)
+    assert len({(*axes.get_xlim(), *axes.get_ylim()) for axes in panels}) == 1
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    entries = {
+        text.get_text(): mpl.colors.to_hex(handle.get_color()).upper()
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    words = {word: colour for word, colour in entries.items() if colour in TRACK_COLOURS}
+    assert set(words) <= {*TEXT} - {"arr", "##ow"}  # a piece of a word is not tracked
+    assert len(words) == min(len(TRACK_COLOURS), len({*TEXT} - {"arr", "##ow"}))
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
-    layers = [len(axes.collections) - 1 for axes in figure.axes]
-    assert (layers[0], layers[-1]) == (0, levels - 1)
-    for axes, layer in zip(figure.axes, layers, strict=True):
-        xy = groups.get_group((layer, "layer_output" if layer else "embedding_output"))[["x", "y"]].to_numpy()
-        np.testing.assert_array_equal(axes.collections[-1].get_offsets(), xy)
-        shades = [sum(dots.get_facecolor()[0][:3]) for dots in axes.collections]
-        assert shades == sorted(set(shades), reverse=True)
-        assert {note.get_text() for note in axes.texts} == {*TEXT} - {"arr", "##ow"}  # a piece of a word tells little
-        assert all(tuple(note.xy) == tuple(xy[TEXT.index(note.get_text())]) for note in axes.texts)
-        boxes = [mpl.text.Text.get_window_extent(note) for note in axes.texts]
-        assert not any(box.overlaps(other) for box, other in combinations(boxes, 2))
+    last = groups.get_group((layers, "layer_output" if layers else "embedding_output"))[["x", "y"]].to_numpy()
+    drawn = {
+        mpl.colors.to_hex(dots.get_facecolor()[0]).upper(): tuple(dots.get_offsets()[0])
+        for dots in panels[-1].collections[2:]
+    }
+    assert drawn == {colour: tuple(last[TEXT.index(word)]) for word, colour in words.items()}
+
+
+def test_joint_grid_reports_vectors_outside_its_axes() -> None:
+    captured = captured_texts(["word"] * 400, "test/0", "test/1")
+    table = random_map(captured, 1, POST_LN[:1])
+    table.loc[3, "x"] = 1e6
+    figure: Any = draw_joint(table, captured)
+    axes = next(axes for axes in figure.axes if axes.collections)
+    assert axes.get_xlim()[1] < 1e4
+    xy = table[["x", "y"]].to_numpy()
+    low, high = np.quantile(xy, [0.001, 0.999], axis=0)
+    outside = int(((xy < low) | (xy > high)).any(axis=1).sum())
+    assert f"{outside} of {len(table)} vectors outside" in figure.get_suptitle()
 
 
 def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None:

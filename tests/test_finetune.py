@@ -25,7 +25,6 @@ from attnmix.core.arithmetic.environment import TORCH_THREADS
 from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 from attnmix.models.checkpoint import load_tokenizer
-from experiments.fits import write_fits
 from stages import finetune
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
@@ -102,21 +101,25 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(best["loss"], abs=1e-4)
 
 
-def test_a_table_says_how_well_a_run_fits_what_it_was_trained_on(finetuned: Path, tmp_path: Path) -> None:
-    write_fits([finetuned], tmp_path / "fits.csv")
-    table = pd.read_csv(tmp_path / "fits.csv").set_index("split")
-    for split in ("train", "test"):
+def test_a_table_has_accuracy_and_margin_of_every_split(finetuned: Path) -> None:
+    table = pd.read_csv(finetuned / "reports/plots/finetune/finetune_fit.csv").set_index("split")
+    assert list(table.index) == ["train", "validation", "test"]
+    for split, row in table.iterrows():
         reviews = pd.read_parquet(finetuned / f"data/reviews/{split}.parquet")
         scores = plain_logits(finetuned / "models/finetuned", reviews["text"]).double()
         own, other = (scores[torch.arange(len(scores)), labels] for labels in both_labels(reviews))
-        row = table.loc[split]
-        assert row["reviews"] == len(reviews)
+        assert row["texts"] == len(reviews)
         assert row["accuracy"] == pytest.approx(float((own > other).double().mean()), abs=1e-6)
         assert row["margin"] == pytest.approx(float((own - other).mean()), abs=1e-4)
-        assert row["certainty"] == pytest.approx(float((own - other).abs().mean()), abs=1e-4)
-        share = float(scores.argmax(-1).double().mean())
-        assert row["largest_class"] == pytest.approx(max(share, 1 - share), abs=1e-6)
     assert table.loc["train", "accuracy"] > 0.8
+
+
+def test_the_fit_of_many_training_texts_is_that_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetune, "MAX_FIT_TEXTS", 5)
+    drawn, same, other = (finetune._draw_examples(list(range(50)), seed) for seed in (1, 1, 2))
+    assert drawn == same == sorted(set(drawn))
+    assert len(drawn) == 5
+    assert drawn != other
 
 
 def both_labels(reviews: pd.DataFrame) -> tuple[torch.Tensor, torch.Tensor]:

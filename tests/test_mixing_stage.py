@@ -33,7 +33,6 @@ from attnmix.measures.variance_shares import PARTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
-from experiments.lengths import write_lengths
 from stages import inspect, measure
 from stages.common.parameters import read_parameters
 
@@ -136,28 +135,6 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
     assert (by_review["tokens"] == by_review["document"].map(lengths)).all()
     numbers = by_review["document"].str.removeprefix("test/").astype(int)
     assert (by_review["label"] == numbers.map(labels)).all()
-
-
-def test_reviews_cut_to_the_length_of_a_run_give_its_own_means(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("experiments.lengths.PARTS_REVIEWS", 6)
-    length_of_run, shorter = 40, 12
-    write_lengths([finished], tmp_path / "lengths.csv", [length_of_run, shorter])
-    table, run = pd.read_csv(tmp_path / "lengths.csv"), Run(Path())
-    keys = ["checkpoint", "layer"]
-    ratios = run.table("measure/mixing").query("method == 'attnresln_n'").set_index(keys)["mean"]
-    shares = run.table("measure/parts").query("rule == 'chord' and quantity == 'own_share'").set_index(keys)["mean"]
-    lengths = run.drawn_reviews.documents.query("measured")["tokens"]
-    for name, means in (("ratio", ratios), ("own share", shares)):
-        measured = table[(table["length"] == length_of_run) & (table["measure"] == name)].set_index(keys)
-        assert len(measured) == 3 * 3
-        np.testing.assert_allclose(measured["mean"], means.loc[measured.index], atol=2e-5)
-        assert set(measured["tokens"]) == {round(lengths.mean(), 1)}
-    cut = table[table["length"] == shorter]
-    assert len(cut) == 2 * 3 * 3
-    assert set(cut["tokens"]) == {lengths.clip(upper=shorter).mean()}
-    assert set(table["reviews"]) == {6}
 
 
 def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished: Path) -> None:

@@ -271,12 +271,13 @@ def test_page_and_figures_of_any_single_layout(
 ) -> None:
     parameters = read_parameters()
     umap = parameters.umap.model_copy(update={"layouts": [layout], "stability_seeds": []})
-    figures = parameters.render.model_copy(update={"formats": ["png"]})
+    figures = parameters.render.model_copy(update={"formats": ["png", "gif"]})
     shutil.rmtree(Run(Path()).maps)
     monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # which do not depend on maps
     for stage in (reduce, render):
         stage.main(parameters.model_copy(update={"umap": umap, "render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
+    assert Path("reports/figures/joint.png").is_file() == (layout == "joint")
     assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
     shown = Opened(chromium, Run(Path()).page)
     options = shown.page.locator("#layout option").evaluate_all("all => all.map(each => each.value)")

@@ -49,6 +49,6 @@ def test_exchange_finds_every_amount(tmp_path: Path) -> None:
     for case in CASES:
         expected = case.own**2 / (case.own**2 + case.others**2)
         assert squared[case.name] == pytest.approx(expected, abs=TOLERANCE)
-    committed = pd.read_csv(Path(__file__).parents[1] / "docs/study/planted_amounts.csv")
+    committed = pd.read_csv(Path(__file__).parents[1] / "docs/measures/planted_amounts.csv")
     assert committed[["case", "measure"]].equals(table[["case", "measure"]])
     np.testing.assert_allclose(committed["value"], table["value"], atol=0.05)

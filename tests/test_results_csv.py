@@ -48,7 +48,8 @@ def test_names_of_classes_are_read_as_they_were_written(tmp_path: Path, names: l
 
 
 def test_committed_tables_are_read_as_before() -> None:
-    files = sorted((REPOSITORY / "reports/plots").rglob("*.csv")) + sorted((REPOSITORY / "docs/study").glob("*.csv"))
+    folders = ("reports/plots", "docs/measures", "docs/study")
+    files = [file for folder in folders for file in sorted((REPOSITORY / folder).rglob("*.csv"))]
     assert len(files) > 10
     for file in files:
         assert_frame_equal(read_results(file), pd.read_csv(file), obj=str(file))

@@ -1,6 +1,6 @@
 """Scores of the measures of mixing on planted cases, in which the answer is known.
 
-    python -m validation.planted [--seed 0] [--to docs/study]
+    python -m validation.planted [--seed 0] [--to docs/measures]
 
 A measure is fooled by a case if it says more than `LIMIT` where nothing comes from others, or no more than that, or
 nothing, where something does. Where little comes it must say less than half of what it says of the same message by
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m validation.planted", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0, help="of the texts and the noise")
-    parser.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
+    parser.add_argument("--to", type=Path, default=Path("docs/measures"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
     write_planted(options.to, options.seed)
     return 0

@@ -1,6 +1,6 @@
 """Planted models with a known own share of every vector, and the values of each measure.
 
-    python -m validation.planted_amounts [--seed 0] [--to docs/study]
+    python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
 In each model the last vector of token i is a x_i + b x_{i-1} + c, up to its norm's scale, with contents x of equal
 length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. Where
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the texts")
-    parser.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted_amounts.csv")
+    parser.add_argument("--to", type=Path, default=Path("docs/measures"), help="folder of planted_amounts.csv")
     options = parser.parse_args(arguments)
     options.to.mkdir(parents=True, exist_ok=True)
     table = amounts_table(options.seed)

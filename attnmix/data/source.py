@@ -26,6 +26,7 @@ from attnmix.data.files import read_errors, read_file
 from attnmix.data.formats import SEPARATORS, allowed_names, check_sizes, data_suffix
 from attnmix.data.hub.repository import Repository
 from attnmix.data.listing import is_description
+from attnmix.data.rare_word import RARE_WORD_CLASSES, insert_rare_word
 
 Tables = dict[str, pd.DataFrame]
 MAX_SHOWN_PAIRS = 5  # of files with equal rows
@@ -38,8 +39,9 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     Tables have the columns `text`, `label` (from 0 on) and `label_name`, and `text_pair` where `text_column` names two
     columns, for both texts of a pair. Validation is a stratified part of train. A source without a test split gives up
     a part of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and
-    those of one group, are never on two sides of a split that is made here. Raises
-    `InputError` for a source or a row that cannot be used.
+    those of one group, are never on two sides of a split that is made here. `rare_word` replaces the labels after all
+    draws, which therefore select the same texts as without it. Raises `InputError` for a source or a row that cannot
+    be used.
     """
     columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
     columns["label"] = dataset.label_column
@@ -58,6 +60,9 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     # A different draw than the limit's, from the same seed.
     tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
+    if dataset.rare_word is not None:
+        tables = insert_rare_word(tables, dataset.rare_word, seed)
+        classes = pd.Series(RARE_WORD_CLASSES)
     _check_splits(tables, classes)
     names = [*TEXT_COLUMNS[: len(dataset.text_columns)], "label", "label_name"]
     splits = {split: table[names].reset_index(drop=True) for split, table in tables.items()}

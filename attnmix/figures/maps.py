@@ -1,10 +1,8 @@
-"""Figures of maps: an atlas of small ones, the joint map page by page, and one text's way through the model.
+"""Figures of maps: an atlas, the joint map as a grid and page by page, and an animation of one text.
 
-That way is drawn twice, as panels of the residual stream and as a GIF in which the tokens glide from capture point to
-capture point. Call each function under `paper_style`.
+Call each function under `paper_style`.
 """
 
-import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -45,20 +43,16 @@ PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
 PAGE_DPI = 200  # matplotlib holds every page's image of earlier points in memory until it closes the file
 
-# Residual stream
-STREAM_POINTS = ("embedding_output", "layer_output", DECODER_INPUT)
-MAX_PANELS, COLUMNS = 6, 2
-STREAM_WORDS = 9  # labelled in every panel
-STREAM_HEAD, STREAM_PANEL_HEIGHT = 0.36, 1.72  # inches
-EARLIER_SIZE, NEWEST_SIZE = 1.0, 3.5  # areas of dots, in points squared
+# Joint grid
+TRACKED_WORDS = 5
+TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
+OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
+AXES_SHARE = 0.998  # of the tokens within the axes of the joint grid
+
 LABEL_BOX: dict[str, Any] = {
     "ha": "center",
     "va": "center",
     "bbox": {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.7, "linewidth": 0},
-}
-LABEL_LOOKS: dict[str, Any] = LABEL_BOX | {
-    "fontsize": style.LABEL_SIZE,
-    "arrowprops": {"arrowstyle": "-", "linewidth": 0.3, "color": "0.3", "shrinkA": 0, "shrinkB": 1},
 }
 
 # Animation
@@ -126,13 +120,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
         axes.scatter(xy[plain, 0], xy[plain, 1], c=colour_T[plain], s=size, linewidths=0)
         axes.spines[:].set(visible=True, color="0.8")
         style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else xy)
-        row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
-        if site.point not in titled:
-            title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
-            axes.set_title(title, fontsize=7, pad=3)
-        if row not in titled:
-            axes.set_ylabel(row, fontsize=7)
-        titled |= {site.point, row}
+        _add_titles(axes, site, captured, titled)
     axes = figure.add_subplot(legend_cell)
     axes.axis("off")
     shown = tokens["document"].unique().tolist()
@@ -175,6 +163,60 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     return figure, cells, first_row[0, len(levels) :]
 
 
+def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
+    """Return the joint map as a grid of layers by capture points, on the same axes.
+
+    The tokens of one text are black, the tokens of other texts grey. A few words of the text have the same colour in
+    all panels, which shows their way through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the
+    title reports how many tokens are outside.
+    """
+    document, places, labels = example_text(table, captured, TRACKED_WORDS, [*POINTS, DECODER_INPUT])
+    everywhere = table[["x", "y"]].to_numpy(np.float64)
+    margin = (1 - AXES_SHARE) / 2
+    low, high = np.quantile(everywhere, [margin, 1 - margin], axis=0)
+    inside = np.all((everywhere >= low) & (everywhere <= high), axis=1)
+    others = places_by_site(table[table["document"] != document])
+    figure, cells, legend_cell = _atlas_grid(list(places))
+    titled: set[str] = set()  # rows and columns
+    for site, cell in cells.items():
+        axes = figure.add_subplot(cell, xticks=[], yticks=[])
+        axes.spines[:].set(visible=True, color="0.8")
+        style.set_limits(axes, everywhere[inside])
+        if site in others:
+            axes.scatter(*others[site].T, s=OTHER_SIZE, color=OTHER_TEXTS[1], linewidths=0, rasterized=True)
+        axes.scatter(*places[site].T, s=TEXT_SIZE, color="0.25", linewidths=0)
+        for index, colour in zip(labels[site], TRACK_COLOURS, strict=False):
+            x, y = places[site][index]
+            axes.scatter(x, y, s=TRACKED_SIZE, color=colour, edgecolors="white", linewidths=0.4, zorder=3)
+        _add_titles(axes, site, captured, titled)
+    axes = figure.add_subplot(legend_cell)
+    axes.axis("off")
+    words = labels[next(reversed(labels))].values()
+    marks = [Mark(style.printable(word), colour, "o") for word, colour in zip(words, TRACK_COLOURS, strict=False)]
+    marks += [
+        Mark(f"other tokens of {style.printable(document)}", "#404040", "o"),
+        Mark("other texts", OTHER_TEXTS[1], "o"),
+    ]
+    axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
+    title = "Joint UMAP of all layers and capture points, same axes in all panels"
+    outside = int(np.count_nonzero(~inside))
+    if outside:
+        title += f"; {outside} of {len(everywhere)} vectors outside"
+    figure.suptitle(title, y=1 - 0.1 / figure.get_figheight(), va="top", fontsize=8)
+    return figure
+
+
+def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:
+    """Add the name of the point above the first panel of a column, and the layer beside the first panel of a row."""
+    row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
+    if site.point not in titled:
+        title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
+        axes.set_title(title, fontsize=7, pad=3)
+    if row not in titled:
+        axes.set_ylabel(row, fontsize=7)
+    titled |= {site.point, row}
+
+
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
     """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
@@ -200,45 +242,6 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
             pdf.savefig(figure, dpi=dpi)
             # The points of earlier pages are one image.
             dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
-
-
-def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure | None:
-    """Return the residual stream of one text on a map of one plane; None where the map holds nothing of it.
-
-    Each of at most six panels shows every level up to its own, the later a level the darker its points, with the same
-    words labelled in all panels.
-    """
-    if not table["point"].isin(STREAM_POINTS).any():
-        logging.info("no figure of the residual stream: the map holds none of %s", ", ".join(STREAM_POINTS))
-        return None
-    document, places, labels = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
-    levels = list(places)
-    shades = dict(zip(levels, style.high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
-    shown = np.unique(np.linspace(0, len(levels) - 1, MAX_PANELS).round().astype(int))
-    rows = -(-len(shown) // COLUMNS)
-    height = STREAM_HEAD + STREAM_PANEL_HEIGHT * rows
-    figure = Figure(figsize=(style.ONE_COLUMN, height))
-    top, bottom = 1 - (STREAM_HEAD + 0.12) / height, 0.05 / height
-    sides: Any = {"left": 0.015, "right": 0.985, "top": top, "bottom": bottom, "wspace": 0.06, "hspace": 0.12}
-    figure.subplots_adjust(**sides)
-    for place, last in enumerate(shown, 1):
-        site = levels[last]
-        title = layer_label(site.layer, captured.encoder) if site.point == "layer_output" else site_label(site)
-        axes = figure.add_subplot(rows, COLUMNS, place, xticks=[], yticks=[])
-        axes.set_title(title, fontsize=7, pad=2, color=shades[site])
-        axes.spines[:].set(visible=True, color="0.8")
-        style.set_limits(axes, np.concatenate([*places.values()]))
-        for level in levels[: last + 1]:
-            size = NEWEST_SIZE if level == site else EARLIER_SIZE
-            x, y = places[level].T
-            axes.scatter(x, y, s=size, color=shades[level], linewidths=0)
-        centres = style.place_labels(axes, places[site], labels[site], style.LABEL_SIZE)
-        for (index, label), centre in zip(labels[site].items(), centres, strict=True):
-            axes.annotate(label, places[site][index], centre, **LABEL_LOOKS)
-    title = f"The residual stream of {style.printable(document)} on the {layout} map,"
-    subtitle = "each panel with the levels before it, the darker the later"
-    figure.suptitle(f"{title}\n{subtitle}", y=1 - 0.04 / height, fontsize=7, linespacing=1.3)
-    return figure
 
 
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:

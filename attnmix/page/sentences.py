@@ -280,8 +280,7 @@ def class_lens(run: Results) -> list[str]:
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(last_layer['mean'])} of them. This shows how alike tokens are, and not what the model has "
-        "learned: with permuted labels the head does so too (docs/study/README.md in the project's repository)."
+        f"on {percent(last_layer['mean'])} of them. This shows how similar tokens are, not what the model has learned."
     ]
 
 

@@ -1,0 +1,45 @@
+"""A control task with a known decisive word: is a rare word in the text?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+RARE_WORD_CLASSES = {0: "absent", 1: "present"}
+MAX_POSITION = 30
+"""The word is inserted among the first words of a text, which stay in it if the text is truncated."""
+
+
+def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:
+    """Return the splits with the word in half of the texts of each, and its presence as the label.
+
+    Args:
+        splits: Tables by split, with the columns `text`, `label` and `label_name`.
+        word: A word without spaces. A text that contains it already counts as one of the half.
+        seed: Draws the texts that get the word and the position of the word in each.
+
+    Returns:
+        Tables with the same rows. `label` is 1 and `label_name` is `present` if the text contains the word.
+    """
+    return {
+        split: _insert_into_half(table, word, np.random.default_rng([seed, number]))
+        for number, (split, table) in enumerate(splits.items())
+    }
+
+
+def _insert_into_half(table: pd.DataFrame, word: str, generator: np.random.Generator) -> pd.DataFrame:
+    contains = table["text"].str.lower().str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
+    missing = max(len(table) // 2 - int(contains.sum()), 0)
+    chosen = generator.permutation(np.flatnonzero(~contains))[:missing]
+    texts = table["text"].tolist()
+    for row in chosen:
+        words = texts[row].split(" ")
+        position = int(generator.integers(min(len(words), MAX_POSITION) + 1))
+        words.insert(position, word)
+        texts[row] = " ".join(words)
+    labels = contains.astype(int)
+    labels[chosen] = 1
+    names = [RARE_WORD_CLASSES[label] for label in labels]
+    return table.assign(text=texts, label=labels, label_name=names)

@@ -1,0 +1,66 @@
+"""Run the pipeline on IMDb with two seeds, and publish tables and figures in docs/imdb.
+
+    python -m experiments imdb --dataset stanfordnlp/imdb
+
+The first seed runs all stages with profiles/imdb.txt; the second seed is a second training run, up to `measure`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from attnmix.core.store.files import read_results
+from experiments.tables import DIGITS
+
+PROFILE = Path("profiles/imdb.txt")
+SEEDS = ("111", "112")
+TABLES = (
+    "finetune/finetune_fit",
+    "measure/exchange",
+    "measure/mixing_weighted",
+    "measure/mixing_controls",
+    "faithfulness/faithfulness",
+    "reduce/map_quality",
+)
+"""Tables of the first run, below reports/plots."""
+FIGURES = ("own_share", "joint")
+METRICS = ("download", "finetune", "measure")
+
+
+def publish(folders: Sequence[Path], to: Path) -> None:
+    """Copy tables, metrics and figures of the first run, and write `seeds.csv` of all runs.
+
+    Args:
+        folders: Folder of each run, in the order of `SEEDS`.
+        to: Folder for the results.
+    """
+    to.mkdir(parents=True, exist_ok=True)
+    reports = folders[0] / "reports"
+    for table in TABLES:
+        shutil.copyfile(reports / "plots" / f"{table}.csv", to / f"{Path(table).name}.csv")
+    for name in METRICS:
+        shutil.copyfile(reports / "metrics" / f"{name}.json", to / f"{name}.json")
+    for figure in FIGURES:
+        shutil.copyfile(reports / "figures" / f"{figure}.png", to / f"{figure}.png")
+    seeds = pd.DataFrame([read_seed(folder, seed) for folder, seed in zip(folders, SEEDS, strict=True)])
+    seeds.round(DIGITS).to_csv(to / "seeds.csv", index=False, lineterminator="\n")
+    print(seeds.to_string(index=False))
+
+
+def read_seed(folder: Path, seed: str) -> dict[str, object]:
+    """Return accuracy and own share after the last layer, before and after fine-tuning, with 95 % intervals."""
+    metrics = json.loads((folder / "reports/metrics/finetune.json").read_text(encoding="utf-8"))["test"]
+    row: dict[str, object] = {"seed": seed}
+    row |= {name: metrics[name] for name in ("accuracy", "accuracy_ci_low", "accuracy_ci_high")}
+    exchange = read_results(folder / "reports/plots/measure/exchange.csv").query("quantity == 'own_share'")
+    last = exchange[exchange["layer"] == exchange["layer"].max()].set_index(["checkpoint", "donor"])
+    for checkpoint in ("pretrained", "finetuned", "difference"):
+        for donor in ("all", "same_class", "other_class"):
+            values = last.loc[(checkpoint, donor)]
+            row |= {f"{checkpoint}_{donor}_{column}": values[column] for column in ("mean", "ci_low", "ci_high")}
+    return row

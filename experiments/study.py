@@ -1,0 +1,214 @@
+"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, in pairs of seeds.
+
+    python -m experiments study --dataset stanfordnlp/imdb
+
+Writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned rows) and `study.png`. Stages that are up to date are
+skipped, so that an interrupted study continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import stats
+
+from attnmix.core.errors import InputError
+from attnmix.core.store.files import read_results
+from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
+from experiments.tables import DIGITS, holm
+
+Doubles = npt.NDArray[np.float64]
+TRUE, PERMUTED, RARE_WORD = "true labels", "permuted labels", "rare word"
+SETTINGS = {TRUE: (), PERMUTED: ("finetune.labels=permuted",), RARE_WORD: ("dataset.rare_word=zebra",)}
+"""Overrides of each setting."""
+PROFILE = Path("profiles/study.txt")
+LAST_LAYER = 6
+METHOD = "attnresln_n"
+MIN_TRAIN_ACCURACY = 0.98
+EQUIVALENCE_BOUND = 0.05
+LEVEL = 0.95
+SAME, OTHER, CLASS_EFFECT = "own share, same class", "own share, other class", "class effect"
+RATIO, RATIO_MINUS_CONTROL, CLASS_SHARE = "ratio", "ratio minus control", "class share minus null"
+DONORS = {SAME: "same_class", OTHER: "other_class", CLASS_EFFECT: "same_minus_other"}
+COLOURS = {"before": "#666666", TRUE: "#D55E00", PERMUTED: "#0072B2", RARE_WORD: "#009E73"}
+
+
+class PlannedRow(NamedTuple):
+    """A difference between two settings, and the sign that the plan expects (0: none)."""
+
+    metric: str
+    first: str
+    second: str
+    expected_sign: int
+
+
+TESTS = (
+    PlannedRow(OTHER, TRUE, PERMUTED, -1),
+    PlannedRow(CLASS_EFFECT, TRUE, PERMUTED, 1),
+    PlannedRow(RATIO, TRUE, PERMUTED, 1),
+    PlannedRow(RATIO_MINUS_CONTROL, TRUE, PERMUTED, 1),
+    PlannedRow(CLASS_SHARE, TRUE, PERMUTED, 1),
+    PlannedRow(CLASS_EFFECT, TRUE, RARE_WORD, 0),
+)
+EQUIVALENCES = (PlannedRow(SAME, TRUE, PERMUTED, 0),)
+
+
+def write_study(folders: Mapping[tuple[str, int], Path], to: Path) -> None:
+    """Write the tables and the figure of finished runs.
+
+    Args:
+        folders: Folder of each run by setting and seed.
+        to: Folder of `runs.csv`, `tests.csv` and `study.png`.
+    """
+    runs = pd.concat([read_run(folder, setting, seed) for (setting, seed), folder in folders.items()])
+    to.mkdir(parents=True, exist_ok=True)
+    runs.round(DIGITS).to_csv(to / "runs.csv", index=False, lineterminator="\n")
+    table = test_rows(runs)
+    table.round(DIGITS).to_csv(to / "tests.csv", index=False, lineterminator="\n")
+    draw_study(runs, to / "study")
+    print(table.to_string(index=False))
+
+
+def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
+    """Return one row per quantity, checkpoint and layer of a run.
+
+    The fit of the classifier is in the rows `train accuracy`, `train margin`, `test accuracy` and `test margin`.
+    """
+    tables = folder / "reports/plots"
+    exchange = read_results(tables / "measure/exchange.csv").query("quantity == 'own_share'")
+    parts = [exchange[exchange["donor"] == donor].assign(quantity=name) for name, donor in DONORS.items()]
+    mixing = read_results(tables / "measure/mixing.csv").query("method == @METHOD")
+    controls = read_results(tables / "measure/mixing_controls.csv").query(
+        "method == @METHOD and control == 'corpus_value'"
+    )
+    keys = ["checkpoint", "layer"]
+    excess = mixing.set_index(keys)["mean"] - controls.set_index(keys)["mean"]
+    parts += [mixing.assign(quantity=RATIO), excess.reset_index().assign(quantity=RATIO_MINUS_CONTROL)]
+    geometry = read_results(tables / "measure/geometry.csv").query("point == 'attention'")
+    by_measure = geometry.set_index([*keys, "measure"])["mean"].unstack("measure")
+    share = by_measure["share_class"] - by_measure["share_class_permuted"]
+    parts.append(share.rename("mean").reset_index().assign(quantity=CLASS_SHARE))
+    table = pd.concat(parts)[["quantity", "checkpoint", "layer", "mean"]].dropna()
+    table = table[table["checkpoint"].isin(["pretrained", "finetuned"])].rename(columns={"mean": "value"})
+    fit = read_results(tables / "finetune/finetune_fit.csv").set_index("split")
+    fit_rows = [
+        (f"{split} {score}", "finetuned", np.nan, fit.loc[split, score])
+        for split, score in product(("train", "test"), ("accuracy", "margin"))
+    ]
+    table = pd.concat([table, pd.DataFrame(fit_rows, columns=list(table))], ignore_index=True)
+    table.insert(0, "seed", seed)
+    table.insert(0, "setting", setting)
+    return table
+
+
+def test_rows(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the planned tests and equivalences of `read_run`'s tables, with the number of pairs in each."""
+    fitted = fitted_seeds(runs)
+    rows = []
+    for row in (*TESTS, *EQUIVALENCES):
+        values = change_by_seed(runs, row.metric)
+        seeds = [seed for seed in fitted[row.first] if seed in fitted[row.second]]
+        differences = values[row.first][seeds] - values[row.second][seeds]
+        if len(differences) < 2:
+            raise InputError(f"{row.metric}: {len(differences)} fitted pairs of seeds; the study needs 2 or more")
+        low, high = student_interval(differences.to_numpy(), LEVEL)
+        narrow_low, narrow_high = student_interval(differences.to_numpy(), 2 * LEVEL - 1)
+        rows.append(
+            {
+                "metric": row.metric,
+                "difference": f"{row.first} minus {row.second}",
+                "mean": differences.mean(),
+                "ci_low": low,
+                "ci_high": high,
+                "ci90_low": narrow_low,
+                "ci90_high": narrow_high,
+                "p": sign_flip_p(differences.to_numpy()) if row in TESTS else np.nan,
+                "expected_sign": row.expected_sign,
+                "pairs": len(differences),
+            }
+        )
+    table = pd.DataFrame(rows)
+    table.insert(table.columns.get_loc("p") + 1, "p_holm", holm(table["p"]))
+    is_planned = [row in TESTS for row in (*TESTS, *EQUIVALENCES)]
+    table["outcome"] = [
+        _test_outcome(row) if planned else _equivalence_outcome(row)
+        for planned, (_, row) in zip(is_planned, table.iterrows(), strict=True)
+    ]
+    return table
+
+
+def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
+    """Return the seeds of each setting whose accuracy on the training labels is `MIN_TRAIN_ACCURACY` or more."""
+    accuracies = runs[runs["quantity"] == "train accuracy"]
+    fitted = accuracies[accuracies["value"] >= MIN_TRAIN_ACCURACY]
+    return {setting: sorted(rows["seed"]) for setting, rows in fitted.groupby("setting")}
+
+
+def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
+    """Return the metric of the plan for each setting, by seed: after fine-tuning minus before."""
+    rows = runs[runs["quantity"] == metric]
+    if metric not in (RATIO, RATIO_MINUS_CONTROL):  # means over layers
+        rows = rows[rows["layer"] == LAST_LAYER]
+    means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
+    changes = means["finetuned"]
+    if metric != CLASS_SHARE:  # the null is computed after fine-tuning only
+        changes = changes - means["pretrained"]
+    return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
+
+
+def sign_flip_p(differences: Doubles) -> float:
+    """Return the exact two-sided p of the mean of paired differences: the share of sign patterns as far from 0."""
+    signs = np.array(list(product((-1, 1), repeat=len(differences))))
+    means = np.abs(signs @ differences)
+    observed = abs(differences.sum())
+    return float((means >= observed * (1 - 1e-12)).mean())
+
+
+def student_interval(differences: Doubles, level: float) -> tuple[float, float]:
+    """Return Student's interval of the mean."""
+    half_width = stats.t.ppf((1 + level) / 2, len(differences) - 1) * stats.sem(differences)
+    return differences.mean() - half_width, differences.mean() + half_width
+
+
+def _test_outcome(row: pd.Series) -> str:
+    """Return what the plan says of a row with an expected sign; a row without one is significant or not."""
+    significant = row["p_holm"] < 1 - LEVEL
+    if row["expected_sign"] == 0:
+        return "significant" if significant else "not significant"
+    if significant and np.sign(row["mean"]) == row["expected_sign"]:
+        return "confirmed"
+    opposite = row["ci_low"] > 0 if row["expected_sign"] < 0 else row["ci_high"] < 0
+    return "refuted" if opposite else "undecided"
+
+
+def _equivalence_outcome(row: pd.Series) -> str:
+    within = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
+    return "equivalent" if within else "undecided"
+
+
+def draw_study(runs: pd.DataFrame, path: Path) -> None:
+    """Save `path`.png: own share by layer, one panel per kind of donors; thin lines are single runs."""
+    with paper_style():
+        figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, quantity, title in zip(panels, (SAME, OTHER), ("same class", "other class"), strict=True):
+            rows = runs[runs["quantity"] == quantity]
+            before = rows[rows["checkpoint"] == "pretrained"].groupby("layer")["value"].mean()
+            axes.plot(before.index, 100 * before, color=COLOURS["before"], linestyle="--", label="before fine-tuning")
+            for setting in SETTINGS:
+                values = rows[(rows["checkpoint"] == "finetuned") & (rows["setting"] == setting)]
+                by_seed = 100 * values.pivot_table(index="layer", columns="seed", values="value")
+                axes.plot(by_seed.index, by_seed, color=COLOURS[setting], linewidth=0.5, alpha=0.35)
+                axes.plot(by_seed.index, by_seed.mean(axis=1), color=COLOURS[setting], label=setting)
+            axes.set_title(f"donors of the {title}")
+            axes.set_xlabel("Layer")
+        panels[0].set_ylabel("own share (%)")
+        panels[0].legend()
+        save_figure(figure, path, ["png"], 200)
