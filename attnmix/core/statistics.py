@@ -103,7 +103,7 @@ class Resampled(NamedTuple):
         of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
         as rarely as a normal variable exceeds c. NaN in a cell that does not vary, that is missing in a sample, or that
         has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance
-        (`docs/measures.md` has the rates).
+.
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean = self.mean.ravel()
