@@ -102,8 +102,7 @@ class Resampled(NamedTuple):
         With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
         of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
         as rarely as a normal variable exceeds c. NaN in a cell that does not vary, that is missing in a sample, or that
-        has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance
-.
+        has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance.
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean = self.mean.ravel()
