@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         sources = "hub identifier, folder, or package://<package>/<folder>"
         command.add_argument("--model", help=f"{sources} (default: {default})")
         command.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
-        command.add_argument("--revision", help="commit, branch or tag of --model on the hub (default: main branch)")
+        command.add_argument("--revision", help="hub commit, branch or tag of --model (default: main)")
     return parser
 
 

@@ -175,9 +175,10 @@ def machine(threads: int) -> str:
     load = os.getloadavg()[0]
     torch, numba, joblib, gpu = fresh_process(["-c", program], REPOSITORY, threads)[1].split("; ")
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
     return (
-        f"{processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {gpu}; load before "
-        f"{load:.1f}.\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
+        f"{processor()}, {os.cpu_count()} cores, {memory}, {gpu}; load average before: {load:.1f}."
+        f"\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
         f"{joblib}.\nPython {platform.python_version()}, {packages}."
     )
 
@@ -519,8 +520,8 @@ def same_vectors() -> str:
     return (
         f"{texts} texts, {tokens} tokens{padded}, {len(sites)} points of {hidden} numbers, "
         f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times without "
-        "imports, with loading; the same batches, with `sdpa`. Points with the same rows as the stage, up to the last "
-        f"digit of float16: {', '.join(compared)}."
+        "imports, with loading; the same batches, with `sdpa`. Points that match the stage up to the last digit "
+        f"of float16: {', '.join(compared)}."
     )
 
 
@@ -724,13 +725,13 @@ def capture_documents(documents: int) -> None:
 
 
 def measured_corpus() -> str:
-    return f"Texts cut to {LENGTH} tokens, {BATCH_TOKENS} in a batch; BERT of {in_words(TINY)}, with random weights."
+    return f"Texts of {LENGTH} tokens, {BATCH_TOKENS} tokens per batch; BERT with random weights, {in_words(TINY)}."
 
 
 def captured_corpus() -> str:
     return (
-        f"Reviews, joined and cut to {LONG} tokens each; BERT of {in_words(WIDE)}, with random weights; all points; "
-        f"{len(Run(Path()).tokens):,} tokens in the last."
+        f"Texts of {LONG} tokens; BERT with random weights, {in_words(WIDE)}; all points; "
+        f"{len(Run(Path()).tokens):,} tokens in the last row."
     )
 
 
