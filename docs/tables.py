@@ -20,7 +20,6 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.comparison import TOO_FEW_RUNS
 from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
@@ -30,6 +29,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
+from attnmix.results.verdicts import TOO_FEW_RUNS
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent, points, share
 from docs.texts import render_texts
