@@ -403,7 +403,7 @@ class Measures:
         """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
 
         Ratios and controls, and what was computed since: own shares, sinks, matrices, parts, and heads of a page; with
-        texts and tokens, without the model. `attnmix.saved_results` says what the file holds.
+        texts and tokens, without the model. `attnmix.results.archive` says what the file holds.
 
         >>> result.save("result.zip").name
         'result.zip'
