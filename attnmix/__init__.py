@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from attnmix import interventions
-    from attnmix.api import Measures, capture, layout, load_result, measure
-    from attnmix.compare_models import compare
-    from attnmix.comparison import Comparison
     from attnmix.core.errors import InputError
     from attnmix.core.store.runs import Run, open_run
-    from attnmix.measure_names import list_measures
     from attnmix.model import Model, load
+    from attnmix.results.compare import compare
+    from attnmix.results.comparison import Comparison
+    from attnmix.results.load import load_result
+    from attnmix.results.measure import measure
+    from attnmix.results.measure_names import list_measures
+    from attnmix.results.result import Measures
+    from attnmix.vectors import capture, layout
 
 MODULES = {
-    **dict.fromkeys(("measure", "capture", "layout", "load_result", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("capture", "layout"), "attnmix.vectors"),
     **dict.fromkeys(("load", "Model"), "attnmix.model"),
     **dict.fromkeys(("open_run", "Run"), "attnmix.core.store.runs"),
-    "compare": "attnmix.compare_models",
-    "list_measures": "attnmix.measure_names",
-    "Comparison": "attnmix.comparison",
+    "compare": "attnmix.results.compare",
+    "Comparison": "attnmix.results.comparison",
+    "load_result": "attnmix.results.load",
+    "measure": "attnmix.results.measure",
+    "list_measures": "attnmix.results.measure_names",
+    "Measures": "attnmix.results.result",
     "InputError": "attnmix.core.errors",
 }
 CLONE_VERSION = "0+clone"

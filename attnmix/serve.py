@@ -44,9 +44,9 @@ from attnmix.model import quiet
 from attnmix.models.checkpoint import longest_text
 from attnmix.page.assembly import page_text, short_name
 from attnmix.page.sentences import Subject
+from attnmix.results.page import models_subject
 from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
-from attnmix.text_page import models_subject
 
 MAX_TOKENS = 64  # a reader waits, and matrices take time by the square of a text's length
 MAX_BODY_BYTES = 200_000

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from attnmix.comparison import TOO_FEW_TEXTS, _direction
 from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
 from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
 from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
+from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
 GIVEN = "what tokens give each other in layer 2 is"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
@@ -274,7 +274,7 @@ def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
 def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:
     ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1), (np.nan, np.nan), (0.0, 0.1)]
     low, high = np.array(ends).T
-    compared = _direction(Interval((low + high) / 2, low, high)).tolist()
+    compared = name_directions(Interval((low + high) / 2, low, high)).tolist()
     assert [verdict(*each, MIN_SIMULTANEOUS) for each in ends] == compared
     assert {verdict(*each, MIN_SIMULTANEOUS - 1) for each in ends} == {TOO_FEW_TEXTS}
 

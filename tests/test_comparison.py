@@ -24,7 +24,6 @@ from test_shared import by_loops
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
-from attnmix import api, compare_models, comparison
 from attnmix.core import statistics
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Sums
@@ -33,7 +32,14 @@ from attnmix.measures.engine import SAMPLED, SEED
 from attnmix.measures.exchange import TOTAL_EFFECTS, choose_donors, choose_positions, exchange_words
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
-from attnmix.text_controls import CONTROL_NAMES, OWN_SHARE_SAMPLE, warn_of_total_effects
+from attnmix.results import compare as compare_module
+from attnmix.results import result as result_module
+from attnmix.results.arguments import OWN_SHARE_SAMPLE
+from attnmix.results.controls import warn_of_total_effects
+from attnmix.results.measure_names import CONTROL_NAMES
+from attnmix.results.measured_model import sum_bits
+from attnmix.results.tables import pack_cells, resample_means
+from attnmix.results.verdicts import Trainings
 
 REVIEWS = toy_reviews(24, seed=3)
 TEXTS, LABELS = REVIEWS["text"].tolist(), REVIEWS["label_name"].tolist()
@@ -414,7 +420,8 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
     """Measures of a planted model: every ratio of a text `shift` larger, and a little that differs between texts."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
     arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
-    return replace(result, ratios_by_text=arrays, control_totals={})
+    measurements = replace(result.measurements, ratios=dict(enumerate(arrays)))
+    return replace(result, measurements=measurements, control_names=[])
 
 
 @pytest.mark.parametrize(
@@ -541,10 +548,10 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
                     )
                     for name, each in texts.items()
                 }
-                cells, cell_totals = comparison.packed(totals)
-                means.append(comparison.resampled(cell_totals))
-            sides.append(comparison.Trainings(["model"] * len(means), means, one_model))
-        rows = comparison.Comparison(*sides, cells, cells, [], "a").all_rows()
+                cells, cell_totals = pack_cells(totals)
+                means.append(resample_means(cell_totals))
+            sides.append(Trainings(["model"] * len(means), means, one_model))
+        rows = attnmix.Comparison(*sides, cells, cells, [], "a").all_rows()
         claims += bool(rows[column].isin(["higher", "lower"]).any())
     assert claims <= most
 
@@ -593,14 +600,14 @@ def test_models_and_texts_are_compared_like_their_results(model: attnmix.Model) 
 def test_a_model_that_is_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(
-        compare_models, "measure", lambda *args, **options: measured.append(args) or real(*args, **options)
+        compare_module, "measure", lambda *args, **options: measured.append(args) or real(*args, **options)
     )
     rows = attnmix.compare(model, [model, longer_attention(model, 1.5)], TEXTS[:3], methods=RATIO).rows
     assert len(measured) == 2
     assert (rows["difference"] != 0).all()
 
 
-real = api.measure
+real = attnmix.measure
 
 
 @pytest.mark.parametrize(
@@ -651,7 +658,7 @@ def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
     call: Callable[[Any, Any, Any], Any],
     message: str,
 ) -> None:
-    monkeypatch.setattr(api, "Engine", None)
+    monkeypatch.setattr(result_module, "Engine", None)
     with pytest.raises(InputError, match=message):
         call(model, result, shallow)
 
@@ -671,10 +678,9 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     noise = np.random.default_rng(0).normal(scale=0.01, size=(len(TEXTS), 1))
     higher = Sums(totals.values + (0.1 + noise) * counts, totals.counts)
-    mixed = replace(
-        shifted(result, 0.1),
-        _computed=replace(result._computed, own_share={OWN_SHARE_SAMPLE: {**sums, "own_share": higher}}),
-    )
+    mixed = shifted(result, 0.1)
+    own_share = {OWN_SHARE_SAMPLE: {**sums, "own_share": higher}}
+    mixed = replace(mixed, measurements=replace(mixed.measurements, own_share=own_share))
     contradiction = attnmix.compare(shifted(result, 0.0), mixed)
     assert contradiction.rows["between_models"].tolist() == ["higher", "higher"]
     assert contradiction.rows["mixing"].tolist() == ["less", "more"]
@@ -862,7 +868,7 @@ def test_a_change_of_any_bit_of_a_weight_is_seen(change: Callable[..., Any], num
     """Try tensors with an even and an odd number of four bytes, at the beginning of their memory and within."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
-    before = api._sum_of_bits(weight)
-    assert api._sum_of_bits(weight.clone()) == before
+    before = sum_bits(weight)
+    assert sum_bits(weight.clone()) == before
     change(weight)
-    assert api._sum_of_bits(weight) != before
+    assert sum_bits(weight) != before

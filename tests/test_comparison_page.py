@@ -29,9 +29,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.model_names import display_name, distinct_names
 from attnmix.figures.labels import CURVE_LOOKS
 from attnmix.page.arrays import MAX_CODE
+from attnmix.results.page import models_subject
 from attnmix.runs.text_results import load_measurer
 from attnmix.serve import Pages, tokenized
-from attnmix.text_page import models_subject
 
 command = import_module("attnmix.__main__")
 TEXTS = toy_reviews(24, seed=3)["text"].tolist()

@@ -130,9 +130,9 @@ def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Pas
             pd.testing.assert_frame_equal(first, second, check_exact=True)
         else:
             assert first.identical(second)
-    for text, heads in result._computed.heads.items():
+    for text, heads in result.measurements.heads.items():
         for name, array in heads.items():
-            np.testing.assert_array_equal(loaded._computed.heads[text][name], array)
+            np.testing.assert_array_equal(loaded.measurements.heads[text][name], array)
     assert not passes.take()
 
 

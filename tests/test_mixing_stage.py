@@ -17,6 +17,7 @@ import torch
 from conftest import run_tokenized, write_parameters, write_reviews, write_tiny_bert
 from family_reference import parts_from_input, run_reference
 
+import attnmix
 from attnmix.core.errors import InputError
 from attnmix.core.names import INPUT_PARTS, STEP_MEASURES
 from attnmix.core.settings import MAX_PARTS_TOKENS
@@ -33,6 +34,7 @@ from attnmix.measures.variance_shares import PARTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
+from attnmix.results.measured_model import SavedModel
 from stages import inspect, measure
 from stages.common.parameters import read_parameters
 
@@ -91,6 +93,34 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     assert text["token"].tolist() == ["[CLS]", "time", "flies", "like", "an", "arrow", ".", "[SEP]"]
     assert text["word"].dtype == "Int32"
     assert text["word"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
+
+
+@pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
+def test_a_run_opens_as_a_result_that_computes_what_is_missing(finished: Path, checkpoint: str) -> None:
+    loaded = attnmix.load_result(finished, checkpoint=checkpoint)
+    number = loaded.tokenized.texts["document"].tolist().index("text/0")
+    model = attnmix.load(finished / "models" / checkpoint)
+    expected = attnmix.measure(model, loaded.texts[number], methods=loaded.methods)
+    pd.testing.assert_frame_equal(
+        loaded.ratios.query(f"text == {number}").drop(columns="text").reset_index(drop=True),
+        expected.ratios.drop(columns="text"),
+        atol=1e-4,
+    )
+    assert isinstance(loaded.model, SavedModel)  # the run has the matrix
+    matrix = loaded.matrix("alti", text=number)
+    assert isinstance(loaded.model, SavedModel)
+    np.testing.assert_allclose(matrix, expected.matrix("alti"), atol=1e-5)
+    parts = loaded.parts(text=number)
+    assert isinstance(loaded.model, attnmix.Model)
+    np.testing.assert_allclose(parts["own_share"], expected.parts()["own_share"], atol=1e-5)
+    assert loaded.own_share()["layer"].tolist() == [1, 2, 3]
+
+
+def test_a_run_has_two_checkpoints_and_no_other_model(finished: Path) -> None:
+    with pytest.raises(InputError, match=r"^checkpoint: 'trained'; allowed: pretrained, finetuned"):
+        attnmix.load_result(finished, checkpoint="trained")
+    with pytest.raises(InputError, match=r"^model: a run has its models"):
+        attnmix.load_result(finished, model=attnmix.load(finished / "models/pretrained"))
 
 
 def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:

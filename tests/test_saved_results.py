@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zipfile
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from families import write_family
 
 import attnmix
 from attnmix.core.errors import InputError
-from attnmix.saved_results import FACTS_FILE, SavedModel
+from attnmix.results import result as result_module
+from attnmix.results.archive import FACTS_FILE, shareable_source
+from attnmix.results.measured_model import SavedModel
 
 TEXTS = ["time flies like an arrow", "the film was good .", "not good", "a film", "good good film", "it was bad ."]
 PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
@@ -94,7 +98,7 @@ def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
 def test_what_needs_the_model_is_one_error(result: attnmix.Measures, tmp_path: Path, call: Any) -> None:
     loaded = saved_and_loaded(result, tmp_path)
     with pytest.raises(
-        InputError, match=r"^model: a loaded result has the name of .* alone; allowed: what was computed"
+        InputError, match=r"^model: .* was not saved with the result; allowed: values computed before save"
     ):
         call(loaded, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["result.zip"]
@@ -105,8 +109,38 @@ def test_a_comparison_of_loaded_results_leaves_an_unknown_own_share_out(model: a
     loaded = saved_and_loaded(result, tmp_path)
     comparison = attnmix.compare(loaded, loaded)
     assert "own_share" not in set(comparison.rows["measure"])
-    with pytest.raises(InputError, match=r"^model: a loaded result"):
+    with pytest.raises(InputError, match=r"^model: .* was not saved with the result"):
         loaded.own_share()
+
+
+def test_a_loaded_result_computes_with_the_model_that_is_given_or_loaded_by_its_source(
+    model: attnmix.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = attnmix.measure(model, TEXTS[:2])
+    file = result.save(tmp_path / "local.zip")
+    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # as a hub identifier would be
+    by_source = attnmix.load_result(result.save(tmp_path / "source.zip"))
+    for loaded in (attnmix.load_result(file, model=model), by_source):
+        assert loaded.matrix("alti").identical(result.matrix("alti"))
+        page = loaded.to_html(tmp_path / "loaded.html").read_bytes()
+        assert page == result.to_html(tmp_path / "page.html").read_bytes()
+    network = copy.deepcopy(model.network)
+    with torch.no_grad():
+        network.base_model.encoder.layer[0].attention.output.dense.weight.mul_(2)
+    other = attnmix.load(network, model.tokenizer)
+    with pytest.raises(InputError, match=r"^model: .* has other weights than were measured"):
+        attnmix.load_result(file, model=other)
+    with pytest.raises(InputError, match=r"^checkpoint: a saved result has one model"):
+        attnmix.load_result(file, checkpoint="finetuned")
+
+
+def test_the_file_names_no_local_folder(result: attnmix.Measures, tmp_path: Path) -> None:
+    with zipfile.ZipFile(result.save(tmp_path / "result.zip")) as archive:
+        facts = json.loads(archive.read(FACTS_FILE))
+    assert facts["source"] == ""
+    assert facts["model"] == result.model.name
+    assert Path(result.model.source).is_absolute()
+    assert shareable_source("owner/model") == "owner/model"
 
 
 def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
@@ -130,7 +164,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
     [
         ("no zip", "File is not a zip file"),
         ("another zip", "facts.json"),
-        ("other format", "its format is 1, and this version of attnmix reads 3"),
+        ("other format", "its format is 1, and this version of attnmix reads 4"),
         ("truncated", "File is not a zip file"),
         ("flipped bit", "Bad magic number"),
     ],

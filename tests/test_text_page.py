@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
@@ -61,6 +63,61 @@ def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_ta
     drawn = page_text(measurer.results(texts), Subject("a model"))
     measure_all(monkeypatch)
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
+
+
+def read_page(page: Path) -> tuple[str, Any]:
+    """Return the words of a page, and its data."""
+    text = page.read_text("utf-8")
+    packed = re.search(r'id="data">([^<]*)<', text)
+    assert packed
+    words = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    return words, json.loads(zlib.decompress(base64.b64decode(packed[1])))
+
+
+def own_shares_of_page(data: Any, checkpoint: str) -> npt.NDArray[np.float64]:
+    """Return the own shares by exchange `[layers, tokens]` as coded numbers; NaN where the page has none."""
+    packed = data["ratios"]["values"][checkpoint]["own_share"]
+    codes = np.frombuffer(base64.b64decode(packed), np.uint16).astype(float)
+    codes[codes == arrays.MISSING_CODE] = np.nan
+    return codes.reshape(data["ratios"]["layers"], -1)
+
+
+def test_a_page_of_many_texts_computes_details_of_some_and_names_them(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = attnmix.load(str(tiny_bert))
+    texts = ["the film was not good .", "time flies", "the film was good .", "a film"]
+    words, whole = read_page(attnmix.measure(model, texts).to_html(tmp_path / "whole.html"))
+    assert "were computed for" not in words
+    result = attnmix.measure(model, texts)
+    lengths = [len(document) for document in result.documents]
+    monkeypatch.setattr(text_results, "MAX_DETAILED_CELLS", lengths[1] ** 2 + lengths[3] ** 2)
+    words, data = read_page(result.to_html(tmp_path / "page.html"))
+    assert "were computed for 2 of 4 texts: text/1, text/3." in words
+    token_texts = np.repeat(np.arange(len(texts)), lengths)
+    shown, expected = own_shares_of_page(data, "pretrained"), own_shares_of_page(whole, "pretrained")
+    for number, name in enumerate(["text/0", "text/1", "text/2", "text/3"]):
+        is_detailed = number in (1, 3)
+        in_text = token_texts == number
+        assert np.isfinite(expected[:, in_text]).any()
+        if is_detailed:
+            np.testing.assert_array_equal(shown[:, in_text], expected[:, in_text])
+        else:
+            assert np.isnan(shown[:, in_text]).all()
+        methods = whole["contributions"][name]
+        slow = {method for method in methods if method == "parts" or method.startswith("value_zeroing")}
+        assert len(slow) > 1
+        assert data["contributions"][name].keys() == (methods.keys() if is_detailed else methods.keys() - slow)
+        assert ("not computed for this text" in data["documents"][number]["note"]) != is_detailed
+    assert data["opens"]["document"] in (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [([3], {0}), ([500], {0}), ([100, 100, 50], {0, 2}), ([500, 300], {1}), ([48] * 24, set(range(7)))],
+)
+def test_texts_are_detailed_in_order_as_far_as_they_fit(lengths: list[int], chosen: set[int]) -> None:
+    assert text_results.choose_detailed_texts(lengths) == chosen
 
 
 KEYS = [str(key) for key in pd.json_normalize(Parameters().model_dump()) if "." in str(key)]

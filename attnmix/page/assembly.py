@@ -22,8 +22,8 @@ from attnmix.core.store.runs import Run
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import as_json, pack, visible
 from attnmix.page.payload import page_data, shown_tokens
-from attnmix.page.sentences import Subject, describe
-from attnmix.page.wording import RUN_WORDING, Wording, wording_of
+from attnmix.page.sentences import Subject, describe, details_note
+from attnmix.page.wording import RUN_WORDING, Wording, detailed_documents_of, wording_of
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
@@ -62,6 +62,7 @@ def page_text(run: Results, subject: Subject) -> str:
         **asdict(subject) | words,
         versions=package_versions(),
         documents_left_out=_documents_left_out(documents_left_out, wording),
+        details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),

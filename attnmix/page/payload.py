@@ -23,7 +23,7 @@ from attnmix.page.answer import answer
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
-from attnmix.page.wording import model_wording_of, wording_of
+from attnmix.page.wording import detailed_documents_of, model_wording_of, wording_of
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
@@ -202,12 +202,18 @@ def _probes(run: Results, layers: range) -> Data:
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Results) -> Data:
-    """Return the text whose mean ratio in the layer of `most` is the median of the page's, and each text's word."""
+    """Return the text whose mean ratio in the layer of `most` is the median, and each text's word.
+
+    If only some texts have own shares of their tokens, the median is that of these texts.
+    """
     rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
     value_T = _by_token(rows, tokens, np.zeros(len(rows), int), 1, [most["method"]])[0, 0]
     names_D = tokens["document"].unique()
     means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
-    document = int(np.argsort(means.to_numpy(), kind="stable")[(len(means) - 1) // 2])
+    detailed = detailed_documents_of(run)
+    candidates = np.flatnonzero(np.isin(names_D, detailed)) if detailed else np.arange(len(names_D))
+    order = np.argsort(means.to_numpy()[candidates], kind="stable")
+    document = int(candidates[order[(len(order) - 1) // 2]])
     words = [
         _opening_word(name, np.flatnonzero(tokens["document"] == name), value_T, most, texts, run) for name in names_D
     ]
@@ -259,7 +265,11 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
     rows: list[Data] = []
     for row in table.to_dict("records"):
         rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
-    notes = {row["document"]: document_note(row, wording_of(run).truncation) for row in rows}
+    detailed = detailed_documents_of(run)
+    notes = {}
+    for row in rows:
+        lacks_details = bool(detailed) and row["document"] not in detailed
+        notes[row["document"]] = document_note(row, wording_of(run).truncation, lacks_details)
     predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
     positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}
     return [

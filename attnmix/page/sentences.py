@@ -296,13 +296,14 @@ def _shared_value(run: Results, layer: int) -> str:
     return f"In layer {layer}, the ratio does not say which token informs which: it is {numbers}."
 
 
-def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation) -> str:
+def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation, lacks_details: bool = False) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
     Args:
         row: `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
             `predicted` and `probability`.
         truncation: The limit to which texts are truncated; by default the parameter of a run.
+        lacks_details: True for a text whose own shares by token and exact parts were not computed.
     """
     notes = []
     if "predicted" in row:
@@ -316,7 +317,21 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
         notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read ({truncation}).")
     if row["unknown_tokens"]:
         notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
+    if lacks_details:
+        notes.append("Own shares by exchange and exact parts were not computed for this text; their cells are empty.")
     return " ".join(notes)
+
+
+def details_note(detailed: Sequence[str], documents: int) -> str:
+    """Return which of the page's `documents` have own shares of their tokens; an empty text if all have them."""
+    if not detailed:
+        return ""
+    names = ", ".join(visible(name, kept="") for name in detailed)
+    return (
+        f"Own shares by exchange of single tokens and exact parts were computed for {len(detailed)} of {documents} "
+        f"texts: {names}. In the others these cells are empty, because the computation takes a forward pass for every "
+        "token. In Python, attnmix.measure or compare with one of these texts computes them."
+    )
 
 
 def _isolate(name: str) -> str:

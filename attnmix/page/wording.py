@@ -103,3 +103,8 @@ def _plain(name: str) -> str:
 def wording_of(run: Results) -> Wording:
     """Return the wording of a page's numbers."""
     return TEXT_WORDING if isinstance(run, TextResults) else RUN_WORDING
+
+
+def detailed_documents_of(run: Results) -> list[str]:
+    """Return the documents with own shares of their tokens and exact parts; an empty list if all have them."""
+    return list(run.detailed_documents) if isinstance(run, TextResults) else []

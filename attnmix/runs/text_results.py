@@ -7,7 +7,7 @@ one, each point of the residual stream alone with one seed. No file is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from attnmix.core.names import CAPTURED_CHECKPOINT, OWN_SHARE, SUBLAYER_POINTS, 
 from attnmix.core.progress import track
 from attnmix.core.settings import (
     BATCH_TOKENS,
+    MAX_PARTS_TOKENS,
     MIN_TYPED_UMAP_TOKENS,
     CaptureParameters,
     MeasureParameters,
@@ -67,7 +68,13 @@ from attnmix.runs.tokens import TokenizedTexts
 LAYOUT = "separate"
 PAGE_QUANTITIES = (MEASURES, "steps", *SAME_PASS, *PAIR_SOURCES, "shuffled_words")
 """Quantities that the page shows for each model; `random_weights` is measured for one model."""
-SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # most of the time, and the square of the tokens
+SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # a forward pass of each layer for every token
+MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
+"""The largest sum of squared lengths of the texts in which the page's detailed measures are computed.
+
+These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They take a pass of the text for
+each of its tokens, which would be minutes for a page of many texts.
+"""
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 
@@ -115,19 +122,26 @@ class TextMeasurer:
         for name in self.engines:
             measurements.setdefault(name, Measurements(Texts(documents_of(results.documents, results.tokens))))
         first = measurements[self.captured]
+        detailed = choose_detailed_texts(first.texts.lengths.tolist())
         matrices = self.matrices
         if not with_heads:
             matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
+        fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
+        matrices_by_text = [matrices if number in detailed else fast_matrices for number in range(len(first.texts))]
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # A model and its copy in float64 are two: each is in one pass at a time. Copies are made before any pass.
             lacking = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
                     lacking.append(name)
-            jobs = [pool.submit(_add_sums, engine, measurements[name]) for name, engine in self.engines.items()]
+            jobs = [
+                pool.submit(_add_sums, engine, measurements[name], detailed) for name, engine in self.engines.items()
+            ]
             captured_sums = jobs[-1]
             for name in lacking:
-                jobs.append(pool.submit(_add_matrices, self.engines[name], measurements[name], matrices, with_heads))
+                jobs.append(
+                    pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
+                )
             jobs.append(pool.submit(self.engines[self.captured].add_sums, first, ["random_weights"]))
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
@@ -136,6 +150,9 @@ class TextMeasurer:
             for job in jobs:
                 job.result()
             results.predictions = predictions.result()
+        detailed_names = [document.name for number, document in enumerate(first.texts.documents) if number in detailed]
+        if len(detailed_names) < len(first.texts):
+            results.detailed_documents = detailed_names
         self._fill_measures(results, measurements)
         sizes = {
             (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
@@ -173,7 +190,10 @@ class TextMeasurer:
         ratios = []
         for name, measured in measurements.items():
             for number, document in enumerate(texts.documents):
-                by_method = np.concatenate([measured.ratios[number], measured.token_shares[number][None]])
+                ratios_MLT = measured.ratios[number]
+                unknown_LT = np.full_like(ratios_MLT[0], np.nan)
+                shares_LT = measured.token_shares.get(number, unknown_LT)
+                by_method = np.concatenate([ratios_MLT, shares_LT[None]])
                 ratios.append(ratio_rows(name, document.name, [*methods, OWN_SHARE], by_method))
                 matrices = {key: matrix.astype(np.float32) for key, matrix in measured.matrices[number].items()}
                 results.matrices_by_text[name, document.name] = matrices
@@ -245,18 +265,34 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         raise InputError(f"compare: {counts}; allowed: the same number")
 
 
-def _add_sums(engine: Engine, measurements: Measurements) -> None:
-    """Add the quantities of the page that need passes of the model."""
+def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
+    """Return the numbers of the texts for which the detailed measures are computed: in order, those that fit.
+
+    The squares of their lengths sum to at most `MAX_DETAILED_CELLS`. If no text fits, the shortest is chosen.
+    """
+    chosen = set[int]()
+    cells = 0
+    for number, length in enumerate(lengths):
+        if cells + length**2 <= MAX_DETAILED_CELLS:
+            chosen.add(number)
+            cells += length**2
+    return chosen or {int(np.argmin(lengths))}
+
+
+def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
+    """Add the quantities of the page that need passes of the model, for the `detailed` texts also of each token."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
-    for number in track(range(len(measurements.texts)), "parts and exchange from the input"):
+    for number in track(sorted(detailed), "parts and exchange from the input"):
         engine.add_input_parts(measurements, number)
         engine.add_token_shares(measurements, number)
 
 
-def _add_matrices(engine: Engine, measurements: Measurements, names: Sequence[str], with_heads: bool) -> None:
+def _add_matrices(
+    engine: Engine, measurements: Measurements, names_by_text: Sequence[Sequence[str]], with_heads: bool
+) -> None:
     """Add the matrices and heads of single texts."""
-    for number in track(range(len(measurements.texts)), "matrices"):
+    for number, names in enumerate(track(names_by_text, "matrices")):
         engine.add_matrices(measurements, number, names, with_heads)
 
 

@@ -150,6 +150,8 @@ class TextResults(MixingTables):
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
     model_names: tuple[str, ...] | None = None
     """The display names of two models that are compared, in place of one before and after fine-tuning."""
+    detailed_documents: Sequence[str] = ()
+    """The documents with own shares of their tokens and exact parts; empty if all have them."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:

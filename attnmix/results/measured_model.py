@@ -1,0 +1,105 @@
+"""The model of a result: in memory or loaded when it is needed, and what recognises a change since it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from attnmix.core.errors import InputError
+from attnmix.core.threads import few_threads
+from attnmix.model import Model, OutputSignature, check_unedited, load
+
+WORD_BYTES = 8
+ALLOWED = "values computed before save(path), or load_result(path, model=load(...)) with the model that was measured"
+
+
+class SavedModel(NamedTuple):
+    """The model of a loaded result before it is needed: its name, and the source that `load` takes, if it is known."""
+
+    name: str
+    source: str = ""
+
+
+@dataclass
+class MeasuredModel:
+    """The model that was measured, with a digest of its weights and its output at that time."""
+
+    model: Model | SavedModel
+    weights: bytes = b""
+    """The result of `digest_weights`; empty if it is not known."""
+    output: OutputSignature | None = None
+    """The result of `Model.output_signature`; None if it is not known."""
+
+    @classmethod
+    def record(cls, model: Model) -> Self:
+        """Return the model with its present weights and output."""
+        return cls(model, digest_weights(model), model.output_signature())
+
+    def read(self) -> Model:
+        """Return the model, which is loaded if necessary.
+
+        Raises:
+            InputError: If its source is unknown, or it has changed since it was measured.
+        """
+        if isinstance(self.model, SavedModel):
+            self.model = self._load(self.model)
+        change = self._change(self.model)
+        if change is not None:
+            raise InputError(
+                f"model: {change} changed since measure(model, texts); allowed: measure again, or compute matrices, "
+                "parts and own shares before the change"
+            )
+        return self.model
+
+    def _load(self, saved: SavedModel) -> Model:
+        """Return the saved model; raise `InputError` if it cannot be loaded, or has other weights."""
+        if not saved.source:
+            raise InputError(f"model: {saved.name} was not saved with the result; allowed: {ALLOWED}")
+        model = load(saved.source, name=saved.name)
+        if self.weights and self.weights != digest_weights(model):
+            raise InputError(f"model: {saved.source} has other weights than were measured; allowed: {ALLOWED}")
+        return model
+
+    def check_unedited(self) -> None:
+        """Raise `InputError` inside of an intervention, also for numbers that were computed outside."""
+        if isinstance(self.model, Model):
+            check_unedited(self.model.network, self.model.name)
+
+    def obstacle(self) -> str | None:
+        """Return why nothing can be computed without loading a model, if so."""
+        if isinstance(self.model, SavedModel):
+            return "a loaded result has no model, and this own share was not computed before it was saved"
+        change = self._change(self.model)
+        return None if change is None else f"{change} changed since it was measured"
+
+    def _change(self, model: Model) -> str | None:
+        """Return what of the model has changed, as the subject of a sentence, if anything has."""
+        has_same_weights = not self.weights or self.weights == digest_weights(model)
+        if not has_same_weights:
+            return f"the weights of {model.name} have"
+        if self.output is not None and model.output_signature().differs(self.output):
+            causes = "by an adapter, a hook, its configuration or its attention function"
+            return f"the output of {model.name} has, {causes},"
+        return None
+
+
+def digest_weights(model: Model) -> bytes:
+    """Return a sum of the bits of each weight tensor, by which a training step in between is seen.
+
+    Of whole numbers, as sums in float64 take twenty times as long.
+    """
+    base: Any = model.network.base_model
+    with few_threads():
+        sums = [sum_bits(weight.detach()) for weight in base.parameters()]
+        return bytes(torch.stack(sums).cpu().numpy().tobytes())
+
+
+def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum, modulo 2^64, of a tensor's bytes, eight at a time as one whole number."""
+    bytes_N = tensor.flatten().view(torch.uint8)
+    if bytes_N.storage_offset() % WORD_BYTES:  # eight bytes can be read as one where they begin at a multiple of that
+        bytes_N = bytes_N.clone()
+    whole = len(bytes_N) // WORD_BYTES * WORD_BYTES
+    return bytes_N[:whole].view(torch.int64).sum() + bytes_N[whole:].sum()

@@ -1,0 +1,444 @@
+"""`Measures`, the result of `measure`: values of texts in one model, each computed once, when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from attnmix.core.disk import check_new_file
+from attnmix.core.errors import InputError
+from attnmix.core.extras import require_extra
+from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT
+from attnmix.core.paths import read_path
+from attnmix.core.progress import show_progress
+from attnmix.core.statistics import Sums
+from attnmix.core.store.texts import DECODER_TOKEN
+from attnmix.core.terminal import shorten
+from attnmix.core.threads import few_threads
+from attnmix.measures.controls import CONTROLS
+from attnmix.measures.documents import Document
+from attnmix.measures.engine import Engine, Measurements, OwnShareSample
+from attnmix.measures.input_parts import RULES
+from attnmix.measures.matrices import MATRICES
+from attnmix.measures.ratios import preferred_ratio
+from attnmix.model import Model
+from attnmix.models.families import family_of
+from attnmix.results.archive import SavedResult, shareable_source, write_result
+from attnmix.results.arguments import OWN_SHARE_SAMPLE, check_own_share_sample, is_whole_number, read_positions
+from attnmix.results.arrays import label_matrix, label_parts, tabulate_ratios
+from attnmix.results.controls import select_controls, sink_totals, warn_of_total_effects
+from attnmix.results.measure_names import CONTROL_NAMES, OWN_SHARE, check_name
+from attnmix.results.measured_model import MeasuredModel, SavedModel
+from attnmix.results.tables import control_table, mean_table
+from attnmix.results.totals import select_method, subtract_control, sum_quantities, sum_ratios
+from attnmix.runs.tokens import TokenizedTexts
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+
+TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
+
+
+@contextmanager
+def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
+    """Yield the engine for a model in memory; short texts are computed in one thread."""
+    with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
+        yield Engine(
+            base,
+            methods,
+            model.pad_token_id,
+            tokenizer=model.tokenizer,
+            pairs=pairs,
+            batch_tokens=measured.batch_tokens,
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Measures:
+    """The measures of some texts in one model, as `measure` and `load_result` return them. Layers count from 1."""
+
+    measured_model: MeasuredModel
+    tokenized: TokenizedTexts
+    methods: Sequence[str]
+    measurements: Measurements
+    """All that is computed so far, which is not computed again."""
+    encoder_layers: int | None = None
+    """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
+    control_names: Sequence[str] = ()
+    """The controls that were measured beside the ratios."""
+
+    @property
+    def model(self) -> Model | SavedModel:
+        """The model; of a loaded result its name, until the model is needed."""
+        return self.measured_model.model
+
+    @property
+    def documents(self) -> Sequence[Document]:
+        """The token ids of the texts."""
+        return self.measurements.texts.documents
+
+    @property
+    def ratios_by_text(self) -> list[npt.NDArray[np.float32]]:
+        """The ratios of each text `[methods, layers, tokens]`."""
+        return [self.measurements.ratios[number] for number in range(len(self.measurements.texts))]
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.measurements.ratios[0].shape[1]
+
+    @property
+    def control_totals(self) -> dict[str, Sums]:
+        """Sums of the measured controls over the tokens of each text, by name."""
+        return select_controls(self.control_names, self.measurements.sums)
+
+    def __repr__(self) -> str:
+        texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
+        extent = f"{texts}, {len(self.tokens)} tokens, {self.layers} layers of {self.model.name}"
+        return f"Measures({extent}; {', '.join(self.methods)})"
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, both of a pair as one; of token ids the text that they spell."""
+        return self.tokenized.texts["text"].tolist()
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """`text, position, token_id, token, word, token_class`: a row for each token."""
+        numbers = np.repeat(np.arange(len(self.documents)), list(map(len, self.documents)))
+        return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
+
+    @property
+    def ratios(self) -> pd.DataFrame:
+        """The mixing ratio of every token: `text, position, token, layer, method, ratio`.
+
+        A ratio is that of two lengths: what other tokens give, to that and what the token keeps of itself; in [0, 1].
+        """
+        return tabulate_ratios(self.measurements, self.methods, self._labels)
+
+    def _labels(self, text: int, layer: int) -> list[str]:
+        """Return the tokens that a layer reads: a decoder beside an encoder reads them one later, after its start."""
+        is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
+        tokens = self.tokenized.tokens[DECODER_TOKEN if is_decoder else "token"]
+        labels: list[str] = tokens[self.tokens["text"] == text].tolist()
+        return labels
+
+    def by_layer(self) -> pd.DataFrame:
+        """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
+
+        The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts. `tokens` is the
+        mean length of a text, on which a ratio depends.
+        """
+        return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
+
+    def own_share(
+        self,
+        by: str = "exchange",
+        *,
+        max_texts: int = OWN_SHARE_SAMPLE.max_texts,
+        max_length: int = OWN_SHARE_SAMPLE.max_length,
+    ) -> pd.DataFrame:
+        """Return how much of each token's vector is its own after each layer, the mean over tokens and texts.
+
+        By exchange, the own share is o / (o + a): o is how far a vector moves if its own token is replaced by one of
+        another text, a how far it moves if all other tokens are replaced. Attention changes with the tokens. By parts,
+        it is |P_ii| / (|P_ii| + |sum of the others|) of `parts`, with attention held fixed and without biases.
+
+        Args:
+            by: `exchange`, or `parts`.
+            max_texts: The largest number of texts; of more, a stratified sample is drawn.
+            max_length: The number of tokens to which a text is truncated; time grows with its square.
+
+        Returns:
+            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. With `labels`, donors are texts
+            of the same class, of another class, and `all` of them; without labels they are other texts, and for a
+            single text neutral English sentences. Exchange measures at most eight positions of each of several texts.
+
+        Raises:
+            InputError: For `parts` in a family whose layers cannot be taken apart.
+
+        Example:
+            >>> result.own_share()["mean"].round(2).tolist()
+            [0.81, 0.71, 0.67, 0.64, 0.65, 0.58]
+            >>> result.own_share("parts")["mean"].round(2).tolist()
+            [0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+
+        References:
+            docs/measures/exchange.md; Geiger et al., NeurIPS 2021; Modarressi et al., ACL 2023 (`parts`).
+        """
+        sample = check_own_share_sample(by, max_texts, max_length)
+        table = mean_table(self.own_share_totals(sample))
+        if by == "parts":
+            return table.drop(columns="measure")
+        donors = table["measure"].str.removeprefix(f"{OWN_SHARE}_").replace(OWN_SHARE, self._all_donors())
+        return table.drop(columns="measure").assign(donors=donors)[["donors", *table.columns.drop("measure")]]
+
+    def _all_donors(self) -> str:
+        """Return the kind of donors of the first own share."""
+        kinds = Engine.donor_kinds(self.measurements.texts)
+        return ALL_DONORS if len(kinds) > 1 else kinds[0]
+
+    def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.
+
+        Args:
+            measure: One of the result's ratios, or `own_share`; by default the ratio that covers most of attention's
+                block.
+            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+
+        Raises:
+            InputError: For any other measure.
+
+        Example:
+            >>> ax = result.plot("attnresln_n")
+            >>> ax.lines[0].get_ydata().round(3).tolist()
+            [0.254, 0.196, 0.174, 0.182, 0.153, 0.294]
+        """
+        require_extra("page", "result.plot()")
+        measure = preferred_ratio(self.methods) if measure is None else measure
+        check_name("measure", measure, [*self.methods, OWN_SHARE])
+        totals = (self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals())[measure]
+        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+        from attnmix.results.plots import describe_axes
+
+        title, ylabel, ylim = describe_axes(measure)
+        curve = LayerMeans(self.model.name, CAPTURED_CHECKPOINT, mean_table({measure: totals}))
+        return draw_layer_means([curve], title, ylabel, ax, ylim)
+
+    def sinks(self) -> pd.DataFrame:
+        """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+
+        `attention_to_first` and `attention_to_last` are the mean weights of the other tokens on them, `value_of_first`
+        and `value_of_last` the lengths of their values relative to those between them, and `massive_activation` the
+        largest absolute number of the layer's output relative to the median. Much attention and a short value make a
+        sink: weights then say that tokens mix where they do not. `controls=["without_special_sources"]` has the ratios
+        without what special tokens give.
+
+        >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
+        >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
+        ([0.35, 0.6, 0.66, 0.58, 0.62, 0.48], [0.4, 0.05, 0.04, 0.22, 0.04, 0.09])
+        """
+        self.measured_model.check_unedited()
+        if "sinks" not in self.measurements.sums:
+            with self._engine() as engine:
+                engine.add_sums(self.measurements, ["sinks"])
+        return mean_table(sink_totals(self.measurements))
+
+    def controls(self, method: str | None = None) -> pd.DataFrame:
+        """Return the measured `controls`.
+
+        Args:
+            method: The ratio; by default the one that covers most of attention's block.
+
+        Returns:
+            A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio where
+            the control has taken something away, `ratio_minus_control` the ratio less that; `swap` and `class_share`
+            are no ratios and have the mean alone. `class_share_permuted` is the share that 5 % of all permutations of
+            the classes exceed. Intervals are over texts; those from `ratio_minus_control_simultaneous_low` to
+            `ratio_minus_control_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
+            are the number and the mean length of the texts.
+
+        Raises:
+            InputError: For another ratio, or without controls.
+
+        Example:
+            >>> controls = ["text_mean_value", "without_value_bias"]
+            >>> table = attnmix.measure(model, ["time flies", "like an arrow"], controls=controls).controls()
+            >>> columns = ["control", "mean", "ratio_minus_control"]
+            >>> print(table.query("layer == 'all'")[columns].round(2).to_string(index=False))
+                       control  mean  ratio_minus_control
+               text_mean_value  0.25                -0.06
+            without_value_bias  0.18                 0.00
+        """
+        method = preferred_ratio(self.methods) if method is None else method
+        check_name("method", method, self.methods)
+        if not self.control_totals:
+            allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
+            raise InputError(f"controls: none was asked for; {allowed}")
+        place = self.methods.index(method)
+        ratio = self.ratio_totals()[method]
+        totals, differences = {}, {}
+        for name, sums in self.control_totals.items():
+            totals[name] = sums
+            if name in CONTROLS:
+                totals[name] = select_method(sums, place)
+                differences[name] = subtract_control(ratio, totals[name])
+        return control_table(totals, differences)
+
+    def ratio_totals(self) -> dict[str, Sums]:
+        """Return each text's sums of every ratio over its tokens, and their number, by method."""
+        return sum_ratios(self.measurements, self.methods)
+
+    def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
+        """Return the sums of the own shares of a sample of the texts, by name: all donors, then each kind."""
+        self.measured_model.check_unedited()
+        if sample not in self.measurements.own_share:
+            with self._engine() as engine:
+                warn_of_total_effects(engine.add_own_share(self.measurements, sample))
+        sums = self.measurements.own_share[sample]
+        return {name: sums[name] for name in sums if name.startswith(OWN_SHARE)}
+
+    def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
+        """Return why the own share cannot be computed, if so."""
+        if sample in self.measurements.own_share:
+            return None
+        return self.measured_model.obstacle()
+
+    def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
+        """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""
+        return sum_quantities(self.measurements, self.methods, self.control_names, methods)
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """Yield the engine for the model; raise `InputError` if the model has changed."""
+        model = self.measured_model.read()
+        with observed_engine(model, self.tokenized.pairs, self.methods, self.measurements) as engine:
+            yield engine
+
+    def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
+        """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
+        `layer` where no `layer` is given.
+
+        `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
+        `value_zeroing_without_bias`, `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the
+        layer. Raise `InputError` for a matrix, layer or text that is not there, and without a `layer` where encoder and
+        decoder read other tokens.
+
+        >>> matrix = result.matrix("alti", layer=6)
+        >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
+        (('token', 'source'), (7, 7), 1.0)
+        """
+        check_name("matrix", name, MATRICES)
+        self._check_text(text)
+        self._check_layer(layer)
+        self.measured_model.check_unedited()
+        if name not in self.measurements.matrices.get(text, {}):
+            self._add_matrix(text, name.removesuffix("_rollout"))
+        matrix_LTT = self.measurements.matrices[text][name]
+        array = label_matrix(name, matrix_LTT, self._labels(text, layer or 1))
+        return array if layer is None else array.sel(layer=layer)
+
+    def _add_matrix(self, text: int, name: str) -> None:
+        """Compute the matrix of one text; raise `InputError` if the model's family has none."""
+        with self._engine() as engine:
+            family = family_of(engine.base.config)
+            if not family.present([name]):
+                raise InputError(f"matrix: the model family {family.model_type} has no {name}")
+            with show_progress(name, self.layers) as progress:
+                engine.add_matrices(self.measurements, text, [name], advance=progress.advance)
+
+    def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
+        """Return what each token of one text contributed to every vector, from the embeddings to each layer.
+
+        A vector y_i is a sum of parts P_ij, one for each source token j, and of what the biases give; that they sum to
+        it is checked. Attention weights and deviations of norms are held as they are in this text; `rule` says how an
+        activation is split, `chord` or `tangent` (`attnmix.measures.input_parts.RULES`, Modarressi et al., ACL 2023).
+        Layer 0 is what enters the first layer. Of an encoder and a decoder, the encoder is taken apart.
+
+        `length`            |P_ij| by `layer`, `token` and `source`
+        `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources
+        `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
+        `own_share`         own / (own + others)
+        `coherence`         others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel
+        `biases`, `whole`   the lengths of the biases' part and of the vector
+        `bias_cosine`       cosine of the others' part and the biases' part; below -0.9 they cancel, so that neither
+                            length describes the vector
+
+        With `rows`, positions of tokens, `projection` and `bias_projection` of these alone, by one backward pass for
+        each and a layer: for long texts, as the rest costs the square of the number of tokens. Raise `InputError` for a
+        text, position or rule that is not there, or a family whose layers cannot be taken apart.
+
+        >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
+        [1.0, 0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+        """
+        self._check_text(text)
+        check_name("rule", rule, RULES)
+        tokens = self._labels(text, layer=1)
+        positions = read_positions(rows, len(tokens))
+        self.measured_model.check_unedited()
+        key = (text, rule, *(positions if rows is not None else ()))
+        if key not in self.measurements.parts:
+            with self._engine() as engine:
+                parts = engine.parts(self.measurements.texts.document(text), rule, None if rows is None else positions)
+            self.measurements.parts[key] = parts
+        return label_parts(self.measurements.parts[key], tokens, positions)
+
+    def _check_text(self, text: Any) -> None:
+        if not is_whole_number(text) or not 0 <= text < len(self.documents):
+            raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
+
+    def _check_layer(self, layer: Any) -> None:
+        """Raise `InputError` for an unknown layer, and for no layer if encoder and decoder read different tokens."""
+        is_optional = self.encoder_layers is None
+        if layer is None and is_optional:
+            return
+        if not is_whole_number(layer) or not 1 <= layer <= self.layers:
+            raise InputError(f"layer: {shorten(repr(layer))}; allowed: 1 to {self.layers}")
+
+    def to_html(self, path: Path | str) -> Path:
+        """Write the interactive page of the texts, one file that works offline, and return its path.
+
+        The page also holds every head, the controls and, of 48 tokens and more, UMAP maps, for which umap-learn takes
+        seconds to load. Token ids are shown as the text that they spell.
+
+        >>> result.to_html("page.html").name
+        'page.html'
+        """
+        from attnmix.page.viewer import write_text
+
+        path = read_path("path", path, "to_html(path)")
+        check_new_file("path", path)
+        return write_text(path, self._page())
+
+    def save(self, path: Path | str) -> Path:
+        """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
+
+        Ratios and controls, and what was computed since: own shares, sinks, matrices, parts, and heads of a page; with
+        texts and tokens, without the model. `attnmix.results.archive` says what the file holds.
+
+        >>> result.save("result.zip").name
+        'result.zip'
+        """
+        path = read_path("path", path, "save(path)")
+        if path.suffix.lower() in (".html", ".htm"):
+            raise InputError(
+                f"path: {path} is the name of a page; allowed: a zip file; result.to_html(path) writes a page"
+            )
+        check_new_file("path", path)
+        facts = {
+            "model": self.model.name,
+            "source": shareable_source(self.model.source),
+            "methods": list(self.methods),
+            "encoder_layers": self.encoder_layers,
+            "controls": list(self.control_names),
+            "weights": self.measured_model.weights.hex(),
+        }
+        write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, self.measurements))
+        return path
+
+    def show(self, whole: bool = False) -> Any:
+        """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser.
+
+        A notebook keeps what it shows, so there the page is small, the picture and the words without heads, unless the
+        `whole` page is asked for.
+        """
+        from attnmix.page.viewer import is_in_notebook, show
+
+        return show(self._page(whole or not is_in_notebook()))
+
+    def _page(self, whole: bool = True) -> str:
+        from attnmix.results.page import models_page
+
+        self.measured_model.check_unedited()
+        models = [] if whole in self.measurements.pages else [self.measured_model.read()]
+        names, known = (self.model.name,), [self.measurements]
+        return models_page(models, names, self.tokenized, self.methods, "result", whole=whole, known=known)

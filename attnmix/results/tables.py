@@ -1,0 +1,158 @@
+"""Tables of means by measure and layer, with intervals over texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Resampled, Sums, resample
+from attnmix.measures.engine import SEED
+from attnmix.results.measure_names import CLASS_SHARE, OWN_SHARE, SWAP
+
+ALL_LAYERS = "all"
+LESS = "less"  # between a ratio and the control that is subtracted from it
+MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
+LATEX_CHARACTERS = {character: f"\\{character}" for character in "_%&#${}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
+
+
+class Cell(NamedTuple):
+    """A row of a comparison: a quantity of one layer, or its mean over all layers."""
+
+    measure: str
+    layer: int | str
+
+
+def is_own_share(measure: str) -> bool:
+    """Return True for the own share with any donors."""
+    return measure.startswith(OWN_SHARE)
+
+
+def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
+    """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
+
+    `own_share` counts from the input on, so that its mean over layers says nothing.
+    """
+    cells, sums, counts = list[Cell](), [], []
+    for measure, each in totals.items():
+        counts_NL = np.broadcast_to(each.counts, each.values.shape)
+        if not is_own_share(measure):
+            cells.append(Cell(measure, ALL_LAYERS))
+            sums.append(each.values.mean(1, keepdims=True))
+            counts.append(counts_NL[:, :1])
+        cells += [Cell(measure, layer) for layer in range(1, each.values.shape[1] + 1)]
+        sums.append(each.values)
+        counts.append(counts_NL)
+    return cells, Sums(np.concatenate(sums, 1), np.concatenate(counts, 1))
+
+
+def resample_means(totals: Sums) -> Resampled:
+    """Return the means over texts, with the same draws of texts for every model."""
+    counts = np.broadcast_to(totals.counts, totals.values.shape)
+    return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
+
+
+def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
+    """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
+    cells, cell_totals = pack_cells(totals)
+    table = pd.DataFrame(cells).assign(**mean_columns(resample_means(cell_totals)))
+    by_layer = table[table["layer"] != ALL_LAYERS]
+    order = {measure: place for place, measure in enumerate(totals)}
+    by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
+    columns = ["layer", "measure", *MEAN_COLUMNS]
+    return by_layer[columns].astype({"layer": int}).reset_index(drop=True)
+
+
+def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
+    """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
+    cells, cell_totals = pack_cells(totals)
+    table = pd.DataFrame(cells).assign(**mean_columns(resample_means(cell_totals)))
+    columns = ["ratio_minus_control"]
+    columns += [f"ratio_minus_control_{name}" for name in ("low", "high", "simultaneous_low", "simultaneous_high")]
+    below = pd.DataFrame(columns=["measure", "layer", *columns])
+    if less:
+        cells, cell_totals = pack_cells(less)
+        rest = resample_means(cell_totals)
+        pointwise, simultaneous = rest.interval(), rest.simultaneous()
+        values = (rest.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
+        below = pd.DataFrame(cells).assign(**dict(zip(columns, values, strict=True)))
+    table = table.merge(below, how="left", on=["measure", "layer"])
+    order = ["measure", "layer", *MEAN_COLUMNS[:3], *columns, *MEAN_COLUMNS[3:]]
+    return table[order].rename(columns={"measure": "control"})
+
+
+def mean_columns(means: Resampled) -> dict[str, Any]:
+    """Return means with the intervals of each alone, numbers of texts and their mean lengths."""
+    interval = means.interval()
+    texts = means.documents.astype(int)
+    has_interval = texts >= MIN_INTERVAL_TEXTS
+    return {
+        "mean": means.mean,
+        "ci_low": np.where(has_interval, interval.low, np.nan),
+        "ci_high": np.where(has_interval, interval.high, np.nan),
+        "texts": texts,
+        "tokens": mean_lengths(means),
+    }
+
+
+def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
+    """Return the mean number of tokens of a text; NaN where every text counts once, as in a class share."""
+    counts = np.asarray(means.counts)
+    return np.where(counts == means.documents, np.nan, counts / np.maximum(means.documents, 1))
+
+
+def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
+    """Return those to read first: the own share after the last layer, then means over layers of what is not a ratio.
+
+    Of the ratios, that named `ratio` and its controls.
+    """
+    own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
+    means = [cell for cell in cells if cell.layer == ALL_LAYERS]
+    preferred = own_share[-1:]
+    for cell in means:
+        named = cell.measure in (ratio, CLASS_SHARE)
+        if named or cell.measure.startswith((f"{ratio} {LESS} ", SWAP)):
+            preferred.append(cell)
+    return preferred
+
+
+def layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
+    """Return `layer, mean, ci_low, ci_high, texts, tokens`."""
+    return pd.DataFrame({"layer": layers, **mean_columns(means)})
+
+
+def format_markdown(table: pd.DataFrame) -> str:
+    """Return a table of texts in Markdown."""
+    rule = ["---"] * table.shape[1]
+    lines = []
+    for cells in [list(table.columns), rule, *table.to_numpy().tolist()]:
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def format_latex(table: pd.DataFrame) -> str:
+    """Return a table of texts as a `tabular` of LaTeX."""
+    rows = [list(table.columns), *table.to_numpy().tolist()]
+    lines = [" & ".join(escape_latex(cell) for cell in cells) + r" \\" for cells in rows]
+    lines.insert(1, r"\hline")
+    return "\n".join([f"\\begin{{tabular}}{{{'l' * table.shape[1]}}}", *lines, r"\end{tabular}"])
+
+
+def escape_latex(text: str) -> str:
+    """Return `text` with the characters escaped that LaTeX reads as commands, and a minus before a number."""
+    escaped = "".join(LATEX_CHARACTERS.get(character, character) for character in text)
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)
+
+
+def format_interval(text: str, low: float, high: float) -> str:
+    """Return `text` followed by an interval, if there is one."""
+    return text if np.isnan(low) else f"{text} [{low:+.3f}, {high:+.3f}]"

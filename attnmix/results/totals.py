@@ -1,0 +1,60 @@
+"""Sums over the tokens of each text, of what a comparison shows: ratios, ratios less their controls, and shares.
+
+Shapes: N texts, L layers, M methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from attnmix.core.statistics import Sums
+from attnmix.measures.controls import CONTROLS
+from attnmix.measures.engine import Measurements
+from attnmix.results.controls import CLASS_SHARE_PERMUTED, select_controls
+from attnmix.results.tables import LESS
+
+
+def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, Sums]:
+    """Return the sums `[N, L]` of each ratio, by method."""
+    numbers = range(len(measurements.texts))
+    tokens_N1 = np.array([[measurements.ratios[number].shape[-1]] for number in numbers], np.float64)
+    sums_NLM = np.stack([measurements.ratios[number].sum(-1, dtype=np.float64).T for number in numbers])
+    return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(methods)}
+
+
+def select_method(sums: Sums, place: int) -> Sums:
+    """Return the sums `[N, L]` of one ratio of a control's sums `[N, L, M]`."""
+    return Sums(sums.values[..., place], sums.counts[..., 0])
+
+
+def subtract_control(ratio: Sums, control: Sums) -> Sums:
+    """Return the sums of a ratio less its control, in the texts that have the control."""
+    return Sums(np.where(control.counts > 0, ratio.values - control.values, 0), control.counts)
+
+
+def sum_quantities(
+    measurements: Measurements, methods: Sequence[str], control_names: Sequence[str], compared: Sequence[str]
+) -> dict[str, Sums]:
+    """Return the sums of the `compared` ratios, of these less their controls, and of swaps and class shares.
+
+    Args:
+        measurements: The measurements of all texts.
+        methods: The names of the measured ratios.
+        control_names: The names of the measured controls.
+        compared: The ratios to return.
+    """
+    ratios = sum_ratios(measurements, methods)
+    controls = select_controls(control_names, measurements.sums)
+    totals: dict[str, Sums] = {}
+    for method in compared:
+        totals[method] = ratios[method]
+        for name, sums in controls.items():
+            if name in CONTROLS and name != "random_weights":
+                control = select_method(sums, methods.index(method))
+                totals[f"{method} {LESS} {name}"] = subtract_control(ratios[method], control)
+    for name, sums in controls.items():
+        if name not in CONTROLS and name != CLASS_SHARE_PERMUTED:
+            totals[name] = sums
+    return totals

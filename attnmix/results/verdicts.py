@@ -1,0 +1,137 @@
+"""What the intervals of a difference say: higher, lower, or why nothing, over texts and over training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import stdtrit
+
+from attnmix.core.statistics import LEVEL, MIN_SIMULTANEOUS, MIN_STANDARD_ERROR, Interval, Resampled
+from attnmix.measures.ratios import RATIOS
+from attnmix.results.measure_names import SWAP
+from attnmix.results.tables import is_own_share
+
+HIGHER, LOWER = "higher", "lower"
+MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inconclusive", ""
+TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no interval"
+MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
+VERDICTS = {
+    INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over trainings",
+    TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
+    TOO_FEW_RUNS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
+    NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
+}
+"""The meaning of each verdict that names no direction."""
+
+
+class Trainings(NamedTuple):
+    """The mean of every cell in the texts, of the models of one side."""
+
+    names: Sequence[str]
+    means: Sequence[Resampled]  # [cells] of each model, of the same texts in every sample
+    fixed: bool = False  # True for one model that is taken as it is, not as one of several trainings
+
+    def mean(self) -> Resampled:
+        """Return the mean over the models."""
+        means = np.mean([each.mean for each in self.means], axis=0)
+        samples = np.mean([each.samples for each in self.means], axis=0)
+        return Resampled(means, samples, self.means[0].documents, self.means[0].counts)
+
+
+def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
+    """Return the means of some cells."""
+    counts = np.asarray(resampled.counts)[cells]
+    return Resampled(resampled.mean[cells], resampled.samples[:, cells], resampled.documents[cells], counts)
+
+
+def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
+    """Return True where every side with several trainings, and one at least, has `MIN_TRAININGS`."""
+    several = [len(side.means) for side in (before, after) if len(side.means) > 1]
+    return bool(several) and min(several) >= MIN_TRAININGS
+
+
+def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
+    """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
+
+    Welch's, for trainings of unequal spread and number; NaN with two of a side. One model that is `fixed`, such as the
+    pretrained one, adds no variance: the interval is Student's for the mean of the other side. One training is taken to
+    vary as the other side does: as a fixed one it would differ from several others of its own setting.
+    """
+    sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
+    difference = sides[1].mean(0) - sides[0].mean(0)
+    several = [side for side in sides if len(side) > 1]
+    if not have_enough_trainings(before, after):
+        unknown = np.full_like(difference, np.nan)
+        return Interval(difference, unknown, unknown)
+    variances = [side.var(0, ddof=1) / len(side) for side in several]
+    degrees = [len(side) - 1 for side in several]
+    if len(several) == 1:
+        fixed = before.fixed or after.fixed
+        variance = variances[0] if fixed else variances[0] * (len(several[0]) + 1)
+        freedom = np.full_like(difference, degrees[0])
+    else:
+        variance = variances[0] + variances[1]
+        weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
+        freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
+    error = np.sqrt(variance)
+    quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * len(cells)))
+    half = np.where(error > MIN_STANDARD_ERROR, quantile * error, np.nan)
+    return Interval(difference, difference - half, difference + half)
+
+
+def name_directions(interval: Interval) -> npt.NDArray[Any]:
+    """Return `HIGHER`, `LOWER`, `INCONCLUSIVE` or `NO_INTERVAL` for each cell of a difference."""
+    cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
+    return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], INCONCLUSIVE)
+
+
+def direction_of_mixing(measure: str) -> str | None:
+    """Return the direction of a measure that is more mixing; None if neither is."""
+    if is_own_share(measure):
+        return LOWER
+    return HIGHER if measure in RATIOS or measure.startswith(SWAP) else None
+
+
+def name_mixing(rows: pd.DataFrame) -> list[str]:
+    """Return the meaning of each difference for mixing."""
+    meanings = []
+    for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
+        direction = direction_of_mixing(measure)
+        if direction is None:
+            meanings.append(NO_MIXING_MEASURE)
+        elif verdict in (HIGHER, LOWER):
+            meanings.append(MORE_MIXING if verdict == direction else LESS_MIXING)
+        else:
+            meanings.append(INCONCLUSIVE)
+    return meanings
+
+
+def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what the intervals over texts and over trainings both say; without one of them, which is missing."""
+    missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
+    missing_trainings = trainings == NO_INTERVAL
+    agree = between_models == trainings
+    return np.select(
+        [missing_texts, missing_trainings, agree], [between_models, NO_INTERVAL, between_models], INCONCLUSIVE
+    )
+
+
+def describe_assumption(side: Trainings) -> str:
+    """Return what was assumed of a side beside several trainings."""
+    if len(side.means) > 1:
+        return f"{len(side.means)} trainings"
+    if side.fixed:
+        return "one model as it is (given in a list it would be taken for a training, which varies as the others do)"
+    return "one training, taken to vary as the others do,"
+
+
+def name_models(side: Trainings) -> str:
+    """Return the names of the models of a side."""
+    names = list(dict.fromkeys(side.names))
+    if len(side.names) == 1:
+        return names[0]
+    return f"{len(side.names)} trainings, of {', '.join(names)}"

@@ -1,0 +1,139 @@
+"""Vectors of texts: `capture` reads them from a model, `layout` lays them out in a plane."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from attnmix.core.disk import check_folder
+from attnmix.core.errors import InputError
+from attnmix.core.names import POINTS
+from attnmix.core.paths import read_path
+from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, UmapParameters, checked_section
+from attnmix.core.store.results import labelled_vectors
+from attnmix.core.store.runs import Run
+from attnmix.measures.documents import documents_of
+from attnmix.model import Model, quiet
+from attnmix.models.families import family_of, present_names
+from attnmix.results.arguments import check_model, read_names, tokenize_texts
+from attnmix.results.measure_names import check_kinds
+
+if TYPE_CHECKING:
+    import xarray
+
+UMAP_DEFAULTS = UmapParameters()
+"""The defaults of `layout`."""
+
+
+@overload
+def capture(
+    model: Model,
+    texts: Any,
+    path: None = None,
+    *,
+    points: str | Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> dict[str, xarray.DataArray]: ...
+
+
+@overload
+def capture(
+    model: Model,
+    texts: Any,
+    path: Path | str,
+    *,
+    points: str | Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> Run: ...
+
+
+def capture(
+    model: Model,
+    texts: Any,
+    path: Path | str | None = None,
+    *,
+    points: str | Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> dict[str, xarray.DataArray] | Run:
+    """Return the vectors of `texts` at the capture `points` of every layer, or write them to the folder `path`.
+
+    `texts` are as in `measure`, and give the same tokens. `points` are names of `attnmix.core.names.POINTS`, or one;
+    without them, those of the pipeline's default. Without a `path`, return by point an array in memory of dimensions
+    `layer`, `token` and `hidden`, with the coordinates `document`, `position` and those of `Measures.tokens`. With one,
+    each layer and point is one Zarr store `[tokens, hidden]` in that folder; return its run, which `open_run(path)`
+    reads again. Raise `InputError` for what is no text, an unknown point, a number that `dtype` cannot hold, or a
+    folder that holds anything else.
+
+    >>> vectors = attnmix.capture(model, ["time flies", "like an arrow"], points=["layer_output"])
+    >>> vectors["layer_output"].sizes
+    Frozen({'layer': 6, 'token': 9, 'hidden': 384})
+    >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
+    >>> bool((run.features("layer_output").numpy() == vectors["layer_output"]).all())
+    True
+    """
+    from attnmix.runs.capture import capture_texts, captured_vectors
+
+    call = "capture(model, texts, path)"
+    run = None if path is None else Run(read_path("path", path, call))
+    if run is not None:
+        check_folder("path", run.root, ["features", "unfinished"])
+    check_model(model, call)
+    given_points = {} if points is None else {"points": read_names(points)}
+    if points is not None:
+        check_kinds("points", given_points["points"], POINTS)
+    settings = checked_section(CaptureParameters, dtype=dtype, **given_points)
+    given = tokenize_texts(model, texts, max_length)
+    with model.observed(given.pairs) as base, quiet():
+        if run is None:
+            present = present_names("points", settings.points, family_of(base.config), POINTS)
+            ids = [document.ids for document in documents_of(given.texts, given.tokens)]
+            vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
+            return labelled_vectors(vectors, given.tokens)
+        given.write(run.captured)
+        unfinished = run.root / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        capture_texts(settings, base, model.pad_token_id, run, unfinished)
+    return run
+
+
+def layout(
+    vectors: Any,
+    *,
+    metric: str = UMAP_DEFAULTS.metric,
+    n_neighbors: int = UMAP_DEFAULTS.n_neighbors,
+    min_dist: float = UMAP_DEFAULTS.min_dist,
+    seed: int = UMAP_DEFAULTS.seed,
+) -> npt.NDArray[np.float32]:
+    """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
+
+    An array, a tensor on any device, a table or list of numbers, or what `Run.features` returns. Equal vectors have one
+    place. The first call in a process takes seconds to load umap-learn. The arguments and their defaults are those of
+    `umap` in params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of
+    which UMAP shows no neighbourhoods.
+
+    >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
+    (2, 30, 2)
+    """
+    given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
+    settings = checked_section(UmapParameters, **given, stability_seeds=[])
+    from attnmix.maps.layouts import fit_map
+    from attnmix.maps.vectors import distinct_rows, read_vectors
+
+    array = read_vectors(vectors)
+    rows = array.reshape(-1, array.shape[-1])
+    distinct = len(distinct_rows(rows)[0])
+    if distinct < MIN_UMAP_VECTORS:
+        problem = f"{len(rows)}, of which {distinct} differ"
+        advice = "sklearn.decomposition.PCA(2) shows the principal components of fewer"
+        raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more that differ; {advice}")
+    settings.check_neighbours(distinct, "n_neighbors")
+    xy = fit_map(rows, settings)
+    return xy.reshape(*array.shape[:-1], 2)
