@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -260,8 +261,7 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
     for row in table.to_dict("records"):
         rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
     notes = {row["document"]: document_note(row, wording_of(run).truncation) for row in rows}
-    predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
-    positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}
+    by_name = {row["document"]: row for row in rows}
     return [
         {
             "name": name,
@@ -270,11 +270,25 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
             "begins": _beginning(run.texts[str(name)]),
             "direction": _direction(run.texts[str(name)]),
             "note": notes[name],
-            "predicted": predicted.get(name),
-            "reads": read if (read := positions.get(name, -1)) >= 0 else None,
+            **_classes_of(by_name[name]),
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
+
+
+def _classes_of(row: Mapping[str, Any]) -> Data:
+    """Return the label and the prediction of a text; None for what it does not have."""
+    label = row["label_name"]
+    label_text = None if label is None else visible(label, kept="")
+    if "predicted" not in row:
+        return {"label": label_text, "predicted": None, "probability": None, "reads": None}
+    position = int(row["read_position"])
+    return {
+        "label": label_text,
+        "predicted": visible(row["predicted"], kept=""),
+        "probability": float(row["probability"]),
+        "reads": position if position >= 0 else None,
+    }
 
 
 def _direction(text: str) -> str:

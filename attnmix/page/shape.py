@@ -48,11 +48,12 @@ SHAPE: Data = {
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
-    # `reads` is the position of the token that the classifier reads, if one; `predicted` the class that it names.
+    # `label` is the labelled class, `predicted` the one that the classifier names with a `probability`;
+    # `reads` is the position of the token that it reads, if one.
     "documents": [
         {
             **{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str},
-            **{"predicted": str | None, "reads": int | None},
+            **{"label": str | None, "predicted": str | None, "probability": _NUMBER, "reads": int | None},
         }
     ],
     "encoder": int | None,  # layers, where there is a decoder too

@@ -46,6 +46,9 @@ export const MATRIX_NAMES = {
 };
 const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
 
+/** Of the predicted class, by text: in the second, no effect is large beside its log-odds. */
+export const PROBABILITIES = [0.8, 0.9999, 0.4];
+
 /** The row of the first of three texts that is too small to be told from rounding, by all matrices. */
 export const LOST = { layer: 2, position: 5 };
 
@@ -177,7 +180,8 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     neighboursKept: {},
     documents: texts.map((text, n) => ({
       ...{ name: names[n], start: starts[n], length: text.length, begins: text.slice(1, -1).join(" ") },
-      ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", predicted: "positive", reads: n === 0 ? 0 : null },
+      ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", label: n === 0 ? "negative" : null },
+      ...{ predicted: "positive", probability: PROBABILITIES[n % 3], reads: n === 0 ? 0 : null },
     })),
     encoder: null,
     readings: [readings],

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
 import { elementsOf, openPage, textOf } from "./open";
-import { largest, makeRun, MODELS, numbers, total } from "./run";
+import { largest, makeRun, MODELS, numbers, PROBABILITIES, total } from "./run";
 
 const TEXTS = [
   "[CLS] the film was not the end [SEP]",
@@ -90,6 +90,25 @@ test("the tokens that fine-tuning changed most are listed with the sign of the c
   page.state.set({ change: true });
   const [said] = textOf(page.chosen.ChosenText()).split(" points");
   assertClose(numbersIn(said), [100 * change(largestOf(order[1]), order[1])]);
+});
+
+test("each text has its label, its prediction, and the largest effect of a token or that none matters", () => {
+  const said = (text: number) => textOf(page.prediction.Prediction({ text }));
+  assert.deepEqual([0, 1, 2].map(said), [
+    "label negative, predicted positive (80.0%)",
+    "predicted positive (100.0%)",
+    "predicted positive (40.0%)",
+  ]);
+  for (const text of [0, 1, 2]) {
+    const effects = run.texts[text].map((_, n) => run.effects[run.starts[text] + n] ?? 0);
+    const [place] = numbers(effects.length).toSorted((a, b) => Math.abs(effects[b]) - Math.abs(effects[a]));
+    const sentence = page.prediction.effectText(text, "leave_one_out");
+    assert.equal(sentence.startsWith("No single token matters for this prediction"), text === 1, sentence);
+    assert.ok(sentence.includes(`“${name(text, place)}”`), sentence);
+    const [, effect] = /effect (?:in this text )?is ([^,]+),/.exec(sentence)!;
+    assert.ok(Math.abs(Number(effect.replace("−", "-")) - effects[place]) < 0.006, sentence);
+    if (text === 1) assert.match(sentence, /less than a tenth of the log-odds of the predicted class \(9\.2\)\.$/);
+  }
 });
 
 /** Shares from others of both texts, without the word that stands elsewhere, `[layers, tokens]`. */
@@ -237,7 +256,8 @@ test("each token says its name, place and value, and has its shade", () => {
       assert.ok(span.title.startsWith(`${begin}, ${effect ? "effect" : "own share"} `), span.title);
       const shown = Number(span["data-share"].replace("−", "-").replace("%", ""));
       assert.ok(Math.abs(shown - (effect ? value : 100 * value)) < (effect ? 0.006 : 0.06));
-      const place = effect ? value / 0.5 : value;
+      const logOdds = Math.log(PROBABILITIES[document] / (1 - PROBABILITIES[document]));
+      const place = effect ? value / (0.1 * logOdds) : value; // no token of the second text matters
       const near = [-2e-4, 0, 2e-4].map((off) => page.colours.shade(place + off).colour);
       assert.ok(near.includes(span.style.backgroundColor));
     }

@@ -24,6 +24,7 @@ import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
 import type { DrawnCanvas } from "./picture";
+import { Prediction } from "./prediction";
 import { canChange, hovered, printing, set, shares, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameOf } from "./words";
@@ -336,6 +337,19 @@ function pictureText(): string {
   return `share of each token's vector from others, after each layer${change}${model}`;
 }
 
+/** The texts with their predictions, and what the picture shows of them. */
+const PictureTitle = (props: { texts: number[] }) => (
+  <>
+    {props.texts.map((text, n) => (
+      <>
+        {n > 0 && "; "}
+        <bdi>{data.documents[text].name}</bdi> <Prediction text={text} />
+      </>
+    ))}
+    : {pictureText()}
+  </>
+);
+
 export function Grid() {
   const { box, width } = useWidth(screenWidth.peek());
   useLayoutEffect(() => {
@@ -352,7 +366,7 @@ export function Grid() {
     <Pane
       id="grid"
       first
-      title={<bdi>{`${name}: ${pictureText()}`}</bdi>}
+      title={<PictureTitle texts={shown} />}
       file={`${name}, ${measures.shareName()}`}
       rows={() => (comparison.value ? comparedRows(comparison.value) : textRows())}
     >

@@ -63,7 +63,9 @@ export type Payload = {
     begins: string;
     direction: string;
     note: string;
+    label: string | null;
     predicted: string | null;
+    probability: number | null;
     reads: number | null;
   }[];
   encoder: number | null;
