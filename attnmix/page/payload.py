@@ -125,6 +125,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_MARKERS),
             *labels.WORD_CLASSES.values(),
         ],
+        "wordClasses": [names.TOKEN_CLASSES.index(name) for name in ("subword", "word")],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
         "sourcesKept": SOURCES,

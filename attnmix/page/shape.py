@@ -60,6 +60,7 @@ SHAPE: Data = {
     # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
+    "wordClasses": [int],  # the numbers of the classes that are words or pieces of words
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
     # By document and method the main sources of each token, and by checkpoint their shares and its share of itself.
     "contributions": {

@@ -22,7 +22,7 @@ export const grid = <T>(rows: number, columns: number, value: (i: number, j: num
 export const base64 = (array: Uint16Array | Int16Array | Float32Array) => Buffer.from(array.buffer).toString("base64");
 export const encode16 = (values: number[]) => base64(Uint16Array.from(values));
 /** Numbers between two ends in 16 bits; null for what is not there. */
-const quantise = (values: (number | null)[], low = 0, high = 1) =>
+export const quantise = (values: (number | null)[], low = 0, high = 1) =>
   encode16(values.map((value) => (value === null ? 65535 : Math.round(((value - low) / (high - low)) * 65534))));
 export const floats = (values: number[]) => base64(Float32Array.from(values));
 type Items<L> = { [K in keyof L]: L[K] extends readonly (infer T)[] ? T : never };
@@ -45,6 +45,9 @@ export const MATRIX_NAMES = {
   alti_rollout: "ALTI since the input",
 };
 const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
+
+/** Whether a token is neither a special token nor punctuation. */
+export const isWord = (name: string) => /^\w+$/.test(name);
 
 /** Of the predicted class, by text: in the second, no effect is large beside its log-odds. */
 export const PROBABILITIES = [0.8, 0.9999, 0.4];
@@ -149,7 +152,12 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     reading: 0,
   }));
   const nearest = sites.map(() => tokens.map((_, n) => [(n + 1) % tokens.length, (n + 2) % tokens.length]));
-  const readings = { names: tokens, words: tokens, apart: tokens.map(() => 1), classes: tokens.map(() => 0) };
+  const readings = {
+    names: tokens,
+    words: tokens,
+    apart: tokens.map(() => 1),
+    classes: tokens.map((name) => Number(!isWord(name))),
+  };
   const places = sites.flatMap(() => tokens.map(random));
   const payload = {
     wording: { texts: "reviews", change: "fine-tuning", by_change: "by fine-tuning" },
@@ -185,7 +193,8 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     })),
     encoder: null,
     readings: [readings],
-    classNames: ["Word"],
+    classNames: ["Word", "Mark"],
+    wordClasses: [0],
     ratios: {
       methods: RATIOS,
       layers: LAYERS,

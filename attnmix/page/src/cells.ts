@@ -14,7 +14,7 @@ import {
 } from "./blocks";
 import { shade, strength } from "./colours";
 import { columnOf, comparison, differenceOf, differenceRange, unlikeTokens } from "./comparison";
-import { isRead, type Maybe } from "./data";
+import { isRead, isWord, type Maybe } from "./data";
 import { inPoints, wholePercent } from "./format";
 import type { Mark } from "./marks";
 import * as measures from "./measures";
@@ -127,9 +127,9 @@ function flowMarks({ cellWidth, rowHeight, x, y }: Layout, colours: Colours): Ma
   });
 }
 
-/** The columns whose names are written: the chosen one, those of the strongest sources, and of the rest what has room. */
+/** The columns whose names are written: the chosen one, words that are the strongest sources, and what else has room. */
 function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, number> | undefined): Set<number> {
-  const share = (column: number) => input?.get(block.tokens[column]!) ?? 0;
+  const share = (column: number) => (isWord(block.tokens[column]!) ? (input?.get(block.tokens[column]!) ?? 0) : 0);
   const isForced = (column: number) => column === chosenColumn.value || unlikeTokens.value.has(block.tokens[column]!);
   const rank = (column: number) => (isForced(column) ? 2 : isRead(block.tokens[column]!) ? 1.5 : share(column));
   const least = Math.max(state.threshold.value / 100, LEAST_SHADED);

@@ -71,6 +71,7 @@ export type Payload = {
   encoder: number | null;
   readings: { names: string[]; words: string[]; apart: number[]; classes: number[] }[];
   classNames: string[];
+  wordClasses: number[];
   ratios: { methods: string[]; layers: number; values: Record<string, Record<string, string>> };
   contributions: Record<
     string,

@@ -1,6 +1,6 @@
 // What the classifier predicts for a text, and whether a single token matters for that, in words.
 
-import { data } from "./data";
+import { data, isWord } from "./data";
 import { largestEffect, leastEffect, logOdds } from "./effects";
 import { minusSign, percent } from "./format";
 import { nameInText } from "./words";
@@ -27,7 +27,8 @@ const inLogits = (effect: number) => minusSign(String(Number(effect.toPrecision(
 export function effectText(text: number, score: string): string {
   const largest = largestEffect(text, score);
   if (largest === null) return "No effect was measured in this text.";
-  const effect = `${inLogits(largest.effect)}, of “${nameInText(largest.token)}”`;
+  const token = isWord(largest.token) ? `“${nameInText(largest.token)}”` : "a special token or punctuation mark";
+  const effect = `${inLogits(largest.effect)}, of ${token}`;
   if (Math.abs(largest.effect) >= leastEffect(text))
     return `The largest effect in this text is ${effect}; above 0, a token speaks for the predicted class.`;
   const odds = logOdds(text)!.toFixed(1);
