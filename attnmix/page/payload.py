@@ -20,7 +20,7 @@ from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.answer import answer
+from attnmix.page.answer import answer, own_shares
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
@@ -103,7 +103,8 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
         "opens": opening,
-        "curves": _counted_series(pd.concat([curves, derivatives]), layers),
+        "curves": _counted_series(pd.concat([curves, derivatives]), layers)
+        | _counted_series(own_shares(run).assign(method=OWN_SHARE), layers),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},

@@ -41,7 +41,7 @@ SHAPE: Data = {
     },
     "sinceInput": [str],  # those of the matrices that have sources in the input, and not in the layer below
     "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
-    "curves": {...: {...: _SERIES}},  # ratios and derivatives by checkpoint, and their difference
+    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
     "classShares": {...: _SERIES},  # by label

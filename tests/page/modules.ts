@@ -11,6 +11,8 @@ export * as comparison from "../../attnmix/page/src/comparison";
 export * as data from "../../attnmix/page/src/data";
 export * as effects from "../../attnmix/page/src/effects";
 export * as format from "../../attnmix/page/src/format";
+export * as margin from "../../attnmix/page/src/margin";
+export * as means from "../../attnmix/page/src/means";
 export * as measures from "../../attnmix/page/src/measures";
 export * as prediction from "../../attnmix/page/src/prediction";
 export * as state from "../../attnmix/page/src/state";

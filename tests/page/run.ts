@@ -159,6 +159,14 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     classes: tokens.map((name) => Number(!isWord(name))),
   };
   const places = sites.flatMap(() => tokens.map(random));
+  const means = Object.fromEntries(models.map((model) => [model, numbers(LAYERS).map(randomOwn)]));
+  const changes = numbers(LAYERS).map((layer) => (means.finetuned?.[layer] ?? 0) - (means.pretrained?.[layer] ?? 0));
+  const corpus = Object.fromEntries(
+    Object.entries({ ...means, difference: changes }).map(([model, values]) => {
+      const [low, high] = [-0.05, 0.05].map((off) => values.map((value) => value + off));
+      return [model, { values, low, high, texts: 40 }];
+    }),
+  );
   const payload = {
     wording: { texts: "reviews", change: "fine-tuning", by_change: "by fine-tuning" },
     pointsPerSecond: 2,
@@ -180,7 +188,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     answer: { headline: "", sentences: [], notes: {}, chart: { title: "", series: [], unit: "", means: "" } },
     sinceInput: ["parts", "alti_rollout"],
     opens: { document: 0, positions: texts.map(() => 2) },
-    curves: {},
+    curves: { own_share: corpus },
     controls: {},
     sources: {},
     classShares: {},

@@ -23,6 +23,7 @@ import { percent, signed } from "./format";
 import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
+import { Margin, MeansText } from "./means";
 import type { DrawnCanvas } from "./picture";
 import { Prediction } from "./prediction";
 import { canChange, hovered, printing, set, shares, state } from "./state";
@@ -383,9 +384,11 @@ export function Grid() {
           <Levels />
           <Canvas />
         </Scroll>
+        <Margin />
         <PointedText width={width} />
       </div>
       {comparison.value && <Differences />}
+      <MeansText />
       <ChosenText />
       {!comparison.value && <Changes />}
       <div class="controls">
