@@ -213,6 +213,23 @@ test("lines lead to the sources of the chosen measure, straight or through the l
     const all = [...cells.origins.value.values()].flatMap((each) => each.flows);
     assert.equal(paths.length, 2 * all.length); // with its halo each
   }
+  for (const share of ["parts", "alti"]) {
+    state.set({ share, threshold: 2, layer: 3, token: run.starts[1] + 3 });
+    const marks = cells.marksOf(blocks.layout.value);
+    const numbered = marks.findIndex((mark) => mark.kind === "text" && mark.size === 11);
+    assert.ok(numbered > marks.findLastIndex(({ kind }) => kind === "path")); // no line strikes a number through
+    const block = blocks.blocks.value[1];
+    for (const { layer, below, from, to, share: part } of cells.origins.value.get(block)!.flows) {
+      const { x, y, cellWidth, rowHeight } = blocks.layout.value;
+      const middle = (token: number) => x(token - run.starts[1]) + (cellWidth - 1) / 2;
+      const [start, end] = [y(block, layer) + 0.4 * rowHeight, y(block, below) + 0.3 * rowHeight];
+      const found = cells.edgeAt((middle(from) + middle(to)) / 2, (start + end) / 2)!;
+      const isIt = found.from === from && found.to === to && found.layer === layer && found.below === below;
+      assert.ok(isIt || found.share >= part, "another line that crosses there is stronger");
+      if (from !== to && share === "parts") assert.deepEqual([found.from, found.share], [from, part]);
+      assert.equal(cells.edgeAt(middle(from), y(block, 3) - 12), null); // above all lines
+    }
+  }
   state.set({ share: "attnresln_n" });
   assert.equal(measures.sourcesIn.value, null);
   assert.deepEqual(

@@ -15,5 +15,6 @@ export * as margin from "../../attnmix/page/src/margin";
 export * as means from "../../attnmix/page/src/means";
 export * as measures from "../../attnmix/page/src/measures";
 export * as prediction from "../../attnmix/page/src/prediction";
+export * as shares from "../../attnmix/page/src/shares";
 export * as state from "../../attnmix/page/src/state";
 export * as words from "../../attnmix/page/src/words";
