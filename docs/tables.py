@@ -29,7 +29,6 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
-from attnmix.results.verdicts import TOO_FEW_RUNS
 from docs import measured
 from docs.number_formats import change, decimal, percent
 from docs.texts import render_texts

@@ -140,6 +140,10 @@ def test_what_is_said_of_the_run_is_what_its_files_say_in_whole_sentences(opened
         "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of its 12 tokens "
         "were read (capture.max_length). 2 of its 9 tokens are unknown to the model."
     ), note
+    assert note.endswith("The model before fine-tuning has no classifier.")
+    probability = run.predictions.set_index("document")["probability"]["test/0"]
+    title = page.locator("#grid h2").inner_text()
+    assert title.startswith(f"test/0 label negative, predicted positive ({100 * probability:.1f}%): own share")
     parameters = page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("capture.max_length") and "40" in row for row in parameters)
     origins = page.locator("#run").inner_text()

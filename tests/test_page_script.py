@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
 import pytest
 from conftest import REPOSITORY
+
+from attnmix.core.names import INPUT_PARTS
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
@@ -14,3 +19,9 @@ from conftest import REPOSITORY
 def test_logic_of_the_page_passes_the_tests_of_node() -> None:
     ran = subprocess.run(["npm", "run", "--silent", "test"], cwd=REPOSITORY, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_measure_has_a_line_that_explains_it() -> None:
+    source = (REPOSITORY / "attnmix/page/src/shares.ts").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^  (\w+):", source, flags=re.MULTILINE))
+    assert {INPUT_PARTS, *LAYER_MATRICES, *RATIOS} <= explained

@@ -157,15 +157,16 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends_and_lists_change
     assert "\N{MINUS SIGN}0.0 " not in card
 
 
-def test_shares_are_grouped_with_the_recommended_first_and_each_has_one_name(opened: Opened) -> None:
+def test_shares_are_grouped_by_question_and_each_has_one_name(opened: Opened) -> None:
     groups = opened.page.locator("#share optgroup").evaluate_all(
         "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
     )
-    assert groups[0] == ["Recommended", ["own_share", "parts", "attnresln_n"]]
-    title, others = groups[1]
-    assert title == "Other measures"
-    assert len(others) == len(set(others)) > 8
-    assert not {"own_share", "parts", "attnresln_n"} & set(others)
+    assert groups[0] == ["All layers since the input", ["own_share", "parts", "alti_rollout"]]
+    assert groups[1] == ["One layer", ["attnresln_n", "alti"]]
+    title, others = groups[2]
+    assert title == "More"
+    assert len(others) == len(set(others)) > 6
+    assert not {"own_share", "parts", "alti_rollout", "attnresln_n", "alti"} & set(others)
     names = opened.page.locator("#share option").all_inner_texts()
     assert len(set(names)) == len(names)
     assert not {"Attention", "Attention weights"} <= set(names)

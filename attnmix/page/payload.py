@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.answer import answer
+from attnmix.page.answer import answer, own_shares
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
 from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
@@ -102,7 +103,8 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
         "opens": opening,
-        "curves": _counted_series(pd.concat([curves, derivatives]), layers),
+        "curves": _counted_series(pd.concat([curves, derivatives]), layers)
+        | _counted_series(own_shares(run).assign(method=OWN_SHARE), layers),
         "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
@@ -124,6 +126,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_MARKERS),
             *labels.WORD_CLASSES.values(),
         ],
+        "wordClasses": [names.TOKEN_CLASSES.index(name) for name in ("subword", "word")],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
         "sourcesKept": SOURCES,
@@ -270,8 +273,7 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
     for row in rows:
         lacks_details = bool(detailed) and row["document"] not in detailed
         notes[row["document"]] = document_note(row, wording_of(run).truncation, lacks_details)
-    predicted = {row["document"]: visible(row["predicted"], kept="") for row in rows} if has_classifier else {}
-    positions = {row["document"]: int(row["read_position"]) for row in rows} if has_classifier else {}
+    by_name = {row["document"]: row for row in rows}
     return [
         {
             "name": name,
@@ -280,11 +282,25 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
             "begins": _beginning(run.texts[str(name)]),
             "direction": _direction(run.texts[str(name)]),
             "note": notes[name],
-            "predicted": predicted.get(name),
-            "reads": read if (read := positions.get(name, -1)) >= 0 else None,
+            **_classes_of(by_name[name]),
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
+
+
+def _classes_of(row: Mapping[str, Any]) -> Data:
+    """Return the label and the prediction of a text; None for what it does not have."""
+    label = row["label_name"]
+    label_text = None if label is None else visible(label, kept="")
+    if "predicted" not in row:
+        return {"label": label_text, "predicted": None, "probability": None, "reads": None}
+    position = int(row["read_position"])
+    return {
+        "label": label_text,
+        "predicted": visible(row["predicted"], kept=""),
+        "probability": float(row["probability"]),
+        "reads": position if position >= 0 else None,
+    }
 
 
 def _direction(text: str) -> str:

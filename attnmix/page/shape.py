@@ -41,24 +41,26 @@ SHAPE: Data = {
     },
     "sinceInput": [str],  # those of the matrices that have sources in the input, and not in the layer below
     "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
-    "curves": {...: {...: _SERIES}},  # ratios and derivatives by checkpoint, and their difference
+    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
-    # `reads` is the position of the token that the classifier reads, if one; `predicted` the class that it names.
+    # `label` is the labelled class, `predicted` the one that the classifier names with a `probability`;
+    # `reads` is the position of the token that it reads, if one.
     "documents": [
         {
             **{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str},
-            **{"predicted": str | None, "reads": int | None},
+            **{"label": str | None, "predicted": str | None, "probability": _NUMBER, "reads": int | None},
         }
     ],
     "encoder": int | None,  # layers, where there is a decoder too
     # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
+    "wordClasses": [int],  # the numbers of the classes that are words or pieces of words
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
     # By document and method the main sources of each token, and by checkpoint their shares and its share of itself.
     "contributions": {

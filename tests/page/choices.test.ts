@@ -176,3 +176,21 @@ test("two texts that are alike open side by side, and others alone", async () =>
 test("no measure can be chosen under two names", () => {
   assert.deepEqual(page.state.shareRatios, ["attnresln_n"]); // that of attention's weights is a matrix here
 });
+
+test("measures are grouped by question without duplicates, and each has a line that explains it", async () => {
+  const { shareGroups, explainShare } = page.shares;
+  assert.deepEqual(shareGroups, {
+    "All layers since the input": ["own_share", "parts", "alti_rollout"],
+    "One layer": ["attnresln_n", "alti"],
+    More: ["attention"],
+  });
+  const listed = Object.values(shareGroups).flat();
+  assert.deepEqual(listed.toSorted(), [...page.state.shares].toSorted());
+  const lines = listed.map(explainShare);
+  assert.equal(new Set(lines).size, lines.length);
+  for (const line of lines) assert.match(line, /^[A-Z].*\.$/);
+  assert.equal(
+    explainShare("alti_rollout"),
+    "The shares of one layer (ALTI), multiplied over all layers since the input.",
+  );
+});

@@ -4,7 +4,20 @@ import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
 import type { Mark } from "../../attnmix/page/src/marks";
 import { openPage } from "./open";
-import { grid, KEPT, largest, LAYERS, LOST, makeRun, MODELS, numbers, product, RATIOS, total } from "./run";
+import {
+  grid,
+  KEPT,
+  largest,
+  LAYERS,
+  LOST,
+  makeRun,
+  MODELS,
+  numbers,
+  PROBABILITIES,
+  product,
+  RATIOS,
+  total,
+} from "./run";
 
 const TEXTS = [
   "[CLS] the film was not the end [SEP]",
@@ -67,10 +80,16 @@ test("words are shaded by the chosen measure in the chosen layer and model, or b
     }
   state.set({ effect: "leave_one_out" });
   assertClose(numbers(total(LENGTHS)).map(measures.wordValue), run.effects);
-  assert.deepEqual(measures.wordRange.value, [-0.5, 0.5]);
-  state.set({ stretch: true, document: 0 });
-  const most = Math.max(...run.effects.slice(0, LENGTHS[0]).map((effect) => Math.abs(effect ?? 0)));
-  assertClose(measures.wordRange.value, [-most, most]);
+  for (const text of [0, 1, 2]) {
+    const inText = run.effects.slice(run.starts[text], run.starts[text] + LENGTHS[text]);
+    const most = Math.max(...inText.map((effect) => Math.abs(effect ?? 0)));
+    state.set({ document: text, stretch: false });
+    // No token matters for the prediction of the second text, whose effects stay pale.
+    const end = text === 1 ? 0.1 * Math.log(PROBABILITIES[1] / (1 - PROBABILITIES[1])) : most;
+    assertClose(measures.wordRange.value, [-end, end]);
+    state.set({ stretch: true });
+    assertClose(measures.wordRange.value, [-most, most]);
+  }
 });
 
 /** The numbers of other tokens and their shares, the largest first. */
@@ -193,6 +212,23 @@ test("lines lead to the sources of the chosen measure, straight or through the l
     const paths = cells.marksOf(blocks.layout.value).filter(({ kind }) => kind === "path");
     const all = [...cells.origins.value.values()].flatMap((each) => each.flows);
     assert.equal(paths.length, 2 * all.length); // with its halo each
+  }
+  for (const share of ["parts", "alti"]) {
+    state.set({ share, threshold: 2, layer: 3, token: run.starts[1] + 3 });
+    const marks = cells.marksOf(blocks.layout.value);
+    const numbered = marks.findIndex((mark) => mark.kind === "text" && mark.size === 11);
+    assert.ok(numbered > marks.findLastIndex(({ kind }) => kind === "path")); // no line strikes a number through
+    const block = blocks.blocks.value[1];
+    for (const { layer, below, from, to, share: part } of cells.origins.value.get(block)!.flows) {
+      const { x, y, cellWidth, rowHeight } = blocks.layout.value;
+      const middle = (token: number) => x(token - run.starts[1]) + (cellWidth - 1) / 2;
+      const [start, end] = [y(block, layer) + 0.4 * rowHeight, y(block, below) + 0.3 * rowHeight];
+      const found = cells.edgeAt((middle(from) + middle(to)) / 2, (start + end) / 2)!;
+      const isIt = found.from === from && found.to === to && found.layer === layer && found.below === below;
+      assert.ok(isIt || found.share >= part, "another line that crosses there is stronger");
+      if (from !== to && share === "parts") assert.deepEqual([found.from, found.share], [from, part]);
+      assert.equal(cells.edgeAt(middle(from), y(block, 3) - 12), null); // above all lines
+    }
   }
   state.set({ share: "attnresln_n" });
   assert.equal(measures.sourcesIn.value, null);

@@ -22,7 +22,7 @@ export const grid = <T>(rows: number, columns: number, value: (i: number, j: num
 export const base64 = (array: Uint16Array | Int16Array | Float32Array) => Buffer.from(array.buffer).toString("base64");
 export const encode16 = (values: number[]) => base64(Uint16Array.from(values));
 /** Numbers between two ends in 16 bits; null for what is not there. */
-const quantise = (values: (number | null)[], low = 0, high = 1) =>
+export const quantise = (values: (number | null)[], low = 0, high = 1) =>
   encode16(values.map((value) => (value === null ? 65535 : Math.round(((value - low) / (high - low)) * 65534))));
 export const floats = (values: number[]) => base64(Float32Array.from(values));
 type Items<L> = { [K in keyof L]: L[K] extends readonly (infer T)[] ? T : never };
@@ -45,6 +45,12 @@ export const MATRIX_NAMES = {
   alti_rollout: "ALTI since the input",
 };
 const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
+
+/** Whether a token is neither a special token nor punctuation. */
+export const isWord = (name: string) => /^\w+$/.test(name);
+
+/** Of the predicted class, by text: in the second, no effect is large beside its log-odds. */
+export const PROBABILITIES = [0.8, 0.9999, 0.4];
 
 /** The row of the first of three texts that is too small to be told from rounding, by all matrices. */
 export const LOST = { layer: 2, position: 5 };
@@ -146,8 +152,21 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     reading: 0,
   }));
   const nearest = sites.map(() => tokens.map((_, n) => [(n + 1) % tokens.length, (n + 2) % tokens.length]));
-  const readings = { names: tokens, words: tokens, apart: tokens.map(() => 1), classes: tokens.map(() => 0) };
+  const readings = {
+    names: tokens,
+    words: tokens,
+    apart: tokens.map(() => 1),
+    classes: tokens.map((name) => Number(!isWord(name))),
+  };
   const places = sites.flatMap(() => tokens.map(random));
+  const means = Object.fromEntries(models.map((model) => [model, numbers(LAYERS).map(randomOwn)]));
+  const changes = numbers(LAYERS).map((layer) => (means.finetuned?.[layer] ?? 0) - (means.pretrained?.[layer] ?? 0));
+  const corpus = Object.fromEntries(
+    Object.entries({ ...means, difference: changes }).map(([model, values]) => {
+      const [low, high] = [-0.05, 0.05].map((off) => values.map((value) => value + off));
+      return [model, { values, low, high, texts: 40 }];
+    }),
+  );
   const payload = {
     wording: { texts: "reviews", change: "fine-tuning", by_change: "by fine-tuning" },
     pointsPerSecond: 2,
@@ -169,7 +188,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     answer: { headline: "", sentences: [], notes: {}, chart: { title: "", series: [], unit: "", means: "" } },
     sinceInput: ["parts", "alti_rollout"],
     opens: { document: 0, positions: texts.map(() => 2) },
-    curves: {},
+    curves: { own_share: corpus },
     controls: {},
     sources: {},
     classShares: {},
@@ -177,11 +196,13 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     neighboursKept: {},
     documents: texts.map((text, n) => ({
       ...{ name: names[n], start: starts[n], length: text.length, begins: text.slice(1, -1).join(" ") },
-      ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", predicted: "positive", reads: n === 0 ? 0 : null },
+      ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", label: n === 0 ? "negative" : null },
+      ...{ predicted: "positive", probability: PROBABILITIES[n % 3], reads: n === 0 ? 0 : null },
     })),
     encoder: null,
     readings: [readings],
-    classNames: ["Word"],
+    classNames: ["Word", "Mark"],
+    wordClasses: [0],
     ratios: {
       methods: RATIOS,
       layers: LAYERS,

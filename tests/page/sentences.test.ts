@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
 import { elementsOf, openPage, textOf } from "./open";
-import { largest, makeRun, MODELS, numbers, total } from "./run";
+import { isWord, KEPT, largest, makeRun, MODELS, numbers, PROBABILITIES, quantise, total } from "./run";
 
 const TEXTS = [
   "[CLS] the film was not the end [SEP]",
@@ -39,25 +39,34 @@ const name = (text: number, position: number) => {
   return isOnly ? names[position] : `${names[position]} (${position})`;
 };
 
-test("the chosen cell has its value in each model, and its largest sources there", () => {
+test("the chosen cell has its value in each model, and the words that are its largest sources there", () => {
+  let [withMarks, withoutMarks] = [0, 0];
   for (const share of ["parts", "alti"])
-    for (const position of [2, 5]) {
+    for (const position of [1, 2, 3, 4, 5]) {
       page.state.set({ document: 0, token: position, layer: 3, share });
       const text = textOf(page.chosen.ChosenText());
       const rows = MODELS.map((model) => run.matrices[model]["text/0"][share][2][position]);
       const place = share === "parts" ? "the input" : "the layer below";
-      const sources = (n: number) => largest(rows[n], 4).filter((j) => j !== position);
-      const said = (n: number) =>
-        sources(n)
-          .map((j) => `${name(0, j)} ${percent(rows[n][j])}`)
-          .join(", ");
+      const sources = (n: number) => largest(rows[n], KEPT).filter((j) => j !== position);
+      const isMark = (j: number) => ["[CLS]", "[SEP]"].includes(run.texts[0][j]);
+      const said = (n: number) => {
+        const words = sources(n).filter((j) => !isMark(j));
+        const marks = sources(n).filter(isMark);
+        const sum = percent(total(marks.map((j) => rows[n][j])));
+        const together = `; special tokens and punctuation among the ${KEPT} largest contribute ${sum}`;
+        const named = words.map((j) => `${name(0, j)} ${percent(rows[n][j])}`).join(", ");
+        withMarks += Number(marks.length > 0);
+        withoutMarks += Number(marks.length === 0);
+        return `${named}${marks.length > 0 ? together : ""}`;
+      };
       const values = `${percent(1 - rows[0][position])} pretrained, ${percent(1 - rows[1][position])} fine-tuned`;
       const expected =
         `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the share from other tokens is ${values}. ` +
-        `The largest sources in ${place}, pretrained, are ${said(0)}. The largest sources in ${place}, fine-tuned, are ${said(1)}. `;
+        `The largest sources among words in ${place}, pretrained, are ${said(0)}. The largest sources among words in ${place}, fine-tuned, are ${said(1)}. `;
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
     }
+  assert.ok(withMarks > 0 && withoutMarks > 0); // both conditions of the sentence
   page.state.set({ share: "attnresln_n", token: 2 });
   const text = textOf(page.chosen.ChosenText());
   assert.match(text, /^“film” in layer 3: the mixing ratio is /);
@@ -66,16 +75,15 @@ test("the chosen cell has its value in each model, and its largest sources there
   assert.match(textOf(page.chosen.ChosenText()), /^Click a cell/);
 });
 
-test("the tokens that fine-tuning changed most are listed with the sign of the change, and chosen by a click", () => {
+test("the words that fine-tuning changed most are listed with the sign of the change, and chosen by a click", () => {
   page.state.set({ document: 1, token: null, layer: 1, share: "parts" });
   const change = (layer: number, i: number) => {
     const [before, after] = MODELS.map((model) => 1 - run.matrices[model]["text/1"].parts[layer][i][i]);
     return after - before;
   };
   const largestOf = (i: number) => numbers(3).toSorted((a, b) => Math.abs(change(b, i)) - Math.abs(change(a, i)))[0];
-  const order = numbers(run.texts[1].length).toSorted(
-    (a, b) => Math.abs(change(largestOf(b), b)) - Math.abs(change(largestOf(a), a)),
-  );
+  const words = numbers(run.texts[1].length).filter((i) => isWord(run.texts[1][i]));
+  const order = words.toSorted((a, b) => Math.abs(change(largestOf(b), b)) - Math.abs(change(largestOf(a), a)));
   const buttons = elementsOf(page.chosen.Changes(), "button");
   assert.equal(buttons.length, 6);
   for (const [n, button] of buttons.entries()) {
@@ -90,6 +98,25 @@ test("the tokens that fine-tuning changed most are listed with the sign of the c
   page.state.set({ change: true });
   const [said] = textOf(page.chosen.ChosenText()).split(" points");
   assertClose(numbersIn(said), [100 * change(largestOf(order[1]), order[1])]);
+});
+
+test("each text has its label, its prediction, and the largest effect of a token or that none matters", () => {
+  const said = (text: number) => textOf(page.prediction.Prediction({ text }));
+  assert.deepEqual([0, 1, 2].map(said), [
+    "label negative, predicted positive (80.0%)",
+    "predicted positive (100.0%)",
+    "predicted positive (40.0%)",
+  ]);
+  for (const text of [0, 1, 2]) {
+    const effects = run.texts[text].map((_, n) => run.effects[run.starts[text] + n] ?? 0);
+    const [place] = numbers(effects.length).toSorted((a, b) => Math.abs(effects[b]) - Math.abs(effects[a]));
+    const sentence = page.prediction.effectText(text, "leave_one_out");
+    assert.equal(sentence.startsWith("No single token matters for this prediction"), text === 1, sentence);
+    assert.ok(sentence.includes(`“${name(text, place)}”`), sentence);
+    const [, effect] = /effect (?:in this text )?is ([^,]+),/.exec(sentence)!;
+    assert.ok(Math.abs(Number(effect.replace("−", "-")) - effects[place]) < 0.006, sentence);
+    if (text === 1) assert.match(sentence, /less than a tenth of the log-odds of the predicted class \(9\.2\)\.$/);
+  }
 });
 
 /** Shares from others of both texts, without the word that stands elsewhere, `[layers, tokens]`. */
@@ -113,7 +140,10 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
   const [one, other] = [valuesOf(0, "not"), valuesOf(1, "not")];
   const differences = one[0].map((_, column) => one.map((row, layer) => other[layer][column] - row[column]));
   const most = differences.map((layers) => layers.toSorted((a, b) => Math.abs(b) - Math.abs(a))[0]);
-  const order = numbers(most.length).toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
+  const places = pair.texts[0].filter((token) => token !== "not"); // of the values by column
+  const words = numbers(most.length).filter((n) => isWord(places[n])); // special tokens and punctuation are no findings
+  const order = words.toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
+  const [top] = numbers(most.length).toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
   const buttons = elementsOf(compared.compared.Differences(), "button");
   assertClose(
     buttons.map(({ children }) => numbersIn(textOf(children))[0]),
@@ -124,7 +154,7 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
   assert.equal(state.layer.value, layer + 1);
   const text = textOf(compared.chosen.ChosenText());
   const values = [one[layer][order[0]], other[layer][order[0]]];
-  const [cell, ...sources] = text.split("The largest sources in the input, ");
+  const [cell, ...sources] = text.split("The largest sources among words in the input, ");
   assertClose(
     numbersIn(cell),
     [...values, values[1] - values[0]].map((each) => 100 * each),
@@ -138,7 +168,7 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
   set({ stretch: true });
   assertClose(
     compared.comparison.differenceRange.value.map((each) => 100 * each),
-    [-100, 100].map((each) => each * Math.abs(most[order[0]])),
+    [-100, 100].map((each) => each * Math.abs(most[top])),
   );
   const frames = compared.cells
     .marksOf(compared.blocks.layout.value)
@@ -237,7 +267,8 @@ test("each token says its name, place and value, and has its shade", () => {
       assert.ok(span.title.startsWith(`${begin}, ${effect ? "effect" : "own share"} `), span.title);
       const shown = Number(span["data-share"].replace("−", "-").replace("%", ""));
       assert.ok(Math.abs(shown - (effect ? value : 100 * value)) < (effect ? 0.006 : 0.06));
-      const place = effect ? value / 0.5 : value;
+      const logOdds = Math.log(PROBABILITIES[document] / (1 - PROBABILITIES[document]));
+      const place = effect ? value / (0.1 * logOdds) : value; // no token of the second text matters
       const near = [-2e-4, 0, 2e-4].map((off) => page.colours.shade(place + off).colour);
       assert.ok(near.includes(span.style.backgroundColor));
     }
@@ -290,4 +321,32 @@ test("arrow keys, Home, End and Escape walk along the tokens", () => {
     const [now] = elementsOf(drawnTokens(), "div");
     assert.equal(now["aria-activedescendant"], position === null ? undefined : `token-${run.starts[1] + position}`);
   }
+});
+
+test("special tokens and punctuation are never highlighted, even where they change most", async () => {
+  const texts = [["[CLS]", "a", ".", ",", "film", "[SEP]"]];
+  const marked = makeRun(texts);
+  const isMark = (place: number) => !isWord(texts[0][place]);
+  for (const model of MODELS)
+    for (const layer of marked.owns[model])
+      for (const place of [2, 3]) layer[place] = model === "finetuned" ? 0.02 * place : 0.99; // the largest changes
+  const owns = (model: string) => quantise(marked.owns[model].flat());
+  for (const model of MODELS) marked.payload.ratios.values[model].own_share = owns(model);
+  const opened = await openPage(marked.payload);
+  const named = opened.measures.largestChanges.value.map(({ token }) => token);
+  assert.ok(isMark(named[0]));
+  const said = elementsOf(opened.chosen.Changes(), "button").map(({ children }) => textOf(children).split(" ")[0]);
+  assert.deepEqual(
+    said,
+    named.filter((token) => !isMark(token)).map((token) => texts[0][token]),
+  );
+  const effects = texts[0].map((_, place) => (place === 2 ? 0.45 : 0.01));
+  marked.payload.importance.leave_one_out.values = quantise(effects.map((effect) => effect + 0.5));
+  const scored = await openPage(marked.payload);
+  const sentence = scored.prediction.effectText(0, "leave_one_out");
+  assert.match(sentence, /is 0\.45, of a special token or punctuation mark; /);
+  scored.state.set({ token: 4 });
+  const sources = textOf(scored.chosen.ChosenText()).split(", are ").slice(1);
+  assert.ok(sources.length > 0);
+  for (const each of sources) assert.match(each, /^a [\d.]+%; special tokens and punctuation among /);
 });

@@ -15,6 +15,8 @@ const ABOVE_PICTURE = 290; // pixels of a wide window, below which two texts and
 const ROW_HEIGHT = [9, 30]; // pixels, at least and at most, with the gap
 export const GAP = 0.28; // of a row, through which lines go
 const TITLE_HEIGHT = 24; // pixels, above the rows of a block
+const MARGIN_WIDTH = 108; // pixels, right of the tokens, with the means over texts
+const LEAST_WITH_MARGIN = 600; // pixels, of the whole width
 const INDENT = 5; // pixels, left of the first token, into which its name and frame reach
 export const NAME_SIZE = 12; // pixels
 export const LETTERS = 13; // of a name
@@ -86,7 +88,9 @@ function layoutOf(width: number) {
   const shown = blocks.value;
   const columnCount = shown[0].tokens.length;
   const least = printing.value ? 0 : CELL_WIDTH[0];
-  const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, (width - LEVELS_WIDTH - 2 * INDENT) / columnCount));
+  const marginWidth = width < LEAST_WITH_MARGIN ? 0 : MARGIN_WIDTH;
+  const room = width - LEVELS_WIDTH - marginWidth - 2 * INDENT;
+  const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, room / columnCount));
   const rowsOf = ({ lowest }: Block) => layerCount + 1 - lowest;
   const rightToLeft = data.documents[state.document.value].direction === "rtl";
   const tokens = shown.flatMap((block) => block.tokens).filter((token) => token !== null);
@@ -98,8 +102,8 @@ function layoutOf(width: number) {
   const onScreen = comparison.value
     ? Math.min(innerHeight - ABOVE_PICTURE - between, ROOM.comparison * innerHeight)
     : ROOM.text * innerHeight;
-  const room = printing.value ? ROOM.paper : onScreen;
-  const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], room / rowCount)));
+  const rowsRoom = printing.value ? ROOM.paper : onScreen;
+  const rowHeight = Math.floor(Math.min(ROW_HEIGHT[1], Math.max(ROW_HEIGHT[0], rowsRoom / rowCount)));
   const tops = new Map<Block, number>();
   let height = 0;
   for (const block of shown) {
@@ -109,7 +113,7 @@ function layoutOf(width: number) {
   const place = (column: number) => (rightToLeft ? columnCount - 1 - column : column);
   const y = (block: Block, layer: number) => tops.get(block)! + TITLE_HEIGHT + (layerCount - layer) * rowHeight;
   return {
-    ...{ cellWidth, rowHeight, upright, namesHeight, columnCount, height, rightToLeft, y },
+    ...{ cellWidth, rowHeight, upright, namesHeight, columnCount, height, marginWidth, rightToLeft, y },
     width: 2 * INDENT + cellWidth * columnCount,
     x: (column: number) => INDENT + place(column) * cellWidth,
     top: (block: Block) => tops.get(block)!,

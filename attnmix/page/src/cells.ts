@@ -9,12 +9,13 @@ import {
   GAP,
   type Layout,
   layersOf,
+  layout,
   LETTERS,
   NAME_SIZE,
 } from "./blocks";
 import { shade, strength } from "./colours";
 import { columnOf, comparison, differenceOf, differenceRange, unlikeTokens } from "./comparison";
-import { isRead, type Maybe } from "./data";
+import { isRead, isWord, type Maybe, range } from "./data";
 import { inPoints, wholePercent } from "./format";
 import type { Mark } from "./marks";
 import * as measures from "./measures";
@@ -24,6 +25,8 @@ import { nameOf } from "./words";
 const NUMBERED = 56; // pixels, of a cell's width with its number in it
 const NUMBERED_ROW = 15; // pixels, of its row's height
 export const READ_SIGN = "◆"; // before the name of the token that the classifier reads
+const EDGE_REACH = 4; // pixels, from a pointer to the middle of a line
+const CURVE_PARTS = 16; // straight ones, in place of a bent line
 const LEAST_SHADED = 0.002; // of the vector, for a source in the row of the input
 type Box = [left: number, top: number, width: number, height: number];
 
@@ -68,10 +71,10 @@ function paintedCell(block: Block, column: number, layer: number): Omit<Painted,
   return { ...shade(strength(share), "source"), text: state.change.value ? "" : wholePercent(share) };
 }
 
-/** The boxes of all cells, those of one colour together, with their numbers where there is room. */
-function cellMarks({ cellWidth, rowHeight, x, y }: Layout): Mark[] {
+/** All cells that show something, with their places. */
+function paintedCells({ cellWidth, rowHeight, x, y }: Layout): Painted[] {
   const height = rowHeight * (1 - GAP);
-  const painted = blocks.value.flatMap((block) =>
+  return blocks.value.flatMap((block) =>
     layersOf(block).flatMap((layer) =>
       [...block.tokens.keys()].flatMap((column): Painted[] => {
         const cell = paintedCell(block, column, layer);
@@ -79,14 +82,21 @@ function cellMarks({ cellWidth, rowHeight, x, y }: Layout): Mark[] {
       }),
     ),
   );
+}
+
+/** The boxes of cells, those of one colour together. */
+function boxMarks(painted: Painted[]): Mark[] {
   const boxes = Map.groupBy(painted, ({ colour }) => colour);
-  const boxMarks = [...boxes].map(([fill, all]): Mark => ({ kind: "boxes", fill, boxes: all.map(({ box }) => box) }));
-  if (cellWidth < NUMBERED || rowHeight < NUMBERED_ROW) return boxMarks;
-  const numbers = painted.map(({ box: [left, top], ink, text }): Mark => {
+  return [...boxes].map(([fill, all]): Mark => ({ kind: "boxes", fill, boxes: all.map(({ box }) => box) }));
+}
+
+/** The numbers of cells, where there is room. */
+function numberMarks(painted: Painted[], { cellWidth, rowHeight }: Layout): Mark[] {
+  if (cellWidth < NUMBERED || rowHeight < NUMBERED_ROW) return [];
+  return painted.map(({ box: [left, top, , height], ink, text }): Mark => {
     const place = { x: left + 6, y: top + height / 2 };
     return { kind: "text", text, ...place, fill: ink, size: 11, anchor: "start" };
   });
-  return [...boxMarks, ...numbers];
 }
 
 type Colours = Record<"ink" | "soft" | "line" | "mark" | "took" | "paper", string>;
@@ -107,29 +117,67 @@ const emptyMarks = ({ cellWidth, rowHeight, x, y }: Layout, { line }: Colours): 
     }),
   );
 
-/** The lines from the chosen token to its sources, straight to the input or from layer to layer, each with a halo. */
-function flowMarks({ cellWidth, rowHeight, x, y }: Layout, colours: Colours): Mark[] {
-  return [...origins.value].flatMap(([block, { flows }]) => {
+/** A line from the chosen token, or from a source of it, to a source. */
+export type Edge = measures.Flow & { start: Point; end: Point; isBent: boolean };
+type Point = [x: number, y: number];
+
+/** The lines from the chosen token to its sources, straight to the input or from layer to layer, the weakest first. */
+const edgesOf = ({ cellWidth, rowHeight, x, y }: Layout): Edge[] =>
+  [...origins.value].flatMap(([block, { flows }]) => {
     const middle = (token: number) => x(columnOf(token)) + (cellWidth - 1) / 2;
     return flows
       .toSorted((a, b) => a.share - b.share)
-      .flatMap(({ layer, below, from, to, share }): Mark[] => {
-        const [start, end] = [y(block, layer) + rowHeight * 0.4, y(block, below) + rowHeight * 0.3];
-        const half = (start + end) / 2;
-        const bend = measures.sourcesIn.value === "layer" ? `C${middle(to)},${half} ${middle(from)},${half} ` : "L";
-        const d = `M${middle(to)},${start}${bend}${middle(from)},${end}`;
-        const width = 1.4 + 4 * share;
-        return [
-          { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
-          { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
-        ];
+      .map((flow): Edge => {
+        const start: Point = [middle(flow.to), y(block, flow.layer) + rowHeight * 0.4];
+        const end: Point = [middle(flow.from), y(block, flow.below) + rowHeight * 0.3];
+        return { ...flow, start, end, isBent: measures.sourcesIn.value === "layer" };
       });
   });
+
+/** The lines with a halo each. */
+const flowMarks = (layout: Layout, colours: Colours): Mark[] =>
+  edgesOf(layout).flatMap(({ start, end, isBent, share }): Mark[] => {
+    const half = (start[1] + end[1]) / 2;
+    const d = `M${start}${isBent ? `C${start[0]},${half} ${end[0]},${half} ` : "L"}${end}`;
+    const width = 1.4 + 4 * share;
+    return [
+      { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
+      { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
+    ];
+  });
+
+/** The point of a line at a fraction of its course; of a bent one, on the cubic curve that is drawn. */
+function pointOn({ start: [x0, y0], end: [x1, y1], isBent }: Edge, at: number): Point {
+  if (!isBent) return [x0 + at * (x1 - x0), y0 + at * (y1 - y0)];
+  const [half, rest] = [(y0 + y1) / 2, 1 - at];
+  const ofStart = rest ** 3 + 3 * rest ** 2 * at;
+  const ofHalf = 3 * rest ** 2 * at + 3 * rest * at ** 2;
+  return [ofStart * x0 + (1 - ofStart) * x1, rest ** 3 * y0 + ofHalf * half + at ** 3 * y1];
 }
 
-/** The columns whose names are written: the chosen one, those of the strongest sources, and of the rest what has room. */
+/** The distance of a place from a part of a line between two of its points. */
+function distanceFrom([x, y]: Point, [x0, y0]: Point, [x1, y1]: Point): number {
+  const [dx, dy] = [x1 - x0, y1 - y0];
+  const along = ((x - x0) * dx + (y - y0) * dy) / (dx ** 2 + dy ** 2 || 1);
+  const at = Math.min(Math.max(along, 0), 1);
+  return Math.hypot(x - x0 - at * dx, y - y0 - at * dy);
+}
+
+/** The line nearest to a place, of equally near ones the strongest; null where none is within reach of a pointer. */
+export function edgeAt(x: number, y: number): Edge | null {
+  let [nearest, least]: [Edge | null, number] = [null, EDGE_REACH];
+  for (const edge of edgesOf(layout.value)) {
+    const points = range((edge.isBent ? CURVE_PARTS : 1) + 1).map((n, _, all) => pointOn(edge, n / (all.length - 1)));
+    const distances = points.slice(1).map((point, n) => distanceFrom([x, y], points[n], point));
+    const distance = Math.min(...distances);
+    if (distance <= least) [nearest, least] = [edge, distance];
+  }
+  return nearest;
+}
+
+/** The columns whose names are written: the chosen one, words that are the strongest sources, and what else has room. */
 function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, number> | undefined): Set<number> {
-  const share = (column: number) => input?.get(block.tokens[column]!) ?? 0;
+  const share = (column: number) => (isWord(block.tokens[column]!) ? (input?.get(block.tokens[column]!) ?? 0) : 0);
   const isForced = (column: number) => column === chosenColumn.value || unlikeTokens.value.has(block.tokens[column]!);
   const rank = (column: number) => (isForced(column) ? 2 : isRead(block.tokens[column]!) ? 1.5 : share(column));
   const least = Math.max(state.threshold.value / 100, LEAST_SHADED);
@@ -182,10 +230,14 @@ function chosenMarks({ cellWidth, rowHeight, x, y }: Layout, { mark }: Colours):
   return blocks.value.filter(({ tokens }) => tokens[column] !== null).map(frame);
 }
 
-export const marksOf = (now: Layout): Mark[] => [
-  ...emptyMarks(now, themed.value),
-  ...cellMarks(now),
-  ...flowMarks(now, themed.value),
-  ...chosenMarks(now, themed.value),
-  ...nameMarks(now, themed.value),
-];
+export function marksOf(now: Layout): Mark[] {
+  const painted = paintedCells(now);
+  return [
+    ...emptyMarks(now, themed.value),
+    ...boxMarks(painted),
+    ...flowMarks(now, themed.value),
+    ...numberMarks(painted, now), // which lines do not strike through
+    ...chosenMarks(now, themed.value),
+    ...nameMarks(now, themed.value),
+  ];
+}

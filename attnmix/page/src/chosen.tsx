@@ -3,7 +3,7 @@
 import { type Block, blocks, chosenColumn, titleInText } from "./blocks";
 import { sourceModel, valueIn } from "./cells";
 import { comparison, differenceOf, unlikeTokens } from "./comparison";
-import { data, type Maybe, OWN_SHARE } from "./data";
+import { data, isWord, type Maybe, OWN_SHARE, type Share } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, set, state } from "./state";
@@ -18,15 +18,24 @@ export function valueText(value: Maybe, isDifference = false): string {
   return isDifference ? points(value) : measures.shareText(value);
 }
 
-/** The largest sources of the chosen vector in a block, in words, by the chosen measure. */
+/** What special tokens and punctuation contribute together, as far as they are among the sources on the page. */
+function marksText(sources: Share[]): string {
+  const marks = sources.filter(({ token }) => !isWord(token));
+  if (marks.length === 0) return "";
+  const sum = marks.reduce((total, { share }) => total + share, 0);
+  return `; special tokens and punctuation among the ${data.sourcesKept} largest contribute ${percent(sum)}`;
+}
+
+/** The words that are the largest sources of the chosen vector in a block, by the chosen measure. */
 function SourcesOf({ block, token }: { block: Block; token: number }) {
   const all = measures.sourcesOf(token, state.layer.value, sourceModel(block.model));
-  const sources = all.filter((each) => each.token !== token).slice(0, NAMED_SOURCES);
+  const others = all.filter((each) => each.token !== token);
+  const sources = others.filter((each) => isWord(each.token)).slice(0, NAMED_SOURCES);
   if (sources.length === 0) return null;
   const compared = comparison.value ? `, ${titleInText(block)}` : "";
   return (
     <>
-      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest sources in the{" "}
+      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest sources among words in the{" "}
       {measures.sourcesIn.value === "input" ? "input" : "layer below"}
       {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}, are{" "}
       {sources.map((each, n) => (
@@ -35,18 +44,18 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
           <bdi>{nameInText(each.token)}</bdi> {percent(each.share)}
         </>
       ))}
-      .{" "}
+      {marksText(others)}.{" "}
     </>
   );
 }
 
-/** The cells that fine-tuning changed most, by which they are chosen. */
+/** The words that fine-tuning changed most, by which they are chosen. */
 export function Changes() {
-  const changes = measures.largestChanges.value.slice(0, LISTED_CHANGES);
+  const changes = measures.largestChanges.value.filter(({ token }) => isWord(token)).slice(0, LISTED_CHANGES);
   if (changes.length === 0) return null;
   return (
     <p class="changes noprint" id="changes">
-      Tokens that change most {data.wording.by_change}, each with the layer of its largest change:{" "}
+      Words that change most {data.wording.by_change}, each with the layer of its largest change:{" "}
       {changes.map(({ token, layer, value }) => (
         <button onClick={() => set({ token, layer })}>
           <bdi>{nameInText(token)}</bdi> <small>layer {layer}</small> {points(value)}

@@ -3,7 +3,7 @@
 import { type Column, isSame } from "./alignment";
 import { type Comparison, comparison, largestDifferences, meanOf } from "./comparison";
 import { layerName, valueText } from "./chosen";
-import { data, type Maybe } from "./data";
+import { data, isWord, type Maybe } from "./data";
 import { points } from "./format";
 import * as measures from "./measures";
 import { set, state } from "./state";
@@ -54,7 +54,8 @@ function wholeText({ first, second }: Comparison): string {
 export function Differences() {
   if (comparison.value === null) return null;
   const { first, second } = comparison.value;
-  const listed = largestDifferences.value.slice(0, LISTED);
+  const hasWord = (column: Column) => [column.first, column.second].some((token) => token !== null && isWord(token));
+  const listed = largestDifferences.value.filter(({ column }) => hasWord(column)).slice(0, LISTED);
   return (
     <div id="differences">
       <p class="chosen-text" id="unlike">
@@ -65,7 +66,7 @@ export function Differences() {
       </p>
       {listed.length > 0 && (
         <p class="changes noprint" id="largest">
-          Largest differences, {nameOfText(second)} minus {nameOfText(first)}:{" "}
+          Words with the largest differences, {nameOfText(second)} minus {nameOfText(first)}:{" "}
           {listed.map(({ column, layer, value }) => (
             <button onClick={() => set({ token: tokenOf(column), layer })}>
               <bdi>{namesIn(column)}</bdi> <small>layer {layer}</small> {points(value)}

@@ -66,9 +66,12 @@ export const largestDifferences = computed((): Difference[] => {
   return largest((comparison.value?.columns ?? []).flatMap((column) => largest(inLayers(column)).slice(0, 1)));
 });
 
-/** The mean of the chosen measure over all tokens of a text whose value is known. */
-export function meanOf(text: number, layer: number): Maybe {
-  const values = tokensOf(text).map((token) => valueOf(token, layer, wordsModel.value));
+/** The mean of the chosen measure over all of some tokens whose value is known; null without any. */
+export function meanOver(tokens: Maybe[], layer: number, model: string): Maybe {
+  const values = tokens.map((token) => (token === null ? null : valueOf(token, layer, model)));
   const known = values.filter((value) => value !== null);
   return known.length > 0 ? known.reduce((total, value) => total + value, 0) / known.length : null;
 }
+
+/** The mean of the chosen measure over the tokens of a text in the model of the words. */
+export const meanOf = (text: number, layer: number): Maybe => meanOver(tokensOf(text), layer, wordsModel.value);

@@ -58,6 +58,8 @@ export const layers = range(layerCount + 1, 1);
 export const layouts = ["pca", "aligned", "joint", "separate"].filter((name) => name in data.maps);
 /** Whether the classifier reads a token's last vector, and no other. */
 export const isRead = (token: number) => data.documents[documentOf[token]].reads === positionOf(token);
+/** Whether a token is a word or a piece of one, and neither a special token nor punctuation, which are no findings. */
+export const isWord = (token: number) => data.wordClasses.includes(data.readings[0].classes[token]);
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
 /** A checkpoint's name within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();

@@ -14,7 +14,7 @@ import {
   LEVELS_WIDTH,
 } from "./blocks";
 import { modelTitle, screenWidth, textTitle, titleInText } from "./blocks";
-import { marksOf, origins, READ_SIGN, valueIn } from "./cells";
+import { type Edge, edgeAt, marksOf, origins, READ_SIGN, valueIn } from "./cells";
 import { Changes, ChosenText, layerName, valueText } from "./chosen";
 import { Differences } from "./compared";
 import { type Comparison, comparison, differenceOf, differenceRange } from "./comparison";
@@ -23,15 +23,18 @@ import { percent, signed } from "./format";
 import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
+import { Margin, MeansText } from "./means";
 import type { DrawnCanvas } from "./picture";
-import { canChange, hovered, printing, set, shares, state } from "./state";
+import { Prediction } from "./prediction";
+import { shareGroups, shareText } from "./shares";
+import { canChange, hovered, printing, set, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
 import { nameOf } from "./words";
 
 const MAX_SIDE = 16_000; // pixels of a canvas
 const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
 
-const pointed = signal<(Cell & { x: number; y: number }) | null>(null);
+const pointed = signal<(Cell & { edge: Edge | null; x: number; y: number }) | null>(null);
 
 function choose({ block, column, layer }: Cell): void {
   const model = block.model === CHANGE || block.isDifference ? {} : { checkpoint: block.model };
@@ -119,10 +122,11 @@ function Canvas() {
     const stops = [effect(() => paint(drawn)), effect(() => scrollToChosen(drawn.closest(".scroll")!))];
     return () => stops.forEach((stop) => stop());
   }, []);
-  const cellAt = (e: MouseEvent) => {
+  const placeOf = (e: MouseEvent): [x: number, y: number] => {
     const { x, y } = canvas.current!.getBoundingClientRect();
-    return cellOf(e.clientX - x, e.clientY - y);
+    return [e.clientX - x, e.clientY - y];
   };
+  const cellAt = (e: MouseEvent) => cellOf(...placeOf(e));
   const move = (e: KeyboardEvent) => {
     const [right, down] = ARROWS[e.key] ?? [0, 0];
     const { tokens } = chosenBlock.value;
@@ -136,7 +140,7 @@ function Canvas() {
   const point = (e: PointerEvent) => {
     const cell = cellAt(e);
     const { x, y } = canvas.current!.closest(".grid")!.getBoundingClientRect();
-    pointed.value = cell && { ...cell, x: e.clientX - x, y: e.clientY - y };
+    pointed.value = cell && { ...cell, edge: edgeAt(...placeOf(e)), x: e.clientX - x, y: e.clientY - y };
     hovered.value = cell && tokenToChoose(cell.block, cell.column);
   };
   const leave = () => {
@@ -192,7 +196,14 @@ function Levels() {
   );
 }
 
-/** What the cell under the pointer shows, beside it. */
+/** The source to which a line leads, its layer, and its share of the chosen vector. */
+function edgeText({ layer, below, from, to, share }: Edge): string {
+  const source = `“${nameOf(from)}” (${positionOf(from)}) ${below === 0 ? "in the input" : `after ${layerName(below)}`}`;
+  const target = `“${nameOf(to)}” (${positionOf(to)}) after ${layerName(layer)}`;
+  return `Line from ${source} to ${target}: ${percent(share)} of the chosen vector`;
+}
+
+/** What the cell and the line under the pointer show, beside it. */
 function PointedText({ width }: { width: number }) {
   // A text that was just chosen has other cells than the one that was pointed at.
   if (pointed.value === null || !blocks.value.includes(pointed.value.block)) return null;
@@ -201,6 +212,12 @@ function PointedText({ width }: { width: number }) {
   return (
     <p class="pointed noprint" aria-hidden="true" style={`${side}; top: ${y + 16}px`}>
       {cellText(pointed.value)}
+      {pointed.value.edge && (
+        <>
+          <br />
+          {edgeText(pointed.value.edge)}
+        </>
+      )}
     </p>
   );
 }
@@ -317,12 +334,6 @@ function PartsNote() {
   );
 }
 
-const RECOMMENDED = shares.filter((name) => [OWN_SHARE, data.matrices[0], data.method].includes(name));
-const SHARE_GROUPS = {
-  Recommended: RECOMMENDED,
-  "Other measures": shares.filter((name) => !RECOMMENDED.includes(name)),
-};
-
 const texts = [...data.documents.keys()];
 
 /** What the picture shows, as its title. */
@@ -335,6 +346,19 @@ function pictureText(): string {
     return `share that each token takes from others in each layer${change}${model}`;
   return `share of each token's vector from others, after each layer${change}${model}`;
 }
+
+/** The texts with their predictions, and what the picture shows of them. */
+const PictureTitle = (props: { texts: number[] }) => (
+  <>
+    {props.texts.map((text, n) => (
+      <>
+        {n > 0 && "; "}
+        <bdi>{data.documents[text].name}</bdi> <Prediction text={text} />
+      </>
+    ))}
+    : {pictureText()}
+  </>
+);
 
 export function Grid() {
   const { box, width } = useWidth(screenWidth.peek());
@@ -352,7 +376,7 @@ export function Grid() {
     <Pane
       id="grid"
       first
-      title={<bdi>{`${name}: ${pictureText()}`}</bdi>}
+      title={<PictureTitle texts={shown} />}
       file={`${name}, ${measures.shareName()}`}
       rows={() => (comparison.value ? comparedRows(comparison.value) : textRows())}
     >
@@ -369,13 +393,15 @@ export function Grid() {
           <Levels />
           <Canvas />
         </Scroll>
+        <Margin />
         <PointedText width={width} />
       </div>
       {comparison.value && <Differences />}
+      <MeansText />
       <ChosenText />
       {!comparison.value && <Changes />}
       <div class="controls">
-        <Select choice="share" label="Share" names={shareNames} groups={SHARE_GROUPS} />
+        <Select choice="share" label="Share" names={shareNames} groups={shareGroups} />
         <Slider choice="threshold" class="" label={`${state.threshold.value}%`} between={[1, 30]}>
           Sources of at least <b>{state.threshold.value}%</b>
         </Slider>
@@ -399,6 +425,9 @@ export function Grid() {
           </label>
         )}
       </div>
+      <p class="small" id="share-text">
+        {shareText()}
+      </p>
       <SourcesText />
     </Pane>
   );

@@ -3,7 +3,8 @@
 import { computed } from "@preact/signals";
 import * as run from "./data";
 import { checkpoints, data, layers, type Maybe, modelName, OWN_SHARE, type Share, tokensOf } from "./data";
-import { inPoints, minusSign, percent, points, signed, wholePercent } from "./format";
+import { effectLimit } from "./effects";
+import { inPoints, percent, points, signed, wholePercent } from "./format";
 import { matrix, state } from "./state";
 
 export const CHANGE = "change"; // stands for a model where values are what fine-tuning changed
@@ -75,22 +76,12 @@ export const shareRange = computed((): [low: number, high: number] => {
   const limit = Math.max(-low, high);
   return state.change.value ? [-limit, limit] : [low, high];
 });
-/** The effect on the class with the largest absolute value in the chosen text. */
-const largestEffect = () => {
-  const effects = tokensOf(state.document.value).map((token) => run.importanceOf(token, state.effect.value) ?? 0);
-  return effects.reduce((most, each) => (Math.abs(each) > Math.abs(most) ? each : most), 0);
-};
-/** The ends of the words' scale; effects on the class have the largest of all texts or, stretched, of the chosen one. */
+/** The ends of the words' scale; effects on the class have a scale of each text. */
 export const wordRange = computed((): [low: number, high: number] => {
   if (!ofClass()) return shareRange.value;
-  const limit = (state.stretch.value && Math.abs(largestEffect())) || data.importance[state.effect.value].limit;
+  const limit = effectLimit(state.document.value, state.effect.value, state.stretch.value);
   return [-limit, limit];
 });
-/** How small the effects of a text are, whose words are hardly shaded; an empty text for shares. */
-export const effectText = () =>
-  ofClass()
-    ? ` The largest effect in this text is ${minusSign(largestEffect().toPrecision(2))}; above 0, a token speaks for the predicted class.`
-    : "";
 
 /** Where a value lies on a scale: from 0 to 1, or from -1 to 1 on one that has a sign. */
 export const placeOn = ([low, high]: [number, number], value: number) =>
@@ -103,8 +94,10 @@ export const endText = (value: number) => {
   return state.stretch.value ? percent(value) : wholePercent(value);
 };
 export const scaleUnit = () => (state.change.value && !ofClass() ? "points: " : "");
-export const wordEndText = (value: number) => (ofClass() ? signed(value) : endText(value));
-export const wordText = (value: number) => (ofClass() ? signed(value) : shareText(value));
+/** An effect, with more digits on the scale of a text whose effects are small. */
+const effectInLogits = (value: number) => signed(value, wordRange.value[1] < 1 ? 3 : 2);
+export const wordEndText = (value: number) => (ofClass() ? effectInLogits(value) : endText(value));
+export const wordText = (value: number) => (ofClass() ? effectInLogits(value) : shareText(value));
 export const matrixName = () => data.labels.matrices[matrix.value];
 /** The name of the matrix whose sources are shown beside a ratio; an empty text without matrices. */
 export const byMatrix = () =>

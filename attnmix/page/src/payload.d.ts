@@ -63,12 +63,15 @@ export type Payload = {
     begins: string;
     direction: string;
     note: string;
+    label: string | null;
     predicted: string | null;
+    probability: number | null;
     reads: number | null;
   }[];
   encoder: number | null;
   readings: { names: string[]; words: string[]; apart: number[]; classes: number[] }[];
   classNames: string[];
+  wordClasses: number[];
   ratios: { methods: string[]; layers: number; values: Record<string, Record<string, string>> };
   contributions: Record<
     string,

@@ -1,8 +1,9 @@
 // The text with its measures, and what the selected token kept, took and gave.
 
-import { data, positionOf, type Share, tokensOf } from "./data";
+import { checkpoints, data, positionOf, type Share, tokensOf } from "./data";
 import { inPoints, percent, points } from "./format";
 import * as measures from "./measures";
+import { effectText } from "./prediction";
 import { hovered, matrix, state } from "./state";
 import { Pane, rowsOf, ScaleRamp, Select } from "./ui";
 import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
@@ -160,18 +161,19 @@ const Controls = () => (
 );
 
 export function Text() {
-  const { document, layer, token } = state;
-  const { name, note } = data.documents[document.value];
+  const { document, effect, layer, token } = state;
+  const { name, note, predicted } = data.documents[document.value];
   const title = `${name}, ${measures.shownModel()}, layer ${layer.value}`;
   return (
     <Pane id="text" title={<bdi>{title}</bdi>} file={title} rows={rows}>
       <p class="small noprint" id="text-note">
         {note}
+        {predicted !== null && checkpoints.length > 1 && " The model before fine-tuning has no classifier."}
       </p>
       <Controls />
       <p class="legend" id="text-legend">
         <ScaleRamp range={measures.wordRange.value} said={measures.wordEndText} /> {measures.scaleUnit()}
-        {measures.wordName()}.{measures.effectText()}
+        {measures.wordName()}. {effect.value && effectText(document.value, effect.value)}
         {token.value !== null && (
           <>
             {" "}
