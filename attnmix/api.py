@@ -497,13 +497,12 @@ class Measures:
         self._check_layer(layer)
         self._check_unedited()
         if name not in self._computed.matrices.get(text, {}):
-            layer_matrix = name.removesuffix("_rollout")
             model = self._measured_weights()
             family = family_of(model.network.base_model.config)
-            if not family.present([layer_matrix]):
+            if not family.present([name]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
             with self._engine() as engine, show_progress(name, model.layers) as progress:
-                engine.add_matrices(self._computed, text, [layer_matrix], advance=progress.advance)
+                engine.add_matrices(self._computed, text, [name], advance=progress.advance)
         matrix_LTT = self._computed.matrices[text][name]
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
