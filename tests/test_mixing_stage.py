@@ -402,7 +402,7 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     alti = run.matrix("finetuned", "test/3", "alti_rollout")
     np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = other.table("measure/derivatives").query("quantity == 'agreement'")
-    assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti", "alti_rollout"}
+    assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti_rollout"}
 
 
 @pytest.mark.parametrize("rule", RULES)
