@@ -21,7 +21,7 @@ from attnmix.core.settings import CaptureParameters
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import widths
@@ -70,7 +70,7 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     }
     config = BertConfig(**shape, intermediate_size=4 * HEADS * HEAD_WIDTH)
     base: Any = BertModel._from_config(config, attn_implementation=OBSERVED).eval()
-    matrices = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
+    matrices = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
     matrices.base.to(device)
     base.to(device)
     documents = list(_documents(texts, tokens))

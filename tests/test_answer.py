@@ -58,7 +58,7 @@ class PlantedRun:
         rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
         rows.append(("lens_agreement", "others", 2, 0.94))
         use = pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
-        controls = [("text_mean_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
+        controls = [("corpus_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
         parts = [after.assign(control=control, checkpoint=name) for control, name in controls]
         parts.append(self.differences.assign(control="shuffled_words", mean=0.07))
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
@@ -172,17 +172,22 @@ def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, 
     assert f"{100 * share:.0f}% of what other tokens give" in part
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
-    assert "the same answer for every text would keep 75%" in rest[-2]
-    no_tokens = "In layer 2, the ratio does not say which token informs which: it is 30%, and 30% with one value"
-    assert share == 0 or no_tokens in rest[-1]
+    assert "the same answer for every text would keep 75%" in rest[-1]
 
 
-def test_ratio_above_its_control_is_not_said_to_tell_no_token_from_another() -> None:
+@pytest.mark.parametrize("names", [[], ["shuffled_words"], ["corpus_value", "random_weights"]])
+def test_sentences_mention_the_measured_controls_alone(names: list[str]) -> None:
     run = planted()
     controls = run.tables["measure/mixing_controls"]
-    controls.loc[controls["control"] == "text_mean_value", "mean"] = 0.2
-    said = class_evidence(run)[-1]
-    assert said == "In layer 2, the ratio is 30%, and 20% with one value shared by all tokens of a text."
+    run.tables["measure/mixing_controls"] = controls[controls["control"].isin(names)]
+    text = " ".join(_controls(run))
+    mentioned = {
+        "shuffled_words": "the words in random order",
+        "random_weights": "random weights",
+        "corpus_value": "the mean value of such tokens in other texts",
+    }
+    assert {name for name, words in mentioned.items() if words in text} == set(names)
+    assert "Over all layers fine-tuning changes the ratio by +10.0 percentage points." in text
 
 
 @pytest.mark.parametrize(("before", "is_open"), [(0.005, True), (0.02, False)])
@@ -261,7 +266,7 @@ def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
     for documents in (19, 20):
         run = planted(documents=documents)
         controls = run.tables["measure/mixing_controls"]
-        value = controls[controls["control"] == "shuffled_words"].assign(control="text_mean_value", below=0.03)
+        value = controls[controls["control"] == "shuffled_words"].assign(control="corpus_value", below=0.03)
         value = value.assign(below_low=0.01, below_high=0.05)
         run.tables["measure/mixing_controls"] = pd.concat([controls, value[value["checkpoint"] == "difference"]])
         sentences[documents] = " ".join(_controls(run))
@@ -269,6 +274,7 @@ def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
     assert "Which layer fine-tuning changes most is not known: 19 reviews are too few" in sentences[19]
     interval = "(95% interval for all layers at once +8.0 to +12.0, 20 reviews)"
     assert f"is +10.0 percentage points, in layer 1 {interval}." in sentences[20]
+    assert "with the values of other texts is +3.0 percentage points" in sentences[20]
 
 
 def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:

@@ -21,7 +21,7 @@ from attnmix.measures import derivatives as module
 from attnmix.measures.batches import stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
+from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import derivative_tables
@@ -105,7 +105,7 @@ def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_
 def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(
     jacobians: dict[str, np.ndarray], tiny_bert: Path
 ) -> None:
-    measurer = DocumentMeasurer(load_base(tiny_bert), list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(load_base(tiny_bert), list(RATIOS), list(MATRICES))
     ids = IDS[0].numpy().astype(np.int32)
     agreement = measurer.derivatives(ids, [ids], directions=24, seed=0)["agreement"][..., 0]
     matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
@@ -221,7 +221,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     folder = write_family(name, tmp_path / name)
     base = load_base(folder)
     ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
-    measurer = DocumentMeasurer(base, ["attn_w"], list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(base, ["attn_w"], list(MATRICES))
     actual = measurer.derivatives(ids, [ids[:4], ids[:0]], directions=2, seed=0)
     reference = run_reference(name, base, ids.tolist()).layers
     layers = [layer.contributions() for layer in reference]

@@ -45,7 +45,7 @@ from attnmix.faithfulness.removal_tables import (
 )
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import MATRICES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from stages import faithfulness, inspect, measure
@@ -144,7 +144,7 @@ def test_gradients_are_the_librarys(review: Review, model: Any) -> None:
 def test_rows_are_those_of_the_token_that_the_classifier_reads(review: Review, tmp_path: Path) -> None:
     assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
     folder = review.classifier.folder
-    measurer = DocumentMeasurer(load_base(folder), ["attn_n"], list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(load_base(folder), ["attn_n"], list(MATRICES))
     matrices = measurer.contributions(review.document.ids)
     for name in SCORING_MATRICES:
         np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)

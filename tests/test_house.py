@@ -115,11 +115,13 @@ def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
 
 
 def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
-    assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    assert (tuple(RATIOS), tuple(MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    assert tuple(CONTROLS) == names.RATIO_CONTROL_NAMES
     settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
     assert {*settings["methods"], *names.REDUNDANT_RATIO_NAMES} == {*names.RATIO_NAMES}
     assert not {*settings["methods"]} & {*names.REDUNDANT_RATIO_NAMES}
-    assert set(settings["matrices"]) <= set(names.MATRIX_NAMES)
+    assert tuple(settings["matrices"]) == names.DEFAULT_MATRIX_NAMES
+    assert tuple(settings["controls"]) == names.DEFAULT_CONTROL_NAMES
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
     known = {*RATIOS, *LAYER_MATRICES, *names.POINTS, HEADS}

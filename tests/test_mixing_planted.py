@@ -96,7 +96,7 @@ def test_zeroed_values_contribute_nothing(block: Block, x: torch.Tensor, value: 
         assert float(raw[method].abs().max()) < 1e-15
     for method in ("alti", "globenc"):
         torch.testing.assert_close(rows_to_one(raw[method]), torch.eye(TOKENS).double())
-    assert contributions(list(LAYER_MATRICES.values()), [raw] * 2)["value_zeroing"].isnan().all()
+    assert contributions(MATRICES, [raw] * 2)["value_zeroing"].isnan().all()
 
 
 def test_contributions_do_not_depend_on_the_block_size(
@@ -179,7 +179,7 @@ def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_we
     (document,) = tokenized_documents(load_tokenizer(default_weights), {"text/0": text}, 64)
     base = load_base(default_weights)
     (measures,) = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id).measures([document])
-    matrices = DocumentMeasurer(base, [], list(LAYER_MATRICES)).contributions(document.ids)
+    matrices = DocumentMeasurer(base, [], list(MATRICES)).contributions(document.ids)
     layers = run_reference("bert", base, document.ids.tolist()).layers
     expected = [[layer.ratios()[method] for layer in layers] for method in RATIOS]
     np.testing.assert_allclose(measures.ratios, expected, atol=1e-5, rtol=0)

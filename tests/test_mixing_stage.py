@@ -23,11 +23,11 @@ from attnmix.core.names import INPUT_PARTS, STEP_MEASURES
 from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
-from attnmix.measures.controls import random_base, shuffled_words
+from attnmix.measures.controls import CONTROLS, random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document, read_documents
 from attnmix.measures.exchange import choose_donors, exchange_words
 from attnmix.measures.input_parts import RULES, PartsReader
-from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.variance_shares import PARTS
@@ -45,7 +45,7 @@ def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
     """Write parameters, reviews, some of which are long, and two models into `folder`, and return it."""
     folder.mkdir(exist_ok=True)
     sections: dict[str, dict[str, Any]] = {
-        "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
+        "measure": {"documents": 6, "controls": list(CONTROLS), "gradient_documents": 2, "gradient_max_length": 9},
         "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 40, "batch_tokens": 80},
         "finetune": {},
     }
@@ -206,6 +206,7 @@ def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = {"documents": 12, "methods": ["attn_w", "attn_n"], "matrices": ["alti"], "gradient_documents": 1}
+    few["controls"] = ["text_mean_value", "corpus_value"]
     monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
     shutil.rmtree("models/pretrained")
     reviews = pd.read_parquet("data/reviews/test.parquet")
@@ -386,14 +387,15 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     chosen = read_parameters().measure.matrices
     run = Run(finished)
     made = set(run.matrices("finetuned", "test/3")) - {INPUT_PARTS}  # of every text that is short enough
-    assert made == set(with_rollouts(chosen)) < set(with_rollouts(LAYER_MATRICES))
+    assert made == set(chosen) < set(MATRICES)
     for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
         tokens = len(run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")) // 3
-        for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
+        for method in ("attention", "alti", "globenc", "attention_rollout", "alti_rollout"):
             matrix = run.matrix(checkpoint, document, method)
             assert (matrix.shape, matrix.dtype) == ((3, tokens, tokens), np.float32)
             np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
-    few = {"methods": ["attn_w", "attn_n"], "matrices": ["norm", "alti"], "gradient_documents": 1}
+    few = {"methods": ["attn_w", "attn_n"], "matrices": ["norm", "alti_rollout"], "gradient_documents": 1}
+    few["controls"] = ["without_value_bias"]
     monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
     shutil.rmtree("models/pretrained")
     run_tokenized(inspect, measure)
@@ -402,11 +404,12 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
     assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "own_share", "identity_error"}
     assert set(other.table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
     assert set(other.table("measure/mixing")["checkpoint"]) == {"finetuned"}
-    assert set(other.matrices("finetuned", "test/3")) == {INPUT_PARTS, "norm", "alti", "alti_rollout"}
+    assert set(other.matrices("finetuned", "test/3")) == {INPUT_PARTS, "norm", "alti_rollout"}
+    assert set(other.table("measure/mixing_controls")["control"]) == {"without_value_bias"}
     alti = run.matrix("finetuned", "test/3", "alti_rollout")
     np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = other.table("measure/derivatives").query("quantity == 'agreement'")
-    assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti", "alti_rollout"}
+    assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti_rollout"}
 
 
 @pytest.mark.parametrize("rule", RULES)

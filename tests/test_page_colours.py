@@ -69,7 +69,7 @@ def test_every_two_colours_of_the_map_are_far_apart(theme: str) -> None:
 def test_figures_have_the_pages_colours() -> None:
     light = themes()["light"]
     names = {"pretrained": "before", "finetuned": "after", "text_mean_value": "shared"}
-    names |= {"shuffled_words": "shuffled", "random_weights": "random"}
+    names |= {"corpus_value": "shared", "shuffled_words": "shuffled", "random_weights": "random"}
     assert {each: colour for each, (colour, _) in CURVE_LOOKS.items()} == {key: light[on] for key, on in names.items()}
     scale = re.search(r"light: \{ more: \[(.*?)\], less: \[(.*?)\]", SCRIPT)
     assert scale

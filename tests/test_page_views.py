@@ -400,13 +400,15 @@ def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Open
             expected = {
                 "Pretrained": mixing["pretrained"],
                 "Fine-tuned": mixing["finetuned"],
-                "One value shared by all tokens": control["text_mean_value"].loc[checkpoint, "mean"],
+                "Values of other texts": control["corpus_value"].loc[checkpoint, "mean"],
                 "Words in random order": control["shuffled_words"].loc[checkpoint, "mean"],
-                "Random weights": control["random_weights"].loc["random", "mean"],
                 next(name for name in rows[0] if name.startswith("“")): word,
             }
             for name, values in expected.items():
                 assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-4), name
+            assert not {"One value shared by all tokens", "Random weights"} & set(rows[0])
+    controls_named = "with its controls: values of other texts, words in random order."
+    assert controls_named in " ".join(page.locator("#layers").inner_text().split())
     difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
     change = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"by {100 * difference:+.1f} percentage points" in change

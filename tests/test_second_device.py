@@ -37,7 +37,7 @@ from attnmix.measures.contributions import DocumentMeasurer, contributions
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.exchange import choose_positions, draw_exchanged_texts, measure_exchange
 from attnmix.measures.heads import record_heads
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -122,7 +122,7 @@ def measures(folder: Path, device: torch.device) -> Arrays:
     arrays["controls"] = batches.control_sums("shuffled_words", [shuffled_words(each, 1) for each in documents[:2]])
     random = BatchMeasurer(random_base(folder, 1).to(device), list(RATIOS), tokenizer.pad_token_id)
     arrays["random"] = random.control_sums("random_weights", documents[:2])
-    texts, ids = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES)), [each.ids[:7] for each in documents]
+    texts, ids = DocumentMeasurer(base, list(RATIOS), list(MATRICES)), [each.ids[:7] for each in documents]
     arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in texts.contributions(ids[0]).items()}
     arrays["derivatives"] = texts.derivatives(ids[0], ids[1:2], 2, 0)
     del arrays["derivatives"]["agreement"]  # of ranks, which rounding exchanges where two numbers are nearly equal
@@ -386,7 +386,7 @@ def test_a_gpu_holds_the_matrices_of_one_layer(monkeypatch: pytest.MonkeyPatch) 
         return contributions(declared, by_layer, starts)
 
     monkeypatch.setattr("attnmix.measures.contributions.contributions", watched)
-    measurer = DocumentMeasurer(load_base(tiny_folder("bert")), list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(load_base(tiny_folder("bert")), list(RATIOS), list(MATRICES))
     measurer.base.to(DEVICE)
     measurer.contributions(np.arange(5, 12, dtype=np.int32))
     assert set(kept) == {CPU}

@@ -18,7 +18,7 @@ from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.derivatives import derivative_norms, document_chains
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import MATRICES
 from attnmix.measures.mixing_tables import TABLE_COLUMNS
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
@@ -69,7 +69,7 @@ def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
 
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
-    measurer = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
     actual = measurer.contributions(np.array(ids, np.int32))
     return {name: matrix.numpy() for name, matrix in actual.items()}
 

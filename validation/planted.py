@@ -31,7 +31,7 @@ from attnmix.measures.controls import SAME_PASS, ControlValues, control_ratios
 from attnmix.measures.derivatives import FORMS, derivative_norms, document_chains, levels
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS, mixing_ratios, split_layer
 from attnmix.measures.swaps import swap_ratio
 from attnmix.models.attention import attention_by, explicit
@@ -162,7 +162,7 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
     for raw in zip(*by_layer, strict=True):
         shares = {
             name: _share((rows_LTT[-1] * others_TT).sum(-1), rows_LTT[-1].sum(-1))
-            for name, rows_LTT in contributions(declared, raw).items()
+            for name, rows_LTT in contributions(MATRICES, raw).items()
             if (name in ROLLOUTS) == (len(by_layer) > 1)
         }
         if len(by_layer) == 1:

@@ -31,7 +31,7 @@ from attnmix.measures.documents import Document
 from attnmix.measures.exchange import exchange_sums, measure_exchange
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS, mixing_ratios
 from attnmix.models.attention import OBSERVED
 from validation.planted import POINTS
@@ -182,7 +182,7 @@ def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
         }
     diagonals: dict[str, list[Tensor]] = {}
     for rows in zip(*raw, strict=True):
-        for name, matrix_LTT in contributions(declared, rows).items():
+        for name, matrix_LTT in contributions(MATRICES, rows).items():
             if (name in ROLLOUTS) == (len(ratios) > 1):
                 last_TT = matrix_LTT[-1]
                 share_T = last_TT.diagonal() / last_TT.sum(-1)

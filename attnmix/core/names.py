@@ -15,10 +15,35 @@ RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc
 """Mixing ratios, ordered by how much of a layer they cover."""
 REDUNDANT_RATIO_NAMES = ("attnres_w", "enc_n")
 """Ratios that add little to the others and are not measured by default."""
-MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
-"""Contribution matrices of one layer."""
-COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)
-"""Those that are computed on demand alone."""
+ROLLOUT = "_rollout"
+"""The suffix of the name of a rollout, after the name of its matrix."""
+MATRIX_NAMES = (
+    "attention",
+    "norm",
+    "value_zeroing",
+    "value_zeroing_without_bias",
+    "alti",
+    "globenc",
+    "attention_rollout",
+    "value_zeroing_rollout",
+    "value_zeroing_without_bias_rollout",
+    "alti_rollout",
+    "globenc_rollout",
+)
+"""Contribution matrices: those of one layer, then the rollouts."""
+DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
+"""The matrices that are computed by default."""
+RATIO_CONTROL_NAMES = (
+    "random_weights",
+    "shuffled_words",
+    "text_mean_value",
+    "corpus_value",
+    "without_value_bias",
+    "without_special_sources",
+)
+"""Controls of the mixing ratios."""
+DEFAULT_CONTROL_NAMES = ("shuffled_words", "corpus_value", "without_value_bias", "without_special_sources")
+"""The controls that are measured by default."""
 OWN_SHARE = "own_share"
 ALL_DONORS = "all"
 SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"

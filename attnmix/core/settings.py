@@ -23,11 +23,13 @@ from pydantic_core import ErrorDetails
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import (
     ACTIVATIONS,
-    COSTLY_MATRIX_NAMES,
+    DEFAULT_CONTROL_NAMES,
+    DEFAULT_MATRIX_NAMES,
     LAYOUTS,
     MATRIX_NAMES,
     METRIC_NAMES,
     POINTS,
+    RATIO_CONTROL_NAMES,
     RATIO_NAMES,
     REDUNDANT_RATIO_NAMES,
 )
@@ -92,6 +94,7 @@ def _targets(value: Any) -> str | list[str]:
 
 NAMES_BY_PARAMETER = {
     "measure.methods": RATIO_NAMES,
+    "measure.controls": RATIO_CONTROL_NAMES,
     "measure.matrices": MATRIX_NAMES,
     "capture.points": POINTS,
     "umap.layouts": LAYOUTS,
@@ -291,9 +294,8 @@ class MeasureParameters(Section):
     methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = [
         name for name in RATIO_NAMES if name not in REDUNDANT_RATIO_NAMES
     ]
-    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = [
-        name for name in MATRIX_NAMES if name not in COSTLY_MATRIX_NAMES
-    ]
+    controls: list[Annotated[str, _one_of(RATIO_CONTROL_NAMES)]] = list(DEFAULT_CONTROL_NAMES)
+    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = list(DEFAULT_MATRIX_NAMES)
     gradient_documents: CountOrZero = 0
     gradient_max_length: Tokens = 16
     exchange_documents: CountOrZero = 40

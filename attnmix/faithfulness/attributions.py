@@ -19,7 +19,7 @@ from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
@@ -85,8 +85,8 @@ class Review:
         decomposition = None
         if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
             decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
-        needed = {name.removesuffix("_rollout") for name in SCORING_MATRICES if not _matrix_obstacle(name, family)}
-        matrices = [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]
+        names = [name for name in SCORING_MATRICES if not _matrix_obstacle(name, family)]
+        matrices = select_layer_matrices(names)
 
         def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
             if decomposition is not None:
@@ -96,7 +96,7 @@ class Review:
         by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
         with torch.inference_mode():
             parts_JC = decomposition.logits(calls, logits_C, self.document.name) if decomposition else None
-            return contributions(matrices, by_layer), parts_JC
+            return contributions(names, by_layer), parts_JC
 
 
 def _doubles(scores: Tensor) -> Doubles:

@@ -118,6 +118,7 @@ IMPORTANCE = {"leave_one_out": "Leave one out", "gradient_x_input": "Gradient x 
 CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
 CONTROL_LABELS = {
     "text_mean_value": "One value shared by all tokens",
+    "corpus_value": "Values of other texts",
     "shuffled_words": "Words in random order",
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
@@ -127,6 +128,7 @@ CURVE_LOOKS = {
     "pretrained": ("#6b7485", "-"),
     "finetuned": ("#0060a0", "-"),
     "text_mean_value": ("#7f1b00", "--"),
+    "corpus_value": ("#7f1b00", "-."),
     "shuffled_words": ("#005b3a", ":"),
     "random_weights": ("#7a6a00", ":"),
 }

@@ -55,7 +55,7 @@ DONOR_LINES: dict[str, tuple[Any, str]] = {
 }
 """The line style and the name of each kind of donors."""
 MARKERS = {"pretrained": "o", "finetuned": "s"}
-SHOWN_CONTROLS = ("text_mean_value", "shuffled_words", "random_weights")
+SHOWN_CONTROLS = ("text_mean_value", "corpus_value", "shuffled_words", "random_weights")
 
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
@@ -100,8 +100,8 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return one column with the preferred ratio by layer: each checkpoint of `mixing.csv`, and its controls.
 
-    `controls` is `mixing_controls.csv`: those of the last checkpoint are drawn, and random weights. Bands are 95 %
-    intervals over reviews.
+    `controls` is `mixing_controls.csv`: those measured in the last checkpoint are drawn, and random weights. Bands are
+    95 % intervals over reviews.
     """
     method = preferred_ratio(mixing["method"].unique().tolist())
     names = [name for name in CHECKPOINTS if name in set(mixing["checkpoint"])]

@@ -5,7 +5,7 @@ T tokens, J sources of a chunk, D hidden.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,13 @@ from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
 from attnmix.measures.heads import joined_heads, layer_heads
 from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
-from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
+from attnmix.measures.matrices import (
+    LAYER_MATRICES,
+    ROLLOUTS,
+    LayerMatrix,
+    select_layer_matrices,
+    sort_matrices,
+)
 from attnmix.measures.ratios import mixing_ratios, split_layer
 from attnmix.measures.swaps import SWAPS, document_swaps
 from attnmix.models.encoding import padded
@@ -35,26 +41,28 @@ DEVICE_CHUNK_NUMBERS = 2**26  # the same on any other device, where an operation
 
 
 def contributions(
-    declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
+    names: Collection[str], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
 ) -> dict[str, Tensor]:
-    """Return the declared matrices of one document `[layers, T, T]`, normalised, and their rollouts, by name.
+    """Return the named matrices and rollouts of one document `[layers, T, T]`, normalised.
 
-    `by_layer` comes from `layer_contributions`. A row whose sum before normalisation is below the matrix's
-    `min_raw_sum` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
-    attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than its encoder.
+    `by_layer` comes from `layer_contributions` of `select_layer_matrices(names)`. A row whose sum before normalisation
+    is below the matrix's `min_raw_sum` is NaN. In the rollout it counts as it is, and as the identity where nothing at
+    all comes through attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than
+    its encoder.
     """
     matrices: dict[str, Tensor] = {}
-    for matrix in declared:
+    for matrix in select_layer_matrices(names):
         raw_LTT = torch.stack([raw[matrix.name] for raw in by_layer])
         rows_LTT = rows_to_one(raw_LTT) if matrix.rows == "made to sum to 1" else raw_LTT
-        if matrix.rollout is not None:
+        if matrix.rolled_out().name in names:
             steps_LTT = rows_LTT
             if matrix.rollout == "with identity":
                 steps_LTT = (rows_LTT + _identity(rows_LTT)) / 2
             stacks = steps_LTT.tensor_split(list(starts[1:]))
             matrices[matrix.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
-        without_structure_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
-        matrices[matrix.name] = rows_LTT.masked_fill(without_structure_LT1, torch.nan)
+        if matrix.name in names:
+            without_structure_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
+            matrices[matrix.name] = rows_LTT.masked_fill(without_structure_LT1, torch.nan)
     return matrices
 
 
@@ -235,11 +243,12 @@ class DocumentMeasurer:
         names: Sequence[str] | None = None,
         advance: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
-        """Return the named matrices of a document `[layers, tokens, tokens]` and their rollouts, in the host's memory.
+        """Return the named matrices and rollouts of a document `[layers, tokens, tokens]`, in the host's memory.
 
-        `advance` is called after each layer.
+        Without `names` they are those given at construction. `advance` is called after each layer.
         """
-        declared = self._declared(names)
+        names = self.matrices if names is None else names
+        declared = select_layer_matrices(names)
 
         def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
             matrices = _matrices_on_host(declared, layer_pass)
@@ -247,24 +256,21 @@ class DocumentMeasurer:
             return matrices
 
         by_layer = self._map_layers(measure, ids)
-        return contributions(declared, by_layer, self.starts)
+        return contributions(names, by_layer, self.starts)
 
     def matrices_and_heads(
         self, ids: npt.NDArray[np.int32], names: Sequence[str] | None = None
     ) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
         """Return `contributions` and what `record_heads` returns, by one forward pass."""
-        declared = self._declared(names)
+        names = self.matrices if names is None else names
+        declared = select_layer_matrices(names)
 
         def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             return _matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
 
         by_layer = self._map_layers(measure, ids)
-        matrices = contributions(declared, [raw for raw, _ in by_layer], self.starts)
+        matrices = contributions(names, [raw for raw, _ in by_layer], self.starts)
         return matrices, joined_heads([heads for _, heads in by_layer])
-
-    def _declared(self, names: Sequence[str] | None = None) -> list[LayerMatrix]:
-        """Return the declarations of the named matrices, by default those given at construction."""
-        return [LAYER_MATRICES[name] for name in (self.matrices if names is None else names)]
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
@@ -311,7 +317,7 @@ class DocumentMeasurer:
 
     def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
         """Return the ratios, matrices and coherence of the document, by one forward pass."""
-        declared = self._declared()
+        declared = select_layer_matrices(self.matrices)
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
@@ -321,8 +327,8 @@ class DocumentMeasurer:
             return mixing_ratios(self.methods, layer_pass)
 
         ratios_LMT = torch.stack(self._map_layers(measure, ids))
-        matrices = contributions(declared, matrices_by_layer, self.starts)
-        in_order = {name: matrices[name] for name in with_rollouts(self.matrices)}
+        matrices = contributions(self.matrices, matrices_by_layer, self.starts)
+        in_order = {name: matrices[name] for name in sort_matrices(self.matrices)}
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:

@@ -58,7 +58,7 @@ CONTROLS = {
         "F_ij = 0 for every special token j other than i; weights relative to those that are left"
     ),
 }
-"""Every control by its name."""
+"""Every control by its name, in the order of `RATIO_CONTROL_NAMES`."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
 RANDOM = "random"
 """The checkpoint of `random_weights`."""

@@ -282,7 +282,7 @@ class Engine:
         with_heads: bool = False,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add the named matrices of one text with their rollouts, and its heads, where they are missing.
+        """Add the named matrices and rollouts of one text, and its heads, where they are missing.
 
         Without heads, `advance` is called after each layer.
         """

@@ -28,6 +28,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -40,8 +41,9 @@ from transformers import PreTrainedModel
 from attnmix.core.names import DECODER_INPUT, OTHER_CLASS, OTHER_TEXTS, OWN_SHARE, SAME_CLASS, Site
 from attnmix.core.statistics import Doubles, Sums
 from attnmix.measures.documents import Corpus, Document
-from attnmix.models.capture_points import recording
-from attnmix.models.families import family_of
+from attnmix.measures.layers import Block
+from attnmix.models.capture_points import Recording, recording
+from attnmix.models.families import family_of, layer_counts
 
 QUANTITIES = (
     OWN_SHARE,
@@ -56,6 +58,7 @@ QUANTITIES = (
 """Quantities that `exchange_sums` computes from the displacements."""
 TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
 """Total effects, with a description of the exchanged tokens."""
+ATTENTION_OUTPUT = "attention_output"
 ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
 Ids = npt.NDArray[np.int32]
 Documents = Sequence[Document] | Corpus
@@ -185,10 +188,7 @@ def measure_exchange(
     exchanged = [ids for kind in donors.values() for ids in kind]
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
     kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
-    runs = _exchanged_runs(document.ids, exchanged_XT, positions)
-    squares_XLS4 = _squares(base, runs, len(exchanged_XT), positions, batch_tokens)
-    differs_XS = (exchanged_XT != document.ids)[:, positions]
-    squares_XLS4[~np.broadcast_to(differs_XS[:, None], squares_XLS4.shape[:3])] = np.nan
+    squares_XLS4 = _squares(base, document.ids, exchanged_XT, positions, batch_tokens)
     shape = (4, len(donors), squares_XLS4.shape[1], len(document))
     means = np.full(shape, np.nan)
     for kind in range(len(donors)):
@@ -251,43 +251,51 @@ def _with_total(values_KL: Doubles) -> Doubles:
     return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
 
 
-class _Runs(NamedTuple):
-    """Texts to run: the document, all exchanged ones, then for each of them and each position the two hybrids."""
+class _Hybrids(NamedTuple):
+    """Texts with the tokens of the document and of an exchanged text, where both differ at the position."""
 
     ids_RT: Ids
-    positions_R: npt.NDArray[np.int64]
+    """For each exchanged text and position: the own token replaced, then all others."""
+    places_R: npt.NDArray[np.int64]
     """Place in `positions` of each hybrid."""
+    differs_XS: npt.NDArray[np.bool_]
 
 
-def _exchanged_runs(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Runs:
-    rows = [ids_T, *exchanged_XT]
+def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
+    differs_XS = (exchanged_XT != ids_T)[:, positions]
+    rows = []
     places = []
-    for exchanged_T in exchanged_XT:
-        for place, position in enumerate(positions):
-            own_T, others_T = ids_T.copy(), exchanged_T.copy()
-            own_T[position] = exchanged_T[position]
-            others_T[position] = ids_T[position]
-            rows += [own_T, others_T]
-            places += [place, place]
-    return _Runs(np.stack(rows), np.array(places, np.int64))
+    for text, place in np.argwhere(differs_XS):
+        exchanged_T, position = exchanged_XT[text], positions[place]
+        own_T, others_T = ids_T.copy(), exchanged_T.copy()
+        own_T[position] = exchanged_T[position]
+        others_T[position] = ids_T[position]
+        rows += [own_T, others_T]
+        places += [place, place]
+    return _Hybrids(np.reshape(rows, (-1, len(ids_T))).astype(np.int32), np.array(places, np.int64), differs_XS)
 
 
-def _squares(base: PreTrainedModel, runs: _Runs, donors: int, positions: Ids, batch_tokens: int) -> Doubles:
-    """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`."""
-    whole = 1 + donors
-    batch_rows = max(whole, batch_tokens // runs.ids_RT.shape[1])
+def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int) -> Doubles:
+    """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`.
+
+    They are NaN where the document and an exchanged text have the same token.
+    """
+    hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
+    batch_rows = max(1, batch_tokens // len(ids_T))
     reader = _Reader(base, positions)
-    vectors = reader.read_whole(runs.ids_RT[:whole])
+    vectors = reader.read_whole(np.stack([ids_T, *exchanged_XT]))
     joint_LXS = _on_host([_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _on_host([level[:1].double().square().sum(-1) for level in vectors])
     moved = [np.empty((len(vectors), 0))]
-    for start in range(whole, len(runs.ids_RT), batch_rows):
+    for start in range(0, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
-        places_R = runs.positions_R[start - whole : start - whole + batch_rows]
-        rows = reader.read_hybrids(runs.ids_RT[batch], places_R)
+        places_R = hybrids.places_R[batch]
+        rows = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
         moved.append(_on_host([_squared_distance(*pair) for pair in _pairs(rows, vectors, places_R)]))
-    moved_LXS2 = np.concatenate(moved, 1).reshape(len(vectors), donors, len(positions), 2)
-    length_LXS = np.broadcast_to(length_L1S, joint_LXS.shape)
+    moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
+    moved_LXS2[:, hybrids.differs_XS] = np.concatenate(moved, 1).reshape(len(vectors), -1, 2)
+    joint_LXS[:, ~hybrids.differs_XS] = np.nan
+    length_LXS = np.where(hybrids.differs_XS, length_L1S, np.nan)
     squares_LXS4 = np.concatenate([moved_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
@@ -300,13 +308,21 @@ def _pairs(
         yield row_RD, level[0, places_R]
 
 
+class _LastLayerError(Exception):
+    """Ends a forward pass before the feed-forward network of the last layer."""
+
+
 class _Reader:
-    """Reads the vectors after each layer at the positions of interest."""
+    """Reads the vectors after each layer at the positions of interest.
+
+    The last layer continues after attention with these positions alone, which saves most of its operations.
+    """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
         self.base = base
         self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
-        self.has_decoder = len(family_of(base.config).stacks) > 1
+        has_decoder = len(family_of(base.config).stacks) > 1
+        self.last_layer = None if has_decoder else layer_counts(base)[0]
 
     def read_whole(self, ids_RT: Ids) -> list[Tensor]:
         """Return the vectors `[R, S, D]` of each level at all positions."""
@@ -327,6 +343,11 @@ class _Reader:
 
         def take(site: Site, vectors_RTD: Tensor) -> None:
             nonlocal first_decoder_level
+            if site.point == ATTENTION_OUTPUT:
+                if site.layer == self.last_layer:
+                    levels.append(_finish_layer(features, vectors_RTD[rows, columns], rows, columns))
+                    raise _LastLayerError
+                return
             if site.point == DECODER_INPUT:
                 first_decoder_level = len(levels)
                 return
@@ -340,10 +361,22 @@ class _Reader:
 
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        points = ["embedding_output", DECODER_INPUT, "layer_output"]
-        with recording(self.base, points, taken=take):
+        points = ["embedding_output", DECODER_INPUT, ATTENTION_OUTPUT, "layer_output"]
+        with recording(self.base, points, taken=take) as features, suppress(_LastLayerError):
             self.base(**inputs)
         return levels
+
+
+def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the output of the present layer at some positions, from the output of attention there."""
+    call = features.layer
+    assert call is not None
+    x = call.whole.hidden[rows, columns]
+    with features.pause():
+        # Modules expect texts of tokens: here, one text of all positions.
+        shape = (1, -1, x.shape[-1])
+        output = Block(call.module, call.stack).rest(call, x.reshape(shape), attention_output.reshape(shape))
+    return output.reshape(x.shape)
 
 
 def _squared_distance(moved: Tensor, original: Tensor) -> Tensor:

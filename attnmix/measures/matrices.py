@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnmix.core.names import ROLLOUT
+
 if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
@@ -41,7 +43,7 @@ class LayerMatrix(Matrix):
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""
         return Matrix(
-            name=f"{self.name}_rollout",
+            name=self.name + ROLLOUT,
             definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
             source="Abnar and Zuidema, ACL 2020" if self.rollout == "with identity" else self.source,
             rows="sum to 1",
@@ -119,9 +121,15 @@ _DECLARED = (
 LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
 ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for each in _DECLARED if each.rollout}
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
-"""Every contribution matrix by its name: those of one layer, then their rollouts."""
+"""Every contribution matrix by its name, in the order of `MATRIX_NAMES`: those of one layer, then their rollouts."""
 
 
-def with_rollouts(names: Collection[str]) -> list[str]:
-    """Return those of `names` and their rollouts, in the order of `MATRICES`."""
-    return [name for name in MATRICES if name.removesuffix("_rollout") in names]
+def sort_matrices(names: Collection[str]) -> list[str]:
+    """Return the names of matrices in the order of `MATRICES`."""
+    return [name for name in MATRICES if name in names]
+
+
+def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:
+    """Return the declarations of the layer matrices from which the named matrices and rollouts are computed."""
+    needed = {name.removesuffix(ROLLOUT) for name in names}
+    return [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]

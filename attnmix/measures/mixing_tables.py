@@ -70,9 +70,9 @@ class CorpusMeasures:
     """The measures of the documents in the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """The sums of the documents and of the control `shuffled_words`."""
+    """The sums of the documents, and of the measured controls by their names."""
     random: CorpusSums
-    """The sums of the control `random_weights`, which is a model of its own."""
+    """The sums of the control `random_weights`, which is a model of its own; empty if it was not measured."""
     texts: pd.DataFrame
     """`document, label, predicted_label`: a row for each document."""
     methods: Sequence[str]
@@ -148,6 +148,10 @@ class MeanTables:
         for checkpoint, both in means.items():
             first, second = (Resampled(*(np.asarray(part)[..., place, :] for part in both)) for place in places)
             self.parts[mean.table].append(mean_rows(difference, checkpoint, first.minus(second)))
+
+    def add_table(self, name: str) -> None:
+        """Add a table that may have no rows."""
+        self.parts[name] = []
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
@@ -249,7 +253,10 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """Return the tables of ratios and of their controls, to which others can be added."""
-    tables = MeanTables({**measured.sums, RANDOM: measured.random}, measured.draws)
+    sums = dict(measured.sums)
+    if "random_weights" in measured.random:
+        sums[RANDOM] = measured.random
+    tables = MeanTables(sums, measured.draws)
     ratios = {"layer": measured.layers, "method": measured.methods}
     true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
     _add_controls(tables, measured, true_means)
@@ -276,8 +283,11 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add `mixing_controls`: every ratio under each control, and the true ratio less that."""
+    """Add `mixing_controls`: every ratio under each measured control, and the true ratio less that."""
+    tables.add_table("mixing_controls")
     for name in CONTROLS:
+        if name not in (measured.random if name == "random_weights" else measured.first):
+            continue
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         checkpoints = (RANDOM,) if name == "random_weights" else ()
         means_of_same_documents = true_means

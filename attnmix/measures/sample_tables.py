@@ -12,7 +12,7 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
 from attnmix.measures.input_parts import QUANTITIES, RULES
-from attnmix.measures.matrices import ROLLOUTS, with_rollouts
+from attnmix.measures.matrices import ROLLOUTS, sort_matrices
 from attnmix.measures.mixing_tables import (
     INTERVAL,
     SIMULTANEOUS,
@@ -93,7 +93,7 @@ def derivative_tables(
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
     layers = range(1, next(iter(derivatives.values()))["ratio"].values.shape[1] + 1)
-    axes = _derivative_axes(layers, methods, with_rollouts(matrices))
+    axes = _derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in axes.items():
         mean = Mean("derivatives", {"quantity": [quantity], **labels}, quantity)

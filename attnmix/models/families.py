@@ -11,7 +11,7 @@ import yaml
 from torch.nn import Module
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import PREACTIVATION
+from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
 """The output of W_O where a norm follows: no capture point, but recorded like one."""
@@ -139,9 +139,9 @@ class Family:
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that are not `absent`."""
+        """Return those of `names` that are not `absent`; a rollout is present if its matrix is."""
         absent = self.absent()
-        return [name for name in names if name not in absent]
+        return [name for name in names if name.removesuffix(ROLLOUT) not in absent]
 
 
 def family_of(config: Any) -> Family:
@@ -244,8 +244,9 @@ def present_names(key: str, names: Sequence[str], family: Family, needed: Iterab
     """
     absent, present = family.absent(), family.present(names)
     for name in names:
-        if name in absent:
-            logging.info("%s: absent in the model family %s: %s", name, family.model_type, absent[name])
+        if name not in present:
+            reason = absent[name.removesuffix(ROLLOUT)]
+            logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
     if needed and not present:
         problem = f"the model family {family.model_type} has none of {', '.join(names)}"
         raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(needed))}")

@@ -217,20 +217,16 @@ def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[st
 
 
 def _ratio_chart(run: Results) -> dict[str, Any]:
-    """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
+    """Return the chart of the preferred ratio by layer."""
     curves = run.mixing[0]
-    controls = run.table("measure/mixing_controls")
-    shared_value = controls[controls["control"] == "text_mean_value"]
     method = preferred(curves)
     checkpoints = curves["checkpoint"].unique().tolist()
     layers = range(1, int(curves["layer"].max()) + 1)
-    tables = {"": curves, ", one value shared by all tokens": shared_value}
     series = []
-    for suffix, table in tables.items():
-        for checkpoint in checkpoints:
-            rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
-            name = model_wording_of(run).labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
-            series.append({"name": name + suffix, **curve(rows, layers)})
+    for checkpoint in checkpoints:
+        rows = curves[(curves["method"] == method) & (curves["checkpoint"] == checkpoint)]
+        name = model_wording_of(run).labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+        series.append({"name": name, **curve(rows, layers)})
     return {
         "title": "Mixing ratio by layer",
         "series": series,

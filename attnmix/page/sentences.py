@@ -16,7 +16,7 @@ from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 from attnmix.core.store.results import Results
-from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
+from attnmix.figures.labels import CHECKPOINTS, RANDOM_MODEL, RATIO_LABELS
 from attnmix.measures.matrices import ROLLOUTS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
@@ -29,8 +29,7 @@ DERIVATIVE_FORMS = {
     "sum_of_norms": "when the norms of single tokens are added",
 }
 EDITS = ("text_mean", "corpus_mean", "other_class")
-MIN_EXCESS = 0.01
-"""How far the ratio exceeds its control, at least, where the page does not say that it tells no token from another."""
+VALUE_CONTROL = "corpus_value"
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
 """How the headline calls a class share of the squared length, from each bound on."""
 
@@ -184,7 +183,6 @@ def class_evidence(run: Results) -> list[str]:
         _ratio_change(run),
         _class_share(by_quantity, layer, run),
         *_needed_values(run),
-        _shared_value(run, layer),
     ]
 
 
@@ -284,18 +282,6 @@ def class_lens(run: Results) -> list[str]:
     ]
 
 
-def _shared_value(run: Results, layer: int) -> str:
-    """Return what the ratio cannot say, by its control of a layer: which token informs which."""
-    controls = run.table("measure/mixing_controls")
-    rows = controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)]
-    control = shown_rows(rows)["mean"].iloc[0]
-    ratio = shown_rows(run.mixing[0]).set_index("layer")["mean"][layer]
-    numbers = f"{percent(ratio)}, and {percent(control)} with one value shared by all tokens of a text"
-    if ratio - control >= MIN_EXCESS:
-        return f"In layer {layer}, the ratio is {numbers}."
-    return f"In layer {layer}, the ratio does not say which token informs which: it is {numbers}."
-
-
 def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation, lacks_details: bool = False) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
@@ -366,28 +352,36 @@ def _largest_change(run: Results) -> pd.Series | None:
 
 
 def _controls(run: Results) -> list[str]:
-    """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
+    """Return the preferred ratio and its measured controls, as means over the layers, and its largest change."""
     table, curves = run.table("measure/mixing_controls"), run.mixing[0]
     ratios = shown_rows(curves)
     checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
-    rows = table[table["method"] == method]
-    control = rows.groupby(["control", "checkpoint"])["mean"].mean()
-    sentences = [
-        f"With random weights the ratio would be {percent(control['random_weights'].iloc[0])}, and with the words in "
-        f"random order {percent(control['shuffled_words', checkpoint])} (means over the layers).",
-        f"With every value replaced by the mean of its own text's values it would be "
-        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratios['mean'].mean())}. That mean "
-        "removes which token gave a value and keeps what the text says as a whole.",
-    ]
+    rows = table[table["method"] == method].dropna(subset="mean")
+    control = rows.groupby(["control", "checkpoint"])["mean"].mean().to_dict()
+    changed_inputs = {
+        ("shuffled_words", checkpoint): "the words in random order",
+        ("random_weights", RANDOM_MODEL): "random weights",
+    }
+    clauses = [f"with {what} {percent(control[key])}" for key, what in changed_inputs.items() if key in control]
+    sentences = []
+    if clauses:
+        ratio = percent(ratios["mean"].mean())
+        sentences.append(f"Averaged over layers, the mixing ratio is {ratio}, {' and '.join(clauses)}.")
+    if (VALUE_CONTROL, checkpoint) in control:
+        sentences.append(
+            f"With every value replaced by the mean value of such tokens in other texts it would be "
+            f"{percent(control[VALUE_CONTROL, checkpoint])}. That removes what the text says from the values and keeps "
+            "its attention weights."
+        )
     changes = _changes(run)
     if changes.empty:
         return sentences
     change = model_wording_of(run).change
-    over_layers = (
-        f"Over all layers {change} changes the ratio by {points(changes['mean'].mean())} percentage points. With "
-        f"every value replaced by the mean of its own text's values, {change} changes it by "
-        f"{points(control['text_mean_value', 'difference'])}."
-    )
+    over_layers = f"Over all layers {change} changes the ratio by {points(changes['mean'].mean())} percentage points."
+    if (VALUE_CONTROL, "difference") in control:
+        over_layers += (
+            f" With the values replaced, {change} changes it by {points(control[VALUE_CONTROL, 'difference'])}."
+        )
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
 
 
@@ -418,15 +412,16 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
     largest = _largest_change(run)
     if largest is None:
         return []
-    is_contrast = (controls["control"] == "text_mean_value") & (controls["checkpoint"] == "difference")
-    contrast = controls[is_contrast & (controls["layer"] == largest["layer"])].iloc[0]
-    if pd.isna(contrast["below_low"]):
+    is_contrast = (controls["control"] == VALUE_CONTROL) & (controls["checkpoint"] == "difference")
+    contrasts = controls[is_contrast & (controls["layer"] == largest["layer"])]
+    if contrasts.empty or contrasts["below_low"].isna().any():
         return []
+    contrast = contrasts.iloc[0]
     ends = (contrast["below_low"], contrast["below_high"], contrast["documents"], wording_of(run).texts)
     reason = why_no_verdict(*ends)
     return [
-        f"In layer {contrast['layer']}, the change of the ratio minus its change with every value replaced by the mean "
-        f"of its own text's values is {points(contrast['below'])} percentage points ({interval_text(*ends)})"
+        f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
+        f"{points(contrast['below'])} percentage points ({interval_text(*ends)})"
         f"{f'; it is inconclusive, as {reason}' if reason else ''}."
     ]
 

@@ -322,7 +322,7 @@ class Measures:
         self._check_layer(layer)
         self.measured_model.check_unedited()
         if name not in self.measurements.matrices.get(text, {}):
-            self._add_matrix(text, name.removesuffix("_rollout"))
+            self._add_matrix(text, name)
         matrix_LTT = self.measurements.matrices[text][name]
         array = label_matrix(name, matrix_LTT, self._labels(text, layer or 1))
         return array if layer is None else array.sel(layer=layer)

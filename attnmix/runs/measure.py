@@ -36,7 +36,14 @@ from attnmix.core.store.runs import Run
 from attnmix.core.torch_state import torch_state
 from attnmix.measures.batches import STATISTICS, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import RANDOM, classes_without_others, left_out_sentence, random_base, shuffled_words
+from attnmix.measures.controls import (
+    RANDOM,
+    SAME_PASS,
+    classes_without_others,
+    left_out_sentence,
+    random_base,
+    shuffled_words,
+)
 from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, text_tasks
 from attnmix.measures.exchange import (
@@ -106,11 +113,12 @@ def measure(
         processes=state.num_processes,
     )
     measured = {name: _measure_checkpoint(name, plan) for name in checkpoints}
-    random = _measure_random_model(first, plan)
+    random = _measure_random_model(first, plan) if "random_weights" in parameters.controls else None
     state.wait_for_everyone()
     if state.is_main_process:
         corpus_measures = _corpus_measures(measured, random, plan)
-        _log_left_out(corpus, corpus_measures.first, seed)
+        if "corpus_value" in corpus_measures.first:
+            _log_left_out(corpus, corpus_measures.first, seed)
         tables = _tables(corpus_measures, measured, plan)
         _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
         logging.info("measured %d documents in %s", len(corpus), " and ".join(checkpoints))
@@ -160,6 +168,12 @@ class _Plan:
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
         return Engine(base, self.methods, self.tokenizer.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
 
+    @property
+    def statistics(self) -> list[str]:
+        """The statistics of the pass of the ratios, without controls that are not measured."""
+        controls = self.parameters.controls
+        return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
+
     def batch_tasks(self) -> Iterator[Task]:
         """Yield the batches of all documents."""
         return batch_tasks(self.corpus, self.batch_tokens)
@@ -181,8 +195,9 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     engine = plan.engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.work(name)
-    engine.read_texts(plan.corpus, STATISTICS, work)
-    engine.read_control("shuffled_words", plan.corpus, work, partial(shuffled_words, seed=plan.seed))
+    engine.read_texts(plan.corpus, plan.statistics, work)
+    if "shuffled_words" in plan.parameters.controls:
+        engine.read_control("shuffled_words", plan.corpus, work, partial(shuffled_words, seed=plan.seed))
     engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
@@ -242,19 +257,21 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
 
 
 def _corpus_measures(
-    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork", plan: _Plan
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return what was measured of all documents, once every process has done its share."""
     first = next(iter(measured.values()))
-    sums: dict[str, CorpusSums] = {}
+    sums: dict[str, dict[str, Sums]] = {}
     identities = {}
     for name, checkpoint in measured.items():
         work = checkpoint.work
-        sums[name] = work.read(MEASURES, plan.batch_tasks()) | work.read("shuffled_words", plan.batch_tasks())
+        sums[name] = work.read(MEASURES, plan.batch_tasks())
+        if "shuffled_words" in plan.parameters.controls:
+            sums[name].update(work.read("shuffled_words", plan.batch_tasks()))
         identities[name] = work.read_identities(plan.batch_tasks())
     return CorpusMeasures(
         sums=sums,
-        random=random.read("random_weights", plan.batch_tasks()),
+        random={} if random is None else random.read("random_weights", plan.batch_tasks()),
         texts=plan.corpus.texts,
         identities=identities,
         methods=plan.methods,

@@ -21,7 +21,7 @@ from attnmix.core.arithmetic.environment import FASTEST
 from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.errors import InputError
-from attnmix.core.names import CAPTURED_CHECKPOINT, OWN_SHARE, SUBLAYER_POINTS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, DEFAULT_CONTROL_NAMES, OWN_SHARE, SUBLAYER_POINTS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import (
     BATCH_TOKENS,
@@ -43,7 +43,6 @@ from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
 from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
-from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.geometry_tables import page_geometry
@@ -66,8 +65,8 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
-PAGE_QUANTITIES = (MEASURES, "steps", *SAME_PASS, *PAIR_SOURCES, "shuffled_words")
-"""Quantities that the page shows for each model; `random_weights` is measured for one model."""
+PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
+"""Quantities that the page shows for each model."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # a forward pass of each layer for every token
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
 """The largest sum of squared lengths of the texts in which the page's detailed measures are computed.
@@ -142,7 +141,6 @@ class TextMeasurer:
                 jobs.append(
                     pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
                 )
-            jobs.append(pool.submit(self.engines[self.captured].add_sums, first, ["random_weights"]))
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
             # Now no other pass of this model is under way.

@@ -74,9 +74,23 @@ function AnswerChart() {
 
 const CONTROLS: [name: string, colour: string, dash: Line["dash"]][] = [
   ["text_mean_value", COLOURS[1], "dashed"],
+  ["corpus_value", COLOURS[1], "dotted"],
   ["shuffled_words", COLOURS[2], "dotted"],
   ["random_weights", COLOURS[4], "dotted"],
 ];
+const CONTROL_TERMS: Record<string, Parameters<typeof Term>[0]["name"]> = {
+  text_mean_value: "shared value",
+  corpus_value: "other texts' values",
+  shuffled_words: "words shuffled",
+};
+
+function ControlName({ control }: { control: string }) {
+  const label = data.labels.controls[control]!;
+  const name = label[0]!.toLowerCase() + label.slice(1);
+  const term = CONTROL_TERMS[control];
+  return term ? <Term name={term}>{name}</Term> : <>{name}</>;
+}
+
 const isDerivative = (measure: string) => measure in data.labels.derivatives;
 const measureName = (measure: string) => data.labels.derivatives[measure] ?? data.labels.methods[measure];
 
@@ -170,9 +184,14 @@ export function Layers() {
           </>
         ) : (
           <>
-            The chart below shows the <Term name="mixing ratio of one layer">mixing ratio</Term> by layer, with its
-            controls: <Term name="shared value">one value shared by all tokens</Term>,{" "}
-            <Term name="words shuffled">words in random order</Term>, and random weights.
+            The chart below shows the <Term name="mixing ratio of one layer">mixing ratio</Term> by layer
+            {CONTROLS.filter(([control]) => data.controls[control]).map(([control], n) => (
+              <>
+                {n === 0 ? ", with its controls: " : ", "}
+                <ControlName control={control} />
+              </>
+            ))}
+            .
           </>
         )}{" "}
         <span aria-live="polite" id="difference">

@@ -251,6 +251,8 @@ export const GLOSSARY = {
     "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
   "shared value":
     "In this control every token passes on the same vector, the mean of its text's values, which carries no information about the token it came from.",
+  "other texts' values":
+    "In this control every value is replaced by the mean value of such tokens in other texts, while the attention weights stay the same. It shows what the ratio would be without what the text itself says.",
   "words shuffled":
     "In this control the mixing ratio is measured again with the words of every text shuffled, while the tokens of a word stay together. What remains of fine-tuning's change does not depend on word order.",
   share:
