@@ -19,18 +19,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import tokenized_documents
-from families import write_family
+from families import each_family, write_family
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.relevance import relevance_rules
 from attnmix.measures.input_parts import PartsReader
 from attnmix.models.encoding import padded
 
 TEXT = "the film was very good , and the plot was so lovely !"
 LABEL = 0
 PRECISION = 1e-9  # relative to the largest value, in float64
+SINGLE_PRECISION = 1e-6  # RMSNorm is computed in float32 whatever the dtype of the model
 UNGATED = ("bert", "gpt2")
 LAYERS = {"bert": "encoder.layer", "gpt2": "h", "llama": "layers"}
 ACTIVATIONS = {
@@ -51,6 +53,8 @@ FACTORS = {
     },
 }
 """Factors of the gradient at the outputs of modules, in equal sections of the output: halved for each product."""
+WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_neox", "bart", "t5", "mt5", "umt5")
+"""Families without queries and keys to hook, with parallel sublayers, or with a decoder beside an encoder."""
 
 
 def divide_by_held_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -147,10 +151,10 @@ def review_in_float64(folder: Path) -> Review:
     return review
 
 
-def assert_close(found: Any, expected: Any) -> None:
+def assert_close(found: Any, expected: Any, precision: float = PRECISION) -> None:
     found, expected = np.asarray(found), np.asarray(expected)
     assert np.abs(expected).max() > 0
-    np.testing.assert_allclose(found, expected, rtol=0, atol=PRECISION * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=precision * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", UNGATED)
@@ -176,6 +180,28 @@ def test_parts_are_the_products_of_the_detached_jacobian(name: str, tmp_path: Pa
             }
             for quantity, values in expected.items():
                 assert_close(parts[quantity][level], values.detach())
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_attnlrp_is_that_of_plain_torch(name: str, tmp_path: Path) -> None:
+    model = load_plain(write_family(name, tmp_path))
+    review = review_in_float64(tmp_path)
+    expected = plain_relevance(model, review.ids, through_softmax=True)
+    precision = SINGLE_PRECISION if name == "llama" else PRECISION
+    assert_close(ATTRIBUTIONS["attnlrp"].scores(review)[0], expected, precision)
+
+
+@pytest.mark.parametrize("name", each_family("phi3", "gemma3_text", "albert"))
+def test_the_rules_of_attnlrp_keep_the_vectors(name: str, tmp_path: Path) -> None:
+    review = review_in_float64(write_family(name, tmp_path))
+    classifier = review.classifier
+    if ATTRIBUTIONS["attnlrp"].obstacle(classifier.family):
+        assert name in WITHOUT_ATTNLRP
+        return
+    with relevance_rules(classifier.base):
+        logits_1C = classifier.logits([review.ids])
+    assert_close(logits_1C[0], review.logits_C, SINGLE_PRECISION)
+    assert np.isfinite(review.attnlrp()).all()
 
 
 @pytest.mark.parametrize("name", UNGATED)

@@ -16,6 +16,7 @@ from torch import Tensor
 from attnmix.core.selections import check_range
 from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
+from attnmix.faithfulness.relevance import relevance_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
@@ -60,8 +61,16 @@ class Review:
 
     def decomposed(self) -> Doubles:
         """Return each token's part of the predicted class's logit `[T]`; NaN where the head cannot be taken apart."""
-        _, parts_JC = self.layer_results
-        return np.full(len(self.ids), np.nan) if parts_JC is None else _doubles(parts_JC[:-1, self.predicted])
+        _, parts_T = self.layer_results
+        return np.full(len(self.ids), np.nan) if parts_T is None else _doubles(parts_T)
+
+    def attnlrp(self) -> Doubles:
+        """Return each token's relevance for the predicted class's logit `[T]`; NaN as `decomposed`."""
+        read = self.gradients.read_position
+        relevance_T = None
+        if read >= 0:
+            relevance_T = self.classifier.attnlrp(self.ids, self.predicted, read, self.document.name)
+        return np.full(len(self.ids), np.nan) if relevance_T is None else _doubles(relevance_T)
 
     def left_out(self) -> Doubles:
         """Return the fall of the predicted class's logit without each token `[T]`; NaN for special tokens."""
@@ -80,11 +89,11 @@ class Review:
 
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and the parts of the logits `[T + 1, C]`, of one pass."""
-        family, read_T = self.classifier.family, self.gradients.read_T
+        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, of one pass."""
+        family, read = self.classifier.family, self.gradients.read_position
         decomposition = None
-        if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
-            decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
+        if decomposition_obstacle(family) is None and read >= 0:
+            decomposition = Decomposition(self.classifier, read)
         needed = {name.removesuffix("_rollout") for name in SCORING_MATRICES if not _matrix_obstacle(name, family)}
         matrices = [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]
 
@@ -94,9 +103,11 @@ class Review:
             return layer_contributions(matrices, layer_pass)
 
         by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
+        parts_T = None
+        if decomposition is not None:
+            parts_T = decomposition.relevance(calls, logits_C, self.predicted, self.document.name)
         with torch.inference_mode():
-            parts_JC = decomposition.logits(calls, logits_C, self.document.name) if decomposition else None
-            return contributions(matrices, by_layer), parts_JC
+            return contributions(matrices, by_layer), parts_T
 
 
 def _doubles(scores: Tensor) -> Doubles:
@@ -120,6 +131,10 @@ def _matrix_obstacle(name: str, family: Family) -> str | None:
     return family.absent().get(name.removesuffix("_rollout"))
 
 
+def _attnlrp_obstacle(family: Family) -> str | None:
+    return decomposition_obstacle(family) or relevance_obstacle(family)
+
+
 SCORING_MATRICES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
 """The row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
@@ -129,6 +144,7 @@ ATTRIBUTIONS = {
         for name in SCORING_MATRICES
     },
     "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
+    "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input),  # Shrikumar et al., 2017
     "leave_one_out": Attribution(Review.left_out),  # Li et al., 2016
