@@ -25,16 +25,31 @@ from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
 REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with
-RANDOM_DRAWS = 3
+RANDOM_DRAWS = 1
+
+
+def word_positions(document: Document) -> npt.NDArray[np.int64]:
+    """Return the positions of the tokens that are not special."""
+    special = [CLASSES.index(name) for name in ("cls", "sep")]
+    return np.flatnonzero(~np.isin(document.classes, special))
 
 
 class Review:
-    """A document in front of the classifier; what a score needs is computed once, when a score asks for it."""
+    """A document in front of the classifier; what a score needs is computed once, when a score asks for it.
 
-    def __init__(self, classifier: Classifier, document: Document, generator: np.random.Generator) -> None:
+    `donor_ids` `[T]` are tokens of other texts, which `with_donors` puts in the place of the document's own.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        document: Document,
+        generator: np.random.Generator,
+        donor_ids: npt.NDArray[np.integer] | None = None,
+    ) -> None:
         self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
-        special = [CLASSES.index(name) for name in ("cls", "sep")]
-        self.words = np.flatnonzero(~np.isin(document.classes, special))  # positions of tokens that are not special
+        self.donor_ids = donor_ids
+        self.words = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
@@ -87,6 +102,14 @@ class Review:
             return [token for place, token in enumerate(self.ids) if place not in removed]
         return [mask if place in removed else token for place, token in enumerate(self.ids)]
 
+    def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
+        """Return token ids with tokens of other texts at `places`; nothing if there are no other texts."""
+        if self.donor_ids is None:
+            return []
+        ids = np.array(self.ids)
+        ids[places] = self.donor_ids[places]
+        return [int(token) for token in ids]
+
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
         """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, of one pass."""
@@ -119,6 +142,7 @@ class Attribution(NamedTuple):
 
     formula: Callable[[Review], Doubles]  # to `[T]`, or `[draws, T]` of a score that is drawn
     obstacle: Callable[[Family], str | None] = lambda family: None  # why a family does not have it, if so
+    costly: bool = False  # True for a score that takes a forward pass per token
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`, of one draw where nothing is drawn."""
@@ -135,7 +159,7 @@ def _attnlrp_obstacle(family: Family) -> str | None:
     return decomposition_obstacle(family) or relevance_obstacle(family)
 
 
-SCORING_MATRICES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
+SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
 """The row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
@@ -147,7 +171,7 @@ ATTRIBUTIONS = {
     "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input),  # Shrikumar et al., 2017
-    "leave_one_out": Attribution(Review.left_out),  # Li et al., 2016
+    "leave_one_out": Attribution(Review.left_out, costly=True),  # Li et al., 2016
 }
 """Every token score by its name."""
 
