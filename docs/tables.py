@@ -42,7 +42,7 @@ DOCUMENTS = (
     *(f"docs/{name}.md" for name in ("classifiers", "explanation", "guide", "reference", "results", "scale")),
     *(
         f"docs/measures/{name}.md"
-        for name in ("controls", "exchange", "geometry", "maps", "matrices", "planted", "ratios")
+        for name in ("controls", "exchange", "faithfulness", "geometry", "maps", "matrices", "planted", "ratios")
     ),
     *("docs/measures/statistics.md", "docs/measures/which.md", "docs/study/README.md"),
 )
@@ -165,6 +165,7 @@ def results(read: Read) -> dict[str, str]:
         "planted": planted(read),
         "own_share": _own_share(read),
         "amounts": _amounts(read),
+        "scores": _token_scores(read),
         "settings": _settings(read),
         "by_layer": _by_layer(read),
         "fits": _fits(read),
@@ -215,6 +216,20 @@ def _amounts(read: Read) -> str:
         cells = ["" if np.isnan(number) else f"{number:.2f}" for number in numbers]
         rows.append((f"`{case.name}`: {case.planted}", f"{expected[case.name]:.2f}", *cells))
     return _markdown(("case", "own share", *AMOUNTS), rows)
+
+
+def _token_scores(read: Read) -> str:
+    """Return each token score's mean fall of the probability in each test, and its share of decisive words found."""
+    table = read(f"{PLOTS}faithfulness/faithfulness.csv").query("share == 'all'")
+    hits = read(f"{STUDY}planted_words.csv").set_index("score")["hits"]
+    tests = list(table.groupby(["test", "replacement"], sort=False).groups)
+    rows = []
+    for score, by_test in table.groupby("method", sort=False):
+        falls = by_test.set_index(["test", "replacement"])
+        cells = [f"{decimal(falls.loc[test, 'drop'])} {interval(falls.loc[test], decimal)}" for test in tests]
+        rows.append((f"`{score}`", *cells, percent(hits[score]), str(falls["documents"].iloc[0])))
+    names = [f"{test}, {replacement}" for test, replacement in tests]
+    return _markdown(("score", *names, "decisive word first, %", "reviews"), rows)
 
 
 def _maps(read: Read) -> str:
