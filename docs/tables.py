@@ -40,7 +40,7 @@ from validation.planted_cases import CASES
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("classifiers", "reference", "results", "scale")),
-    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "geometry", "matrices", "planted", "ratios")),
+    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "faithfulness", "geometry", "matrices", "planted", "ratios")),
     *("docs/imdb/README.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""
@@ -145,6 +145,7 @@ def results(read: Read) -> dict[str, str]:
         "study_fit": _study_fit(read),
         "study_tests": _study_tests(read),
         "imdb_own_share": _own_share(read, IMDB),
+        "scores": _token_scores(read),
     }
 
 
@@ -215,6 +216,20 @@ def _study_tests(read: Read) -> str:
         name = f"{row['metric']}: {row['difference']}"
         rows.append((f"{number}", name, change(row), *p_values, f"{row['pairs']:.0f}", row["outcome"]))
     return _markdown(("row", "difference of changes", "points", "p", "adjusted p", "pairs", "outcome"), rows)
+
+
+def _token_scores(read: Read) -> str:
+    """Return each token score's mean fall of the probability in each test, and its share of decisive words found."""
+    table = read(f"{PLOTS}faithfulness/faithfulness.csv").query("share == 'all'")
+    hits = read(f"{VALIDATION}planted_words.csv").set_index("score")["hits"]
+    tests = list(table.groupby(["test", "replacement"], sort=False).groups)
+    rows = []
+    for score, by_test in table.groupby("method", sort=False):
+        falls = by_test.set_index(["test", "replacement"])
+        cells = [f"{decimal(falls.loc[test, 'drop'])} {interval(falls.loc[test], decimal)}" for test in tests]
+        rows.append((f"`{score}`", *cells, percent(hits[score]), str(falls["documents"].iloc[0])))
+    names = [f"{test}, {replacement}" for test, replacement in tests]
+    return _markdown(("score", *names, "decisive word first, %", "reviews"), rows)
 
 
 def _maps(read: Read) -> str:

@@ -1,8 +1,8 @@
-"""Measure how much the class's probability falls when the tokens that a measure ranks first are removed.
+"""Measure how much the class's probability falls if the tokens that a score ranks first are replaced, or all others.
 
     python -m stages faithfulness
 
-The falls in a few test reviews are compared with those of random removal. For the drawn reviews, `class_use.csv` says
+The falls are compared with those by a random order of tokens. For the drawn reviews, `class_use.csv` says
 what becomes of the class where values are replaced, what the head and linear probes read off single tokens, and how the
 classifier's margin goes with the last layer's mixing ratio. Writes `reports/plots/faithfulness/` and
 `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
@@ -27,7 +27,15 @@ from attnmix.faithfulness.attributions import RANDOM_REMOVAL, REFERENCE, Review,
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
-from attnmix.faithfulness.removal_tables import agreement, faithfulness_table, margin_correlation, probability_drops
+from attnmix.faithfulness.removal_tables import (
+    COMPREHENSIVENESS,
+    MASK,
+    agreement,
+    draw_donors,
+    faithfulness_table,
+    margin_correlation,
+    probability_drops,
+)
 from attnmix.measures.documents import Document, documents_of, read_reviews
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.measures.variance_shares import MAX_TEXTS
@@ -35,6 +43,9 @@ from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
+
+COSTLY_REVIEWS = 16
+"""Reviews in which scores that take a forward pass per token are computed."""
 
 
 def main(parameters: Parameters) -> None:
@@ -53,7 +64,8 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
-    best = removed.loc[removed["method"] != RANDOM_REMOVAL, "above_random"].max()
+    is_masked = (removed["test"] == COMPREHENSIVENESS) & (removed["replacement"] == MASK)
+    best = removed.loc[is_masked & (removed["method"] != RANDOM_REMOVAL), "above_random"].max()
     overall = correlations.query("group == 'all' and quantity == 'margin_given_length'")
     margin = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
     metrics = {"above_random": float(best), "margin": float(margin)}
@@ -61,13 +73,18 @@ def main(parameters: Parameters) -> None:
 
 
 def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return `faithfulness.csv` of the reviews in which tokens are removed, each cut to `max_length` tokens."""
+    """Return `faithfulness.csv` of the reviews in which tokens are replaced, each cut to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
-    drops, agreements = [], []
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
-    for document in tqdm(documents, desc="token scores", unit="review", disable=None):
-        review = Review(classifier, document, generator)
-        scores = {name: method.scores(review) for name, method in methods.items()}
+    costly_numbers = set(np.linspace(0, len(documents) - 1, COSTLY_REVIEWS).astype(int))
+    drops, agreements = [], []
+    for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
+        review = Review(classifier, document, generator, draw_donors(documents, number, generator))
+        undefined = np.full((1, len(document)), np.nan)
+        scores = {
+            name: undefined if method.costly and number not in costly_numbers else method.scores(review)
+            for name, method in methods.items()
+        }
         drops.append(list(probability_drops(review, scores).values()))
         reference_T = scores[REFERENCE][0]
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])

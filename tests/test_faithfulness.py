@@ -30,14 +30,19 @@ from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
-from attnmix.faithfulness import classifier as classifiers
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM_REMOVAL, SCORING_MATRICES, Review
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import TARGETS, chosen_tokens, probes
 from attnmix.faithfulness.removal_tables import (
-    REMOVED_SHARES,
+    COMPREHENSIVENESS,
+    DONOR,
+    MASK,
+    SHARES,
+    SUFFICIENCY,
+    TESTS,
     agreement,
+    draw_donors,
     faithfulness_table,
     first_places,
     margin_correlation,
@@ -106,23 +111,17 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
 @pytest.mark.parametrize(
     "name", [*BY_HAND, *(pytest.param(name, marks=pytest.mark.families) for name in DECOMPOSED if name not in BY_HAND)]
 )
-def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path) -> None:
     review, model = reviewed(write_family(name, tmp_path)), library(tmp_path)
     with torch.no_grad():
         logits = model(torch.tensor([review.ids])).logits[0].numpy()
     assert review.predicted == int(logits.argmax())
-    parts = review.layer_results[1]
-    assert parts is not None
-    np.testing.assert_allclose(parts.sum(0).numpy(), logits, rtol=0, atol=1e-4 * np.abs(logits).max())
-    np.testing.assert_array_equal(review.decomposed(), parts[:-1, review.predicted].double().numpy())
+    scores = review.decomposed()  # it raises where parts and biases do not sum to the logits
+    assert np.isfinite(scores).all()
     if name in BY_HAND:
         expected = decomposed_by_hand(model, review.ids)
         np.testing.assert_allclose(expected.sum(0), logits, atol=1e-6)
-        np.testing.assert_allclose(parts.numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    # Blocks of rows give the same.
-    monkeypatch.setattr(classifiers, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
-    blocks = Review(review.classifier, review.document, np.random.default_rng(0)).layer_results[1]
-    torch.testing.assert_close(blocks, parts, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(scores, expected[:-1, review.predicted], rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def test_a_wrong_entry_breaks_the_sum(tiny_bert: Path) -> None:
@@ -168,8 +167,32 @@ def test_removal_masks_tokens_for_the_librarys_model(review: Review, model: Any)
     inner = scores[0, 1:-1]  # [CLS] and [SEP] stay
     first = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
     whole, without = (float(logits.softmax(-1)[label]) for logits in (class_logits(), class_logits(*first)))
-    drops = probability_drops(review, {"drawn": scores})["drawn"]
-    assert drops[REMOVED_SHARES.index(0.5)] == pytest.approx(whole - without, abs=1e-5)
+    drops = dict(zip(TESTS, probability_drops(review, {"drawn": scores})["drawn"], strict=True))
+    half = SHARES.index(0.5)
+    assert drops[COMPREHENSIVENESS, MASK][half] == pytest.approx(whole - without, abs=1e-5)
+    others = np.setdiff1d(np.arange(1, 1 + len(inner)), first)
+    kept = float(class_logits(*others).softmax(-1)[label])
+    assert drops[SUFFICIENCY, MASK][half] == pytest.approx(whole - kept, abs=1e-5)
+    assert np.isnan(drops[COMPREHENSIVENESS, DONOR]).all()  # as there are no other texts
+
+
+def test_donors_are_words_of_other_texts_in_the_place_of_the_texts_own(review: Review, model: Any) -> None:
+    documents = [review.document, *reviews(review.classifier, 3, 5)]
+    donors = draw_donors(documents, 0, np.random.default_rng(1))
+    assert donors is not None
+    assert set(donors.tolist()) <= {int(token) for document in documents[1:] for token in document.ids[1:-1]}
+    assert draw_donors(documents[:1], 0, np.random.default_rng(1)) is None
+    with_donors = Review(review.classifier, review.document, np.random.default_rng(0), donors)
+    scores = np.arange(len(review.ids), dtype=float)[None]
+    drops = dict(zip(TESTS, probability_drops(with_donors, {"late": scores})["late"], strict=True))
+    words = len(review.ids) - 2
+    first = 1 + words - round(0.3 * words)  # of the last tokens, whose scores are the highest
+    for test, places in ((COMPREHENSIVENESS, slice(first, -1)), (SUFFICIENCY, slice(1, first))):
+        ids = torch.tensor([review.ids])
+        ids[0, places] = torch.tensor(donors[places].astype(np.int64))
+        with torch.no_grad():
+            edited = float(model(ids).logits[0].softmax(-1)[review.predicted])
+        assert drops[test, DONOR][SHARES.index(0.3)] == pytest.approx(review.probability - edited, abs=1e-5)
 
 
 class OneToken:
@@ -190,36 +213,45 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
     classes[[0, -1]] = CLASSES.index("cls"), CLASSES.index("sep")
     words = np.arange(length, dtype=np.int32)
     document = Document(f"test/{seed}", ids, classes, words)
-    return Review(classifier, document, np.random.default_rng(seed))
+    donors = np.full(length, 8, np.int32)
+    return Review(classifier, document, np.random.default_rng(seed), donors)
 
 
-def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() -> None:
+def test_the_one_token_that_is_read_is_comprehensive_and_sufficient_at_every_share() -> None:
     planted_drops, methods = [], [RANDOM_REMOVAL, "right", "wrong"]
     whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
-    for seed in range(6):
+    for seed in range(16):
         review = planted(OneToken(), 22, 3 + seed, seed)
         right = np.zeros((1, 22))
         right[0, 3 + seed] = 1
         drops = probability_drops(review, {RANDOM_REMOVAL: review.random, "right": right, "wrong": -right})
-        assert drops["right"] == pytest.approx(whole - left)
-        assert drops["wrong"] == pytest.approx(0)
+        for number, (test, replacement) in enumerate(TESTS):
+            is_lost = {"right": test == COMPREHENSIVENESS, "wrong": test == SUFFICIENCY}
+            for name, lost in is_lost.items():
+                assert drops[name][number] == pytest.approx((whole - left) * lost), replacement
         planted_drops.append([drops[name] for name in methods])
-    ranks = np.array([[0.1, np.nan, 0.5]] * 6)
-    drops_NMS = np.array(planted_drops)
-    table = faithfulness_table(drops_NMS, ranks, methods, 0)
-    assert table["share"].tolist() == [*REMOVED_SHARES, "all"] * 3
-    curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
-    assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
-    assert overall.loc["right", "drop"] == pytest.approx(whole - left)
-    assert overall.loc["right", "above_random"] == pytest.approx(whole - left - drops_NMS[:, 0].mean())
-    assert overall.loc["right", "above_random_low"] > 0 > overall.loc["wrong", "above_random_high"]
-    assert overall.loc[RANDOM_REMOVAL, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
-    assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
-    assert overall["documents"].tolist() == [6, 6, 6]
+    ranks = np.array([[0.1, np.nan, 0.5]] * 16)
+    drops_NMQS = np.array(planted_drops)
+    whole_table = faithfulness_table(drops_NMQS, ranks, methods, 0)
+    assert list(whole_table.groupby(["test", "replacement"], sort=False).groups) == list(TESTS)
+    for number, (test, replacement) in enumerate(TESTS):
+        table = whole_table.query(f"test == '{test}' and replacement == '{replacement}'")
+        drops_NMS = drops_NMQS[:, :, number]
+        assert table["share"].tolist() == [*SHARES, "all"] * 3
+        curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
+        assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
+        above_random = drops_NMS[:, 1].mean() - drops_NMS[:, 0].mean()
+        assert overall.loc["right", "above_random"] == pytest.approx(above_random)
+        best, worst = ("right", "wrong") if test == COMPREHENSIVENESS else ("wrong", "right")
+        assert overall.loc[best, "above_random_low"] > 0 > overall.loc[worst, "above_random_high"]
+        ends = ["above_random", "above_random_low", "above_random_high"]
+        assert overall.loc[RANDOM_REMOVAL, ends].tolist() == [0, 0, 0]
+        assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
+        assert overall["documents"].tolist() == [16, 16, 16]
     # A review where a score is not defined does not count for it.
-    drops = np.repeat([[[0.1], [0.5]], [[0.3], [np.nan]]], len(REMOVED_SHARES), axis=-1)
+    drops = np.broadcast_to(np.array([[0.1, 0.5], [0.3, np.nan]])[..., None, None], (2, 2, len(TESTS), len(SHARES)))
     table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM_REMOVAL, "other"], 0).query("share == 'all'")
-    assert table["documents"].tolist() == [2, 1]
+    assert table["documents"].tolist() == [2, 1] * len(TESTS)
     assert table.iloc[1][["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 
 
@@ -285,7 +317,10 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace, m
     run_tokenized(measure)
     faithfulness.main(read_parameters())
     run = Run(Path())
-    table = run.table("faithfulness/faithfulness").set_index("method")
+    tables = run.table("faithfulness/faithfulness").groupby(["test", "replacement"], sort=False)
+    assert list(tables.groups) == list(TESTS)
+    table = tables.get_group((COMPREHENSIVENESS, MASK)).set_index("method")
+    assert table["drop"].notna().all()
     overall, curves = table[table["share"] == "all"], table[table["share"] != "all"]
     assert overall.index.tolist() == list(ATTRIBUTIONS)
     assert overall["derivative_spearman"].isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]

@@ -307,7 +307,7 @@ class MeasureParameters(Section):
 
 
 class FaithfulnessParameters(Section):
-    documents: Count = 8
+    documents: Count = 100
     max_length: Tokens = 48
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from attnmix.core.selections import check_range
 from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
+from attnmix.faithfulness.relevance import relevance_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
@@ -24,16 +25,31 @@ from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
 REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with
-RANDOM_DRAWS = 3
+RANDOM_DRAWS = 1
+
+
+def word_positions(document: Document) -> npt.NDArray[np.int64]:
+    """Return the positions of the tokens that are not special."""
+    special = [CLASSES.index(name) for name in ("cls", "sep")]
+    return np.flatnonzero(~np.isin(document.classes, special))
 
 
 class Review:
-    """A document in front of the classifier; what a score needs is computed once, when a score asks for it."""
+    """A document in front of the classifier; what a score needs is computed once, when a score asks for it.
 
-    def __init__(self, classifier: Classifier, document: Document, generator: np.random.Generator) -> None:
+    `donor_ids` `[T]` are tokens of other texts, which `with_donors` puts in the place of the document's own.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        document: Document,
+        generator: np.random.Generator,
+        donor_ids: npt.NDArray[np.integer] | None = None,
+    ) -> None:
         self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
-        special = [CLASSES.index(name) for name in ("cls", "sep")]
-        self.words = np.flatnonzero(~np.isin(document.classes, special))  # positions of tokens that are not special
+        self.donor_ids = donor_ids
+        self.words = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
@@ -60,8 +76,16 @@ class Review:
 
     def decomposed(self) -> Doubles:
         """Return each token's part of the predicted class's logit `[T]`; NaN where the head cannot be taken apart."""
-        _, parts_JC = self.layer_results
-        return np.full(len(self.ids), np.nan) if parts_JC is None else _doubles(parts_JC[:-1, self.predicted])
+        _, parts_T = self.layer_results
+        return np.full(len(self.ids), np.nan) if parts_T is None else _doubles(parts_T)
+
+    def attnlrp(self) -> Doubles:
+        """Return each token's relevance for the predicted class's logit `[T]`; NaN as `decomposed`."""
+        read = self.gradients.read_position
+        relevance_T = None
+        if read >= 0:
+            relevance_T = self.classifier.attnlrp(self.ids, self.predicted, read, self.document.name)
+        return np.full(len(self.ids), np.nan) if relevance_T is None else _doubles(relevance_T)
 
     def left_out(self) -> Doubles:
         """Return the fall of the predicted class's logit without each token `[T]`; NaN for special tokens."""
@@ -78,13 +102,21 @@ class Review:
             return [token for place, token in enumerate(self.ids) if place not in removed]
         return [mask if place in removed else token for place, token in enumerate(self.ids)]
 
+    def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
+        """Return token ids with tokens of other texts at `places`; nothing if there are no other texts."""
+        if self.donor_ids is None:
+            return []
+        ids = np.array(self.ids)
+        ids[places] = self.donor_ids[places]
+        return [int(token) for token in ids]
+
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and the parts of the logits `[T + 1, C]`, of one pass."""
-        family, read_T = self.classifier.family, self.gradients.read_T
+        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, of one pass."""
+        family, read = self.classifier.family, self.gradients.read_position
         decomposition = None
-        if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
-            decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
+        if decomposition_obstacle(family) is None and read >= 0:
+            decomposition = Decomposition(self.classifier, read)
         names = [name for name in SCORING_MATRICES if not _matrix_obstacle(name, family)]
         matrices = select_layer_matrices(names)
 
@@ -94,9 +126,11 @@ class Review:
             return layer_contributions(matrices, layer_pass)
 
         by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
+        parts_T = None
+        if decomposition is not None:
+            parts_T = decomposition.relevance(calls, logits_C, self.predicted, self.document.name)
         with torch.inference_mode():
-            parts_JC = decomposition.logits(calls, logits_C, self.document.name) if decomposition else None
-            return contributions(names, by_layer), parts_JC
+            return contributions(names, by_layer), parts_T
 
 
 def _doubles(scores: Tensor) -> Doubles:
@@ -108,6 +142,7 @@ class Attribution(NamedTuple):
 
     formula: Callable[[Review], Doubles]  # to `[T]`, or `[draws, T]` of a score that is drawn
     obstacle: Callable[[Family], str | None] = lambda family: None  # why a family does not have it, if so
+    costly: bool = False  # True for a score that takes a forward pass per token
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`, of one draw where nothing is drawn."""
@@ -120,7 +155,11 @@ def _matrix_obstacle(name: str, family: Family) -> str | None:
     return family.absent().get(name.removesuffix("_rollout"))
 
 
-SCORING_MATRICES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
+def _attnlrp_obstacle(family: Family) -> str | None:
+    return decomposition_obstacle(family) or relevance_obstacle(family)
+
+
+SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
 """The row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
@@ -129,9 +168,10 @@ ATTRIBUTIONS = {
         for name in SCORING_MATRICES
     },
     "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
+    "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input),  # Shrikumar et al., 2017
-    "leave_one_out": Attribution(Review.left_out),  # Li et al., 2016
+    "leave_one_out": Attribution(Review.left_out, costly=True),  # Li et al., 2016
 }
 """Every token score by its name."""
 

@@ -1,17 +1,18 @@
-"""The fine-tuned classifier, and its class score taken apart by input token: DecompX (Modarressi et al., ACL 2023).
+"""The fine-tuned classifier, and each input token's part of its class score: DecompX and AttnLRP.
 
-What enters the first layer belongs to one token each. From there every vector is kept as a sum of parts, one for each
-input token and one of the biases: attention weights as they are, norms by their linear parts, activations by
-(g(p) - g(0)) / p, gates likewise (`attnmix.measures.layers`). The parts of the logits sum to them. The authors treat
-post-LN encoders; in pre-LN families the norms before a sublayer and after the last layer are taken in the same way.
-Keeping the biases apart is the authors' later option `include_bias_token`; their published configuration spreads each
-bias over the tokens.
+With attention weights, deviations of norms and slopes of activations held at the values of one pass
+(`attnmix.measures.input_parts`), a class score is an affine function of what enters the first layer, where each vector
+belongs to one token. `decompx` (Modarressi et al., ACL 2023) is each token's term of it, computed by one backward pass.
+The authors treat post-LN encoders; in pre-LN families the norms before a sublayer and after the last layer are taken in
+the same way. Keeping the biases apart is the authors' later option `include_bias_token`; their published configuration
+spreads each bias over the tokens. In families without gated networks this is CP-LRP (Ali et al., ICML 2022).
+`attnlrp` also propagates through the attention weights (`attnmix.faithfulness.relevance`).
 
-Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
+Shapes: J parts (all tokens together, then the biases), T tokens, D hidden, C classes.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,8 +25,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.core.selections import check_range
+from attnmix.faithfulness.relevance import relevance_rules
 from attnmix.interventions import Edit, edited_attention
-from attnmix.measures.input_parts import embedding_parts, through_layer
+from attnmix.measures.input_parts import through_layer
 from attnmix.measures.layers import LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.weights import Linear as Affine
 from attnmix.measures.weights import linear_weights, norm_of
@@ -40,7 +42,6 @@ from attnmix.models.segments import read_segments
 Result = TypeVar("Result")
 
 SUM_TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
-BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 
 
 class Gradients(NamedTuple):
@@ -141,27 +142,66 @@ class Classifier:
     ) -> tuple[list[Result], Tensor, list[HeadCall]]:
         """Return what `function` makes of each layer, the logits `[C]`, and the calls of the head's Linears."""
         results: list[Result] = []
-        calls: list[HeadCall] = []
-
-        def note(module: Any, inputs: Any, output: Tensor) -> None:
-            calls.append(HeadCall(module, inputs[0].flatten(0, -2), output.flatten(0, -2)))
 
         def visit(layer_pass: LayerPass, _features: Any) -> None:
             results.append(function(layer_pass.document(0)))
             calls.clear()  # a Linear of the embedding or of a layer is none of the head
 
-        with ExitStack() as hooks, torch.inference_mode():
-            for module in self.model.modules():
-                if isinstance(module, Linear):
-                    hooks.enter_context(module.register_forward_hook(note))
+        with self._head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
             output = run_layers(self.base, self._batch_of(ids), visit, points, self.model)
         return results, output.logits[0], calls
 
+    def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
+        """Return each token's relevance `[T]` for the logit of a class by AttnLRP; None as `HeldScores.logits`.
+
+        `read` is the position of the only token that the head reads, `name` the text's name for messages.
+        """
+        entering: list[Tensor] = []
+        leaving: list[Tensor] = []
+
+        def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
+            if entering:  # a layer that is called many times
+                return None
+            vectors = arguments[0] if arguments else options["hidden_states"]
+            entering.append(vectors.detach().requires_grad_())
+            if arguments:
+                return (entering[0], *arguments[1:]), options
+            return arguments, {**options, "hidden_states": entering[0]}
+
+        def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
+            leaving.append(first_of(output))
+            calls.clear()
+
+        with self._head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
+            hooks.enter_context(self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True))
+            for layer in self.layers:
+                hooks.enter_context(layer.register_forward_hook(keep_output))
+            logits_C = self.model(**self._batch_of(ids)).logits[0].detach()
+        read_D = leaving[-1][0, read]
+        head = HeldScores(self, read, torch.stack([read_D, torch.zeros_like(read_D)]), read_D.detach())
+        return head.relevance(entering[0], calls, logits_C, label, name)
+
+    @contextmanager
+    def _head_calls(self) -> Iterator[list[HeadCall]]:
+        """Yield a list to which each call of a Linear is added; to be cleared after each layer."""
+        calls: list[HeadCall] = []
+
+        def note(module: Any, inputs: Any, output: Tensor) -> None:
+            entering, leaving = inputs[0].detach(), output.detach()
+            calls.append(HeadCall(module, entering.flatten(0, -2), leaving.flatten(0, -2)))
+
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                if isinstance(module, Linear):
+                    hooks.enter_context(module.register_forward_hook(note))
+            yield calls
+
     @cached_property
     def values(self) -> list[Affine]:
         """x -> x W_V + b_V of each layer."""
-        return map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
+        maps = map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
+        return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # as derivatives are taken through them
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return what enters the head's second Linear `[width]` if all that leaves the first is `number` `[1]`."""
@@ -197,43 +237,35 @@ def decomposition_obstacle(family: Family) -> str | None:
     return None if stack.network else family.absent()["layer_n"]
 
 
-class Decomposition:
-    """One text's parts, moved on layer by layer; at the end only those of the token that the head reads."""
+class HeldScores:
+    """The class scores of one text as an affine function of the token that the head reads, with its factors held."""
 
-    def __init__(self, classifier: Classifier, read: int) -> None:
+    def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
         self.classifier, self.read = classifier, read
-        self.values = classifier.values  # by a pass of its own, before that of the text
-        self.parts_JTD = torch.empty(0)
-        self.whole_D = torch.empty(0)
+        self.parts_JD, self.whole_D = parts_JD, whole_D
 
-    def visit(self, layer_pass: LayerPass) -> None:
-        """Move on through one layer."""
-        x_TD = layer_pass.x
-        if layer_pass.call.number == 1:
-            self.parts_JTD = embedding_parts(x_TD)
-        values = self.values[layer_pass.call.number - 1]
-        is_last = layer_pass.call.number == len(self.values)
-        first, end = (self.read, self.read + 1) if is_last else (0, len(x_TD))
-        width = layer_pass.features[PREACTIVATION].shape[-1]
-        size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * width))
-        parts = []
-        for start in range(first, end, size):
-            rows = slice(start, min(start + size, end))
-            parts.append(through_layer(layer_pass, values, self.parts_JTD, rows))
-        self.parts_JTD = torch.cat(parts, 1)
-        self.whole_D = layer_pass.features["layer_output"][self.read]
+    def relevance(
+        self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
+    ) -> Tensor | None:
+        """Return input times gradient `[T]` of a class score by what enters the first layer; None as `logits`."""
+        with torch.enable_grad():
+            parts_JC = self.logits(calls, logits_C, name)
+        if parts_JC is None:
+            return None
+        (gradient,) = torch.autograd.grad(parts_JC[0, label], input_TD)
+        products = (gradient * input_TD).sum(-1).detach()
+        return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
         """Return parts of the logits `[J, C]`; None where the head is not one Linear, or two around an activation.
 
         Raise `InputError` where they do not sum to the logits.
         """
-        parts_JD, whole_D = self.parts_JTD[:, 0], self.whole_D
+        parts_JD, whole_D = self.parts_JD, self.whole_D
         stack, base = self.classifier.family.stacks[0], self.classifier.base
         for module in optional_modules(base, filter(None, [stack.final_norm])):
             norm = norm_of(module, whole_D)
-            parts_JD = norm.part(parts_JD, whole_D)
-            parts_JD[-1] += norm.beta
+            parts_JD = _with_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
@@ -245,10 +277,12 @@ class Decomposition:
         parts_JD = _mapped(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
-            parts_JD = parts_JD * slopes(between, leaving_first, entering_last)
-            parts_JD[-1] += between(parts_JD.new_zeros(1))
+            with torch.no_grad():
+                slopes_D = slopes(between, leaving_first, entering_last)
+                constant_D = between(slopes_D.new_zeros(1))
+            parts_JD = _with_biases(parts_JD * slopes_D, constant_D)
             parts_JD = _mapped(linear_weights(calls[1].module), parts_JD)
-        error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
+        error = float((parts_JD.detach().sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= SUM_TOLERANCE:
             family = self.classifier.family.model_type
             raise InputError(
@@ -259,8 +293,37 @@ class Decomposition:
         return parts_JD
 
 
+class Decomposition:
+    """One text's parts, propagated layer by layer; in the last one only those of the token that the head reads."""
+
+    def __init__(self, classifier: Classifier, read: int) -> None:
+        self.classifier, self.read = classifier, read
+        self.values = classifier.values  # by a pass of its own, before that of the text
+        self.input_TD = self.whole_D = self.parts_JTD = torch.empty(0)
+
+    def visit(self, layer_pass: LayerPass) -> None:
+        """Propagate through one layer."""
+        number = layer_pass.call.number
+        is_last = number == len(self.values)
+        rows = slice(self.read, self.read + 1) if is_last else slice(None)
+        with torch.enable_grad():
+            if number == 1:
+                self.input_TD = layer_pass.x.detach().requires_grad_()
+                self.parts_JTD = torch.stack([self.input_TD, torch.zeros_like(self.input_TD)])
+            self.parts_JTD = through_layer(layer_pass, self.values[number - 1], self.parts_JTD, rows)
+        self.whole_D = layer_pass.features["layer_output"][self.read]
+
+    def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
+        """Return each token's part `[T]` of a class score; None as `HeldScores.logits`."""
+        head = HeldScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
+        return head.relevance(self.input_TD, calls, logits_C, label, name)
+
+
+def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
+    """Return parts with a constant added to the last of them, the biases'."""
+    return torch.cat([parts_JD[:-1], parts_JD[-1:] + bias_D])
+
+
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return parts after an affine map, whose bias joins the last of them, the biases'."""
-    products_JD = parts_JD @ affine.W
-    products_JD[-1] += affine.b
-    return products_JD
+    """Return parts after an affine map, whose bias joins the biases."""
+    return _with_biases(parts_JD @ affine.W, affine.b)

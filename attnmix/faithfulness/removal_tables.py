@@ -1,7 +1,9 @@
-"""The effect of removing the tokens that a score ranks first on the class's probability, and the stage's tables.
+"""The effect of the tokens that a score ranks first on the class's probability, and the stage's tables.
 
-AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of a text as steps; the drop at one share
-is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.
+Comprehensiveness is the fall of the probability if these tokens are replaced, sufficiency if all others are (DeYoung et
+al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The mean over shares of a text is the area
+over the perturbation curve (AOPC; Samek et al., 2017).
+Shapes: N reviews, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +16,28 @@ from scipy.special import ndtri
 
 from attnmix.core import statistics
 from attnmix.core.statistics import Doubles
-from attnmix.faithfulness.attributions import RANDOM_REMOVAL, Review
+from attnmix.faithfulness.attributions import RANDOM_REMOVAL, Review, word_positions
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
+from attnmix.measures.documents import Document
 
-REMOVED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
+SHARES = (0.1, 0.3, 0.5)
+"""Fractions of a review's tokens, highest scores first, that are replaced or kept."""
+COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
+MASK, DONOR = "mask", "donor"
+TESTS = tuple(product((COMPREHENSIVENESS, SUFFICIENCY), (MASK, DONOR)))
+"""Each test with each replacement."""
 RemainingTokens = tuple[int, ...]
 NOTHING_LEFT: RemainingTokens = ()
 ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes
+
+
+def draw_donors(
+    documents: Sequence[Document], number: int, generator: np.random.Generator
+) -> npt.NDArray[np.int32] | None:
+    """Return a token `[T]` of the other documents for each token of one; None if there is no other word."""
+    others = [each.ids[word_positions(each)] for place, each in enumerate(documents) if place != number]
+    words = np.concatenate(others) if others else np.empty(0, np.int32)
+    return generator.choice(words, len(documents[number])) if len(words) else None
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
@@ -33,23 +50,23 @@ def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray
 
 
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
-    """Return the falls `[S]` of the predicted class's probability without what each score `[draws, T]` ranks first.
+    """Return the falls `[Q, S]` of the predicted class's probability in each test, for each score `[draws, T]`.
 
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
-    texts: dict[str, list[RemainingTokens]] = {}  # draw by draw, and of each draw share by share
+    texts: dict[str, list[RemainingTokens]] = {}  # draw by draw, of each draw test by test, share by share
     for name, scores_DT in scores.items():
         texts[name] = []
         for scores_T in scores_DT:
-            for share in REMOVED_SHARES:
-                text = _without_first(review, scores_T, share)
+            for (test, replacement), share in product(TESTS, SHARES):
+                text = edited_text(review, scores_T, share, test, replacement)
                 texts[name].append(text)
     probabilities = _probabilities(review, texts.values())
     drops = {}
     for name, remaining in texts.items():
         left = [probabilities[text] for text in remaining]
-        left_DS = np.reshape(left, (-1, len(REMOVED_SHARES)))
-        drops[name] = review.probability - np.mean(left_DS, axis=0)
+        left_DQS = np.reshape(left, (-1, len(TESTS), len(SHARES)))
+        drops[name] = review.probability - np.mean(left_DQS, axis=0)
     return drops
 
 
@@ -67,13 +84,17 @@ def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -
     return probabilities
 
 
-def _without_first(review: Review, scores_T: Doubles, share: float) -> RemainingTokens:
-    """Return the review without the tokens that a score ranks first; `NOTHING_LEFT` for a score that is not defined."""
+def edited_text(review: Review, scores_T: Doubles, share: float, test: str, replacement: str) -> RemainingTokens:
+    """Return the review without the tokens that a score ranks first, or with these and special tokens alone.
+
+    `NOTHING_LEFT` for a score that is not defined.
+    """
     word_scores = scores_T[review.words]
     if not len(word_scores) or np.isnan(word_scores).any():
         return NOTHING_LEFT
-    removed = first_places(review, scores_T, share)
-    return tuple(review.without(removed))
+    first = first_places(review, scores_T, share)
+    replaced = first if test == COMPREHENSIVENESS else np.setdiff1d(review.words, first)
+    return tuple(review.without(replaced) if replacement == MASK else review.with_donors(replaced))
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
@@ -86,8 +107,26 @@ def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     return float(correlations.mean())
 
 
-def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return `faithfulness.csv`: each method's drops by share and, on rows of `all`, what compares the methods.
+def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
+    """Return `faithfulness.csv`: each method's drops in each test.
+
+    Args:
+        drops_NMQS: Falls of the probability, as `probability_drops` returns them.
+        agreement_NM: Rank correlation of each score with the reference.
+        methods: Names of the scores.
+        seed: Seed of the draws of reviews for the intervals.
+    """
+    tables = []
+    for number, (test, replacement) in enumerate(TESTS):
+        table = _test_table(drops_NMQS[:, :, number], agreement_NM, methods, seed)
+        table.insert(0, "test", test)
+        table.insert(1, "replacement", replacement)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
+    """Return one test's drops by share and, on rows of `all`, what compares the methods.
 
     Intervals resample reviews, with the same draws for all. A review where a method gives nothing does not count for
     its difference to random removal, which also has an interval that holds for all methods at once.
@@ -95,7 +134,7 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
     drops = _means(drops_and_aopc, seed).interval()
-    shares = [*REMOVED_SHARES, ALL]
+    shares = [*SHARES, ALL]
     methods_and_shares = list(product(methods, shares))
     table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
     table = table.assign(**_columns("drop ci_low ci_high", drops))

@@ -1,0 +1,115 @@
+"""Relevance propagation through a model's own modules: AttnLRP (Achtibat et al., ICML 2024).
+
+Within `relevance_rules` the forward pass of a model is unchanged, and its backward pass gives relevance: input times
+gradient, with these rules for what is not linear.
+
+norms                 x / s with the deviation s held
+activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope held
+softmax               its derivative
+products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
+
+A soft cap of the scores passes its derivative. Without the path through the softmax and the products this is CP-LRP
+(Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
+
+References:
+    Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers, ICML 2024.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from attnmix.measures.layers import slopes
+from attnmix.measures.weights import norm_of
+from attnmix.models.attention import attention_by, explicit
+from attnmix.models.families import HEADS, Family, Stack, stack_layers
+
+HALF = 1 / 2
+QUARTER = 1 / 4
+
+Hook = Callable[[Module, Any, Tensor], Tensor]
+
+
+def relevance_obstacle(family: Family) -> str | None:
+    """Return why the rules cannot be set in a family, if so."""
+    return family.absent().get(HEADS)
+
+
+@contextmanager
+def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
+    """Propagate relevance in the backward passes of `base`, whose attention function is `OBSERVED`."""
+    with ExitStack() as hooks:
+        for module, hook in _rules(base):
+            hooks.enter_context(module.register_forward_hook(hook))
+        hooks.enter_context(attention_by(_attend, base))
+        yield
+
+
+def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
+    """Return the hooks of modules, each once, as layers may share an activation."""
+    like = next(base.parameters())
+    rules: list[tuple[Module, Hook]] = []
+    for layers in stack_layers(base):
+        for layer in dict.fromkeys(layers.modules):
+            norms = [module for module in layer.modules() if _is_norm(module)]
+            rules += [(norm, _hold_deviation(norm, like)) for norm in norms]
+            rules += _network_rules(layer, layers.stack)
+    return list(dict.fromkeys(rules))
+
+
+def _is_norm(module: Module) -> bool:
+    return hasattr(module, "eps") or hasattr(module, "variance_epsilon")
+
+
+def _hold_deviation(module: Module, like: Tensor) -> Hook:
+    norm = norm_of(module, like)
+
+    def hook(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
+        return norm.part(inputs[0], inputs[0].detach()) + norm.beta
+
+    return hook
+
+
+def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
+    """Return the rules of a feed-forward network: of its activation, and of its product in a gated one."""
+    first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
+    rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
+    if stack.gated:
+        rules.append((activation, _halve))
+        rules.append((up[0], _halve) if up else (first, _halve_second))
+    return rules
+
+
+def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
+    p = inputs[0]
+    slope = slopes(module.forward, p.detach(), output.detach())
+    constant: Tensor = module.forward(p.new_zeros(1))
+    return slope * p + constant
+
+
+def _halve(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
+    return _scale_gradient(output, HALF)
+
+
+def _halve_second(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
+    """Halve the gradient of the factor that has no activation, the second half of the output."""
+    activated, factor = output.chunk(2, dim=-1)
+    return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with half of the relevance for the values, and a quarter each for queries and keys."""
+    query, key, value = _scale_gradient(query, QUARTER), _scale_gradient(key, QUARTER), _scale_gradient(value, HALF)
+    return explicit()(module, query, key, value, *arguments, **options)
+
+
+def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
+    """Return the same numbers, whose gradient is multiplied by `factor`."""
+    return vectors.detach() + factor * (vectors - vectors.detach())

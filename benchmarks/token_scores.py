@@ -1,0 +1,88 @@
+"""Compare integrated gradients by captum with the token scores of the library, in the tests of `faithfulness`.
+
+    python -m benchmarks.token_scores [--documents 100] [--steps 24] [--to benchmarks/token_scores.csv]
+
+The command needs the results of `make repro`, and captum (`pip install captum`), which is in no lock. Integrated
+gradients (Sundararajan et al., ICML 2017) lead from a text of [MASK], special tokens kept, to the text. The columns are
+those of `reports/plots/faithfulness/faithfulness.csv`, with the rank correlation with `decompx` in the place of that
+with the gradient norm. Removal by [MASK] favours a score whose baseline is [MASK].
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from attnmix.core.arithmetic.kernels import set_arithmetic
+from attnmix.core.device import chosen_device, measuring_device
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import Doubles
+from attnmix.core.store.runs import Run
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM_REMOVAL, Review
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.removal_tables import agreement, draw_donors, faithfulness_table, probability_drops
+from attnmix.measures.documents import read_reviews
+from stages.common.parameters import read_parameters
+
+INTEGRATED_GRADIENTS, REFERENCE = "integrated_gradients", "decompx"
+COMPARED = (RANDOM_REMOVAL, REFERENCE, "attnlrp", "gradient_x_input")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table of the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=100, help="number of reviews")
+    parser.add_argument("--steps", type=int, default=24, help="steps of the integral")
+    parser.add_argument("--to", type=Path, default=Path("benchmarks/token_scores.csv"), help="the table")
+    options = parser.parse_args(arguments)
+    try:
+        from captum.attr import LayerIntegratedGradients
+    except ImportError:
+        print("benchmarks.token_scores: captum is not installed; `pip install captum` adds it", file=sys.stderr)
+        return 1
+    parameters, run = read_parameters(), Run(Path())
+    set_arithmetic(parameters.arithmetic)
+    device = measuring_device(chosen_device())
+    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens // 2, run.drawn_reviews.pairs)
+    if classifier.mask_id is None:
+        raise InputError(f"{run.finetuned}: its tokenizer has no mask token; allowed: models that have one")
+    words = classifier.base.get_submodule(classifier.family.word_embedding)
+    gradients = LayerIntegratedGradients(lambda ids: classifier.model(input_ids=ids).logits, words)
+
+    generator = np.random.default_rng(parameters.seed)
+    reviews = read_reviews("removed", run.drawn_reviews)[: options.documents]
+    documents = [document.cut(parameters.faithfulness.max_length) for document in reviews]
+    drops, agreements = [], []
+    for number, document in enumerate(tqdm(documents, unit="review", disable=None)):
+        review = Review(classifier, document, generator, draw_donors(documents, number, generator))
+        scores = {name: ATTRIBUTIONS[name].scores(review) for name in COMPARED}
+        scores[INTEGRATED_GRADIENTS] = integrate_gradients(gradients, review, options.steps)[None]
+        drops.append(list(probability_drops(review, scores).values()))
+        agreements.append([agreement(review, each, scores[REFERENCE][0]) for each in scores.values()])
+    table = faithfulness_table(np.array(drops), np.array(agreements), list(scores), parameters.seed)
+    table = table.rename(columns=lambda name: name.replace("derivative_", f"{REFERENCE}_"))
+    table.round(4).to_csv(options.to, index=False, lineterminator="\n")
+    print(table.query("share == 'all'").to_string(index=False))
+    return 0
+
+
+def integrate_gradients(gradients: Any, review: Review, steps: int) -> Doubles:
+    """Return the integrated gradients `[T]` of the predicted class's logit from a text of [MASK]."""
+    baseline = review.without(review.words)
+    device = review.classifier.model.device
+    ids_1T, baseline_1T = (torch.tensor([ids], device=device) for ids in (review.ids, baseline))
+    attributions_1TD = gradients.attribute(
+        ids_1T, baselines=baseline_1T, target=review.predicted, n_steps=steps, internal_batch_size=steps
+    )
+    return np.asarray(attributions_1TD[0].sum(-1).detach().cpu().double().numpy())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
