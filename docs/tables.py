@@ -30,7 +30,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
-from docs.number_formats import change, decimal, percent
+from docs.number_formats import change, decimal, interval, percent
 from docs.texts import render_texts
 from experiments.study import SETTINGS
 from stages.common.parameters import Parameters
@@ -40,7 +40,10 @@ from validation.planted_cases import CASES
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("classifiers", "reference", "results", "scale")),
-    *(f"docs/measures/{name}.md" for name in ("controls", "exchange", "faithfulness", "geometry", "matrices", "planted", "ratios")),
+    *(
+        f"docs/measures/{name}.md"
+        for name in ("controls", "exchange", "faithfulness", "geometry", "matrices", "planted", "ratios")
+    ),
     *("docs/imdb/README.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""

@@ -39,5 +39,7 @@ def test_relevance_finds_the_decisive_word(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_learn_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted_words, "MAX_STEPS", 1)
-    with pytest.raises(InputError, match=r"^seed: the loss is 0\.\d+ after 1 steps; allowed: a seed that reaches 0.01$"):
+    with pytest.raises(
+        InputError, match=r"^seed: the loss is 0\.\d+ after 1 steps; allowed: a seed that reaches 0.01$"
+    ):
         write_classifier(tmp_path, 0)
