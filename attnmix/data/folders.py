@@ -30,7 +30,7 @@ SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # characters
 FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
-FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # decides between formats with equal numbers of files
+FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # used if numbers of files are equal
 READER_CONFIGS = {
     "csv": ("datasets.packaged_modules.csv.csv", "CsvConfig"),
     "json": ("datasets.packaged_modules.json.json", "JsonConfig"),
@@ -127,7 +127,7 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the names of the `train` split and, if present, the `test` split; raise `InputError` for missing splits."""
+    """Return the source's names of `train` and, if present, `test`; raise `InputError` for a missing split."""
     splits = {"train": dataset.train_split}
     alone = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and alone:

@@ -27,7 +27,7 @@ COMPRESSED_STARTS = {
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""Additional first bytes that are invalid only for plain or decompressed content."""
+"""Additional first bytes, invalid in plain and decompressed content but allowed in compressed files."""
 COMPRESSION_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",

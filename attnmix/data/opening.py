@@ -114,7 +114,7 @@ class _GzipDecompressor:
 class _StreamReader:
     """A reader of consecutive gzip, bz2 or xz streams, which skips padding.
 
-    Unlike Python's readers, it rejects other bytes after a stream, and a byte order mark at the start of a later stream.
+    Unlike Python's readers, it rejects other bytes after a stream, and byte order marks at the start of later streams.
     """
 
     def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:

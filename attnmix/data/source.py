@@ -57,7 +57,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
             labels = tables[split]["label"].to_numpy()
             drawn = stratified_draw(labels, limit, seed)
             tables[split] = tables[split].iloc[drawn]
-    # The seed equals the seed of the limit, but the sampled rows differ.
+    # The limits use the same seed, but this sample is independent of their row selection.
     tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     if dataset.rare_word is not None:
@@ -70,7 +70,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` for classes missing in train and for splits with one class; warn of other missing classes."""
+    """Raise `InputError` for classes missing in train and splits with one class; warn of further gaps and overlaps."""
     for split, table in tables.items():
         present = set(table["label"])
         lacking = [name for label, name in classes.items() if label not in present]
@@ -150,7 +150,7 @@ def _read_folder(
     names: Sequence[str],
     fetch: Callable[[Sequence[str]], Mapping[str, Path]],
 ) -> Tables:
-    """Return the splits of a data set with the files `names`; `fetch` is called only for files to read."""
+    """Return the splits of a data set with the files `names`; `fetch` provides only the required files."""
     source, configuration = folders.split_name(dataset.name)
     descriptions = fetch([name for name in names if is_description(name)])
     layout = folders.find_layout(dataset.name, names, descriptions, configuration)
