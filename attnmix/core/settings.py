@@ -316,8 +316,8 @@ MIN_UMAP_VECTORS = 20
 MIN_TYPED_UMAP_TOKENS = 48
 """Minimum number of tokens in typed texts for UMAP; below it, principal components preserve as many neighbours.
 
-For twelve texts of IMDb with up to 40 tokens, two principal components preserved more of the 15 nearest neighbours than
-UMAP (commit c727349).
+In twelve texts of IMDb, two principal components preserved more of the 15 nearest neighbours than UMAP for up to 40
+tokens (commit c727349).
 """
 
 

@@ -41,7 +41,7 @@ class Results(Protocol):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The captured texts by document."""
+        """The captured texts by document name."""
 
     @property
     def tokens(self) -> pd.DataFrame:
@@ -162,7 +162,7 @@ class TextResults(MixingTables):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts by document."""
+        """The texts by document name."""
         return dict(zip(self.documents["document"], self.documents["text"], strict=True))
 
     @property

@@ -99,7 +99,7 @@ class Run(MixingTables):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The captured texts by document."""
+        """The captured texts by document name."""
         return self.captured.texts
 
     @property

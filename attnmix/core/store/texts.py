@@ -78,7 +78,7 @@ class TokenizedFiles:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The texts by document."""
+        """The texts by document name."""
         table = read_table(self.texts_file, "tokenize", columns=["document", "text"])
         return dict(table.itertuples(index=False))
 
