@@ -1,1 +1,1 @@
-"""Shared by the whole library: errors, names, statistics."""
+"""Modules shared by all packages: errors, names, settings, statistics and storage."""

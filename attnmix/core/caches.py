@@ -1,4 +1,4 @@
-"""Caches that libraries keep in the home, put into a temporary folder where the home cannot be written.
+"""Caches of numba and matplotlib, redirected to a temporary folder if the home folder is not writable.
 
 Otherwise numba raises an error ("cannot cache function"), and matplotlib warns at every start.
 """
@@ -12,13 +12,13 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages beside whose code numba keeps what it compiles
+COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages with numba's cache next to their code
 
 
 def use_writable_caches() -> None:
-    """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` where they are not set and the usual places cannot be written.
+    """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` if they are undefined and the default folders are not writable.
 
-    To be called before the two libraries are imported.
+    Must be called before numba or matplotlib is used.
     """
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
@@ -27,7 +27,7 @@ def use_writable_caches() -> None:
         os.environ["MPLCONFIGDIR"] = str(_temporary_folder() / "matplotlib")
     if "NUMBA_CACHE_DIR" not in os.environ and not (_can_write(cache_home) or all(map(_can_write, _code_folders()))):
         os.environ["NUMBA_CACHE_DIR"] = str(_temporary_folder() / "numba")
-        if "numba" in sys.modules:  # it reads the variable when it is imported
+        if "numba" in sys.modules:  # numba reads the variable at import only
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 
@@ -37,7 +37,7 @@ def _code_folders() -> list[Path]:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return True where a file can be made in `folder`, which is made too, as the libraries do."""
+    """Return True if a file can be created in `folder`, which is created if necessary, as by numba and matplotlib."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -48,7 +48,7 @@ def _can_write(folder: Path) -> bool:
 
 @cache
 def _temporary_folder() -> Path:
-    """Return a folder of this process and its children, removed at its end."""
+    """Return a temporary folder for this process and its children, removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="attnmix-caches-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

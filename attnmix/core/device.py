@@ -1,8 +1,8 @@
-"""The one place that chooses the device, and sets what correct and repeatable numbers need on it.
+"""Device selection, and settings for correct and reproducible results on the selected device.
 
-A process computes on one device: the one that the environment variable `ATTNMIX_DEVICE` names, else a GPU, else the
-CPU. A launcher (torchrun, accelerate) gives each of its processes a GPU of its own. Apple's GPU must be named, since it
-has no float64, which the measures need: they are then computed on the CPU.
+Each process uses one device: the value of the environment variable `ATTNMIX_DEVICE`, otherwise a GPU, otherwise the
+CPU. A launcher (torchrun, accelerate) assigns a separate GPU to each of its processes. Apple GPUs are used only if
+specified, because they lack float64: the measures are then computed on the CPU.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ VARIABLE = "ATTNMIX_DEVICE"
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""The oldest NVIDIA driver for Linux by the first number of CUDA's version, from the release notes of CUDA."""
+"""Minimum NVIDIA driver for Linux by major version of CUDA, from the CUDA release notes."""
 BARRIER_TIMEOUT = timedelta(days=7)
-"""How long a process waits for others: one of them may work for hours on a long text, and NCCL would give up after 10
-minutes."""
+"""Maximum wait for other processes: a long text may take hours, and the default time limit of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""The setting that cuBLAS reads when CUDA starts; without it torch refuses products, whose sums would vary by run."""
+"""A setting read by cuBLAS when CUDA starts; without it, products are not deterministic and torch refuses them."""
 
 
 def chosen_device() -> torch.device:
-    """Return the device of this process; raise `InputError` where `ATTNMIX_DEVICE` names one that is not here."""
+    """Return the device of this process; raise `InputError` if the device in `ATTNMIX_DEVICE` does not exist."""
     name = os.environ.get(VARIABLE, "").strip()
     if name:
         device = device_named(name, VARIABLE)
@@ -51,7 +50,7 @@ def chosen_device() -> torch.device:
 
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
-    """Return the device `name`, such as `cpu`, `cuda` or `cuda:1`; raise `InputError`, which begins with `key`."""
+    """Return the device `name`, such as `cpu` or `cuda:1`; otherwise raise `InputError`, prefixed with `key`."""
     name, accelerator = str(name), _accelerator()
     allowed, indexed = ["cpu"], list[str]()
     if accelerator is not None:
@@ -66,19 +65,19 @@ def device_named(name: torch.device | str, key: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name that the maker gives to a GPU, or the type of another device."""
+    """Return the product name of a GPU, or the type of any other device."""
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
 def prepare_device(device: torch.device) -> None:
-    """Set the process up for correct and repeatable numbers on `device`, and log which one it is.
+    """Configure the process for correct and reproducible results on `device`, and log the device.
 
-    Products are in full float32 precision, algorithms deterministic. To be called before CUDA starts.
+    Products have full float32 precision, and algorithms are deterministic. Must be called before CUDA starts.
     """
     for name, value in WORKSPACE.items():
         os.environ.setdefault(name, value)
-    # With `warn_only`, attention's derivatives on CUDA are not deterministic, which torch only warns of.
+    # With `warn_only`, torch would only warn of the non-deterministic gradients of attention on CUDA.
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     set_full_precision()
@@ -87,7 +86,7 @@ def prepare_device(device: torch.device) -> None:
 
 
 def measuring_device(device: torch.device) -> torch.device:
-    """Return `device`, or the CPU where it has no float64."""
+    """Return `device`, or the CPU if the device does not support float64."""
     try:
         torch.empty(0, dtype=torch.float64, device=device)
     except TypeError:
@@ -96,21 +95,21 @@ def measuring_device(device: torch.device) -> torch.device:
 
 
 def process_state(device: torch.device) -> PartialState:
-    """Return which of the launcher's processes this is; it is the only one without a launcher."""
-    from accelerate import PartialState  # takes a second
+    """Return the `PartialState` of this process in the launcher's group; without a launcher, it is the only process."""
+    from accelerate import PartialState  # slow import (1 s)
 
     return PartialState(cpu=device.type == "cpu", timeout=BARRIER_TIMEOUT)
 
 
 def end_process_group() -> None:
-    """Leave the launcher's other processes, if this one joined them: torch warns where a process ends without."""
+    """Leave the launcher's process group if this process joined it; otherwise torch warns at exit."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def check_precision(key: str, precision: str, device: torch.device) -> None:
-    """Raise `InputError`, which begins with `key`, where `device` does not compute in `precision`."""
+    """Raise `InputError`, prefixed with `key`, if `device` does not support `precision`."""
     if device.type == "cpu" and precision == "fp16":
         raise InputError(f"{key}: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -119,19 +118,19 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
 
 
 def _accelerator() -> torch.device | None:
-    """Return the kind of accelerator that torch can use, if there is one."""
+    """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old, which `_reason_without_gpu` says in one line
+        warnings.simplefilter("ignore")  # an outdated driver, which `_reason_without_gpu` explains in one line
         return torch.accelerator.current_accelerator(check_available=True)
 
 
 def process_count() -> int:
-    """Return how many processes the launcher (torchrun or accelerate) started."""
+    """Return the number of processes started by the launcher (torchrun or accelerate)."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _launched_index() -> int:
-    """Return the number of this process's GPU; raise `InputError` where the launcher started more than there are."""
+    """Return the GPU index of this process; raise `InputError` if there are more processes than GPUs."""
     if process_count() == 1:
         return 0
     index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
@@ -143,7 +142,7 @@ def _launched_index() -> int:
 
 
 def _log(device: torch.device) -> None:
-    """Log the device, and a warning where a GPU stays idle."""
+    """Log the device, and a warning about idle GPUs."""
     if device.type == "cpu":
         logging.info("device: CPU")
         reason = None if os.environ.get(VARIABLE) else _reason_without_gpu()
@@ -157,7 +156,7 @@ def _log(device: torch.device) -> None:
 
 
 def _details(device: torch.device) -> list[str]:
-    """Return memory and driver of an NVIDIA GPU in words."""
+    """Return a description of an NVIDIA GPU: memory, driver and CUDA version."""
     if device.type != "cuda":
         return []
     details = [f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB"]
@@ -167,7 +166,7 @@ def _details(device: torch.device) -> list[str]:
 
 
 def _driver() -> str | None:
-    """Return the version of the NVIDIA driver, if there is one."""
+    """Return the version of the NVIDIA driver, or None."""
     if not NVIDIA_DRIVER.exists():
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
@@ -175,7 +174,7 @@ def _driver() -> str | None:
 
 
 def _reason_without_gpu() -> str | None:
-    """Return why CUDA does not start although an NVIDIA driver is here; None without a driver, or where it starts."""
+    """Return why CUDA does not start despite an NVIDIA driver; None without a driver or if CUDA starts."""
     driver, cuda = _driver(), torch.version.cuda
     accelerator = _accelerator()
     if driver is None or (accelerator is not None and accelerator.type == "cuda"):
@@ -195,7 +194,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _start_error() -> str:
-    """Return the first line of CUDA's error."""
+    """Return the first line of CUDA's start-up error."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

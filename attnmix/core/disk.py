@@ -1,4 +1,4 @@
-"""Checks of disks and folders before long work starts, and finished work that moves to its place."""
+"""Checks of disk space and folders before long computations, and publication of finished outputs."""
 
 import os
 import shutil
@@ -11,10 +11,10 @@ from attnmix.core.errors import InputError
 
 
 def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
-    """Raise `InputError` where `folder` cannot grow to `size` bytes.
+    """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
-    The files that an interrupted run has left in `folder` count. `demand` begins the message, and `parameters` names
-    what makes the output smaller.
+    Existing files in `folder` from an interrupted run are subtracted. `demand` is the beginning of the message, and
+    `parameters` are the settings that reduce the output.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
@@ -24,7 +24,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
 
 
 def check_writable(folder: Path) -> Path:
-    """Return `folder` or its nearest parent that exists; raise `InputError` where that cannot be written."""
+    """Return `folder` or its nearest existing parent; raise `InputError` if this folder is not writable."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
@@ -32,7 +32,7 @@ def check_writable(folder: Path) -> Path:
 
 
 def check_new_file(key: str, path: Path) -> None:
-    """Raise `InputError` where `path`, set by `key`, cannot become a file, in a folder that exists."""
+    """Raise `InputError` if `path`, set by `key`, cannot become a file in an existing folder."""
     if path.is_dir():
         raise InputError(f"{key}: {path} is a folder; allowed: the path of a file")
     if not path.parent.is_dir():
@@ -43,14 +43,14 @@ def check_new_file(key: str, path: Path) -> None:
 
 
 def check_new_folder(key: str, folder: Path) -> None:
-    """Raise `InputError` where `folder`, set by `key`, is a file, holds anything, or cannot be made."""
+    """Raise `InputError` if `folder`, set by `key`, is a file, is not empty, or cannot be created."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"{key}: {folder} exists; allowed: a folder that is new or empty")
     _check_writable_by_key(key, folder)
 
 
 def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
-    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
+    """Raise `InputError` if `folder`, set by `key`, is a file or contains a name that matches none of `patterns`."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if foreign or folder.is_file():
@@ -69,7 +69,7 @@ def _check_writable_by_key(key: str, folder: Path) -> None:
 
 def _size(folder: Path) -> int:
     size = 0
-    for root, _, files in os.walk(folder):  # skips a folder that another process renames in the meantime
+    for root, _, files in os.walk(folder):  # os.walk skips folders renamed by another process
         for name in files:
             with suppress(FileNotFoundError):
                 size += Path(root, name).stat().st_size
@@ -77,20 +77,20 @@ def _size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Move finished work to the place of the stage's output, in one step."""
+    """Replace a stage's output with the finished folder, by a single rename."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove a stage's unfinished folder once its outputs are published."""
+    """Remove the unfinished folder of a stage after its outputs are published."""
     shutil.rmtree(folder)
     remove_empty(folder.parent)
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove the empty ones of a stage's unfinished folders, and that of all stages where it is empty."""
+    """Remove empty unfinished folders of a stage, and their parent for all stages if it is empty."""
     for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
         with suppress(OSError):  # not empty
             Path(path).rmdir()

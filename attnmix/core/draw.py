@@ -1,4 +1,4 @@
-"""Stratified draws: every class keeps its share, and a seed settles which rows."""
+"""Stratified samples: every class keeps its share, and a seed determines the rows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,9 @@ TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Return `size` row numbers (at most all), sorted, in which every class has its share of `labels`, within one row.
+    """Return `size` sorted row indices (at most all), with the class shares of `labels` up to one row.
 
-    No class is left out where `size` allows it: the largest ones then give the rows that the smallest lack.
+    Every class is represented if `size` allows it; the largest classes then have fewer rows than their shares.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -28,9 +28,9 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Return the row numbers of the rest and of a part, `fraction` of the rows and at least one per class.
+    """Return the row indices of the remainder and of a part with `fraction` of the rows, at least one per class.
 
-    Rows of one of the `groups`, numbered from 0, stay together; the shares are as near as whole groups allow.
+    Rows of the same group in `groups`, numbered from 0, stay together; class shares are as close as groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
     all_alone = len(np.unique(groups)) == len(groups)
@@ -40,12 +40,12 @@ def stratified_split(
 
 
 def typical_reviews(predictions: pd.DataFrame) -> list[int]:
-    """Return row numbers of short, typical reviews: one of each class that is classified right, one classified wrong.
+    """Return row indices of short, typical texts: one correctly classified text per class and one misclassified text.
 
-    `predictions` has a row for each review: `label`, `predicted`, `probability` of the predicted class, and `tokens`.
-    Of the reviews of at most `TYPICAL_TOKENS` tokens (where there are none, of the shortest ones), the one with the
-    median probability is taken, so neither the surest nor the least sure. Of many classes the `TYPICAL_CLASSES` most
-    frequent ones count; a kind that does not occur, such as a wrong classification, is left out.
+    `predictions` has one row per text: `label`, `predicted`, `probability` of the predicted class, and `tokens`. Among
+    the texts with at most `TYPICAL_TOKENS` tokens (or else the shortest ones), the text with the median probability is
+    selected: neither the most nor the least confident. Only the `TYPICAL_CLASSES` most frequent classes are included.
+    A kind without texts, such as misclassified texts, is skipped.
     """
     right = predictions["label"] == predictions["predicted"]
     classes = predictions["label"].value_counts().sort_index().nlargest(TYPICAL_CLASSES).index
@@ -62,10 +62,10 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
 
 
 def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Take groups in random order, each where it lowers the sum of the classes' squared missing shares.
+    """Select groups in random order, each if it reduces the sum of squared missing shares over the classes.
 
-    scikit-learn's StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row
-    is a group.
+    scikit-learn's StratifiedGroupKFold supports equal folds only, and is a hundred times slower if nearly every row is
+    a group.
     """
     _, quota_C = _quotas(labels, size)
     missing_C = quota_C.astype(float)
@@ -74,7 +74,7 @@ def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], 
     taken = np.zeros(len(counts_GC), dtype=bool)
     for group in np.random.default_rng(seed).permutation(len(counts_GC)):
         count_C = counts_GC[group]
-        # (missing - count)^2 - missing^2, the change by taking this group
+        # (missing - count)^2 - missing^2, the change due to this group
         change_C = count_C * (count_C - 2 * missing_C)
         if weights_C @ change_C < 0:
             missing_C -= count_C
@@ -83,11 +83,11 @@ def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], 
 
 
 def _quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the classes, and how many rows of each are drawn."""
+    """Return the classes and the number of rows to draw from each class."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
-    # Largest remainders take what is left; classes that have nothing yet come first.
+    # Classes without any row receive the remaining rows first, then classes with the largest remainders.
     order = np.lexsort((quota - exact, quota > 0))
     quota[order[: size - quota.sum()]] += 1
     while size >= len(classes) and (quota == 0).any():

@@ -1,4 +1,4 @@
-"""`InputError`, for mistakes that the user can fix, and helpers that word its message."""
+"""`InputError`, for mistakes that the user can fix, and helpers for its message."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from attnmix.core.terminal import printable, shorten_words
 
-MAX_MESSAGE = 300  # characters of another library's message in one of ours
+MAX_MESSAGE = 300  # maximum length of a quoted message of another library
 
 
 class InputError(ValueError):
-    """Bad input: the text, one line, names the key, file or value, and what is allowed."""
+    """Invalid input; the message is one line with the key, file or value and the allowed values."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(shorten_words(message), kept=""))
@@ -21,26 +21,26 @@ OUT_OF_MEMORY = (
     "can't allocate memory",  # torch on a CPU
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS starts with memory of its own
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS allocates its workspace at start
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Parts of the messages of torch's errors where memory is too small, on a CPU or on a GPU that others may use too."""
+"""Substrings of torch's error messages for insufficient memory, on a CPU or on a possibly shared GPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error that says that the memory of the machine or of its GPU is too small."""
+    """Return True for an error caused by insufficient CPU or GPU memory."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type where it has none."""
+    """Return the first line of an error's message, or the error's type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the type of another library's error and the beginning of its message."""
+    """Return the type of another library's error and the beginning of its message, in one line."""
     message = " ".join(str(error).split())
     shown = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
@@ -48,7 +48,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Let errors call a model as the user did, by `key` and `name`, and not by the `folder` to which it is copied."""
+    """Replace the local `folder` of a model by the user's `key` and `name` in messages of `InputError`."""
     try:
         yield
     except InputError as error:
@@ -57,9 +57,10 @@ def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
 
 
 def text_problem(text: str) -> str | None:
-    """Return why no tokenizer reads `text` as it is, or None where one does.
+    """Return the reason why tokenizers cannot process `text` unchanged, or None for a valid text.
 
-    Tokenizers drop spaces, control characters and combining marks without a letter, so a text of these alone is empty.
+    Tokenizers drop spaces, control characters and combining marks without a letter; a text without any other character
+    counts as empty.
     """
     if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
         return "the text is empty"

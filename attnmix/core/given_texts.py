@@ -1,12 +1,12 @@
-"""Read what a user gives as texts, from Python and in params.yaml: texts, pairs of texts, or token ids.
+"""Validation of the user's texts, from Python and params.yaml: texts, pairs of texts, or token IDs.
 
     read_texts("time flies")                              one text
-    read_texts(["time flies", "like an arrow"])           several: a list, a tuple, a column of a table or data set
+    read_texts(["time flies", "like an arrow"])           several texts: a list, tuple, or column of a table or data set
     read_texts([("time flies", "like an arrow")])         a pair of texts
-    read_texts([101, 2051, 10029, 102])                   the token ids of one text; a list of such lists: of several
-    read_texts(tokenizer(["time flies"], padding=True))   token ids under their mask
+    read_texts([101, 2051, 10029, 102])                   token IDs of one text; a list of lists for several texts
+    read_texts(tokenizer(["time flies"], padding=True))   token IDs with an attention mask
 
-Everything else is one `InputError`, which names the text by its number and shows the right call.
+Any other input raises an `InputError` with the index of the text and the correct calls.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ CALLS = (
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
-"""Keys of a mapping by which a model would read something else than the token ids alone."""
+"""Keys of a mapping with model inputs that are not supported in addition to the token IDs."""
 SHOWN_CHARACTERS = 40
 SHOWN_NAMES = 5
-SAMPLE_ROWS = 20  # of each column, to find the one with the texts
+SAMPLE_ROWS = 20  # rows per column to identify the text column
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """One text as token ids, special tokens included."""
+    """One text as token IDs, including special tokens."""
 
     ids: list[int]
     types: list[int] | None = None
-    """The `token_type_ids`; None where none were given, so that all are 0."""
+    """The `token_type_ids`; None if not specified, which means 0 for all tokens."""
     masked: bool = False
-    """True where an attention mask said which ids are the text's."""
+    """True if an attention mask was applied, which removes padding."""
 
 
 Item = str | tuple[str, str] | TokenIds
-"""One text in the form in which it was given."""
+"""One text in its input format."""
 
 
 def read_texts(given: Any, key: str = "texts") -> list[Item]:
-    """Return what is given, item by item; all are texts, all are pairs of texts, or all are token ids.
+    """Return the input as a list of texts, a list of pairs of texts, or a list of token IDs.
 
-    Raise `InputError`, which begins with `key`, for anything else, and for an empty or missing text.
+    Raise `InputError`, prefixed with `key`, for any other input and for an empty or missing text.
     """
     if isinstance(given, str):
         return [_text(given, key)]
@@ -77,7 +77,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
 
 
 def read_item(value: Any, key: str) -> Item:
-    """Return one text of several, or the pair or the token ids; raise `InputError`, which begins with `key`."""
+    """Return one text, pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
     names = _column_names(value)
     if IDS in names:
         encodings = _encodings(value, key)
@@ -95,7 +95,7 @@ def read_item(value: Any, key: str) -> Item:
         raise InputError(f"{key} is {_described(value)}; {CALLS}")
     parts = list(map(_as_list, value))
     if len(parts) == 1 and isinstance(parts[0], list):
-        parts = parts[0]  # of a tensor [1, tokens]
+        parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
         raise InputError(f"{key} is empty; {CALLS}")
     if all(map(_is_id, parts)):
@@ -118,7 +118,7 @@ def _text(value: str, key: str) -> str:
 
 
 def _values(given: Any, key: str) -> list[Any]:
-    """Return the items of something that holds several, tensors and arrays among them as numbers."""
+    """Return the items of a collection, with tensors and arrays converted to Python lists and numbers."""
     if _is_missing(given):
         raise InputError(f"{key}: missing ({given}); {CALLS}")
     if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
@@ -132,19 +132,19 @@ def _values(given: Any, key: str) -> list[Any]:
 
 
 def _as_list(value: Any) -> Any:
-    """Return a tensor, an array, a column or a number of one as Python's own lists and numbers; others as they are."""
+    """Return tensors, arrays, columns and their scalars as Python lists and numbers, and other values unchanged."""
     if isinstance(value, str):
         return str(value)
-    if hasattr(value, "detach"):  # a tensor of torch, on whichever device
+    if hasattr(value, "detach"):  # a torch tensor on any device
         value = value.detach().cpu()
-    for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; columns of pyarrow; their values
+    for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; pyarrow columns; pyarrow scalars
         if hasattr(value, name):
             return getattr(value, name)()
-    return value.numpy().tolist() if hasattr(value, "numpy") else value  # a tensor of TensorFlow
+    return value.numpy().tolist() if hasattr(value, "numpy") else value  # a TensorFlow tensor
 
 
 def _encodings(given: Any, key: str) -> list[TokenIds]:
-    """Return the texts of a tokenizer's output, one or a batch, without what its attention mask leaves out."""
+    """Return the texts of a tokenizer's output, for one text or a batch, without masked tokens."""
     names = [name for name in _column_names(given) if given[name] is not None]
     others = [name for name in names if name in OTHER_INPUTS]
     if others:
@@ -165,7 +165,7 @@ def _encodings(given: Any, key: str) -> list[TokenIds]:
 
 
 def _rows(value: Any, key: str) -> list[list[int]]:
-    """Return the rows of whole numbers that an entry of a tokenizer's output holds, of one text or of a batch."""
+    """Return the rows of integers in an entry of a tokenizer's output, for one text or a batch."""
     items = _items(_as_list(value))
     if items and all(map(_is_number, items)):
         items = [items]  # one text
@@ -179,14 +179,14 @@ def _rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return what a list holds, as Python's own; of anything else one item that is no number."""
+    """Return the items of a list as Python objects; any other value results in one item that is not a number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_as_list(item) for item in value]
 
 
 def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
-    """Return the ids where the mask is 1; they must stand in a row."""
+    """Return the token IDs with mask 1, which must be contiguous."""
     if mask is None:
         return encoding
     others = set(mask) - {0, 1}
@@ -202,10 +202,10 @@ def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenId
 
 
 def _column_names(given: Any) -> list[str]:
-    """Return the names under which a mapping, a data frame or a data set holds several things; none of others."""
+    """Return the keys or column names of a mapping, data frame or data set; empty for other objects."""
     if isinstance(given, Mapping):
         return list(map(str, given)) or [""]
-    for attribute in ("column_names", "columns"):  # data sets, tables of pyarrow; data frames
+    for attribute in ("column_names", "columns"):  # data sets and pyarrow tables; data frames
         names = getattr(given, attribute, None)
         if names is not None:
             return list(map(str, names)) or [""]
@@ -227,12 +227,12 @@ def _table_problem(given: Any, names: Sequence[str]) -> str:
 
 
 def _text_column(given: Any) -> str | None:
-    """Return how to select the column with the longest texts, such as `["text"]`, also of a split of a data set."""
+    """Return the selection of the column with the longest texts, such as `["text"]`, also in a split of a data set."""
     if isinstance(given, Mapping):
         keys = list(given)
     else:
         keys = list(given.column_names if hasattr(given, "column_names") else given.columns)
-    if not hasattr(given, "__len__"):  # a stream, which is not read for a message
+    if not hasattr(given, "__len__"):  # do not consume a stream for a message
         return f'["{"text" if "text" in keys else keys[0]}"]'
     best, best_size = None, (0.0, 0.0)
     for key in keys:
@@ -248,18 +248,18 @@ def _text_column(given: Any) -> str | None:
 
 
 def _column(given: Any, key: Any) -> Any:
-    """Return a column; None if two have its name, or the table has another way to select one."""
+    """Return a column, or None if its name is not unique or the table does not support selection by name."""
     try:
         column = given[key]
-    except Exception:  # each kind of table raises its own types
+    except Exception:  # each table library raises its own exceptions
         return None
     return None if getattr(column, "ndim", 1) != 1 else column
 
 
 def _text_size(values: Any) -> tuple[float, float]:
-    """Return the mean numbers of words and characters of a column's first strings; 0 if it holds other values.
+    """Return the mean numbers of words and characters of a column's first strings; 0 if other values are among them.
 
-    Identifiers and addresses may be longer than a text, but are one word.
+    Words are compared first, because an identifier or URL may be longer than a text but is a single word.
     """
     if isinstance(values, str):
         values = [values]
@@ -278,18 +278,18 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return True for a whole number, also as a bool or a float, as masks have them."""
+    """Return True for an integer, including bool and integral float values, which occur in masks."""
     return isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for None, NaN, and the missing values of pandas."""
+    """Return True for None, NaN, and pandas' missing values."""
     is_nan = isinstance(value, float) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _may_be_ids(given: Any) -> bool:
-    """Return True for a list, a tuple, an array or a tensor; whole numbers in a column are labels."""
+    """Return True for a list, tuple, array or tensor; integers in a column are labels, not token IDs."""
     is_array = hasattr(given, "shape") and not hasattr(given, "iloc")
     return is_array or isinstance(given, list | tuple)
 

@@ -1,4 +1,4 @@
-"""Imports of large packages, which the garbage collector need not search."""
+"""Imports of large packages without garbage collection."""
 
 import gc
 import sys
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """Import without the garbage collector, and keep what is imported out of its later searches.
+    """Disable garbage collection during imports, and exclude the imported objects from later collections.
 
-    For commands alone, as the collector is the whole process's: `attnmix` imported by another program leaves it as it
-    is. torch and transformers make half a million objects that live as long as the process. Collections while they are
-    made and when the process ends find nothing and take 2 of the 7 s of a first ratio. Nothing is done where torch is
-    loaded already, or where the collector is off. What a process has before that is kept out too: it is freed with its
-    last reference as ever, but no longer where it refers to itself. `gc.unfreeze()` undoes it.
+    Only for commands, because the garbage collector is process-wide; importing `attnmix` in another program does not
+    change it. torch and transformers create half a million objects that exist until the process ends. Collections
+    during import and at exit free nothing and need 2 of the 7 s for a first ratio. No effect if torch is already loaded
+    or the collector is disabled. Objects created earlier are excluded too: reference counting still frees them, except
+    for reference cycles. `gc.unfreeze()` reverts the exclusion.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

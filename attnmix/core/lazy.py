@@ -1,4 +1,4 @@
-"""A property that is computed once for each object."""
+"""A property computed once per object."""
 
 import functools
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 
-class cached_property(functools.cached_property[Value]):  # noqa: N801 (the name of what it replaces)
-    """`functools.cached_property` without the lock of Python 3.11, for which threads with objects of their own wait."""
+class cached_property(functools.cached_property[Value]):  # noqa: N801 (the name in functools)
+    """`functools.cached_property` without the lock of Python 3.11, which blocks threads that use different objects."""
 
     def __init__(self, function: Callable[[Any], Value]) -> None:
         super().__init__(function)

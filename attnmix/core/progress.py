@@ -1,4 +1,4 @@
-"""Progress of long loops: a bar in a terminal, elsewhere one line if more than ten seconds are expected."""
+"""Progress of long loops: a bar in a terminal, otherwise one line if the expected duration exceeds ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 Task = TypeVar("Task")
 
 BAR_DELAY_SECONDS = 2
-LONG_SECONDS = 10  # expected duration from which a loop is announced without a bar
+LONG_SECONDS = 10  # minimum expected duration of loops announced without a bar
 
 
 class Progress:
@@ -25,10 +25,10 @@ class Progress:
         self.done = 0
         self.started = time.monotonic()
         self.bar = tqdm(total=total, desc=description, delay=BAR_DELAY_SECONDS, disable=None)
-        self.announced = not self.bar.disable  # a bar shows the remaining time itself
+        self.announced = not self.bar.disable  # a bar already shows the remaining time
 
     def advance(self) -> None:
-        """Count one step that is done; announce the loop once its steps turn out to be slow."""
+        """Count a completed step; announce the loop once if its steps are slow."""
         self.done += 1
         self.bar.update()
         elapsed = time.monotonic() - self.started
@@ -42,7 +42,7 @@ class Progress:
 
 @contextmanager
 def show_progress(description: str, total: int) -> Iterator[Progress]:
-    """Yield the progress of a loop with this many steps."""
+    """Yield the progress of a loop with `total` steps."""
     progress = Progress(description, total)
     try:
         yield progress
@@ -51,7 +51,7 @@ def show_progress(description: str, total: int) -> Iterator[Progress]:
 
 
 def track(tasks: Iterable[Task], description: str) -> Iterator[Task]:
-    """Yield the tasks of a loop, and show its progress; a single task has none."""
+    """Yield the tasks of a loop and show its progress, unless there is only one task."""
     counted = tasks if isinstance(tasks, Sized) else list(tasks)
     if len(counted) < 2:
         yield from counted

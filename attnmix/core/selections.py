@@ -1,4 +1,4 @@
-"""Whole numbers by which a user names layers, heads, tokens and classes, checked against those that are there."""
+"""Validation of the user's indices of layers, heads, tokens and classes."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -8,7 +8,7 @@ from attnmix.core.errors import InputError
 
 
 def whole_number(argument: str, given: Any) -> int:
-    """Return a whole number; raise `InputError` for anything else, a bool or a float among it."""
+    """Return an integer; raise `InputError` for any other value, including bools and floats."""
     number = given.item() if hasattr(given, "item") and getattr(given, "ndim", 1) == 0 else given
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise InputError(f"{argument}: {number!r}; allowed: whole numbers")
@@ -16,7 +16,7 @@ def whole_number(argument: str, given: Any) -> int:
 
 
 def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
-    """Return the whole numbers in a list, a range, an array or a tensor; raise `InputError` where there are none."""
+    """Return the integers in a list, range, array or tensor; raise `InputError` for other or empty collections."""
     values = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(f"{argument}: {given!r}; allowed: a list of whole numbers")
@@ -27,7 +27,7 @@ def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
 
 
 def check_range(place: str, numbers: Iterable[int], allowed: range, note: str = "") -> None:
-    """Raise `InputError` for `numbers` outside `allowed`; `place` says of what they are, `note` what is to know."""
+    """Raise `InputError` for `numbers` outside `allowed`; its message begins with `place` and ends with `note`."""
     wrong = ", ".join(str(number) for number in numbers if number not in allowed)
     if wrong:
         raise InputError(f"{place} {wrong}; allowed: {allowed.start} to {allowed.stop - 1}{note}")

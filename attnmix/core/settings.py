@@ -1,4 +1,4 @@
-"""The settings of every step, typed, with their defaults; `params.yaml` has a section for each class."""
+"""Typed settings of every stage with their defaults; each class is a section of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
 def _digits_as_name(value: Any) -> Any:
-    """Return a whole number, also in a list, as text: `-S dataset.text_column=0` names the column `0`."""
+    """Return integers, also in a list, as strings: `-S dataset.text_column=0` selects the column `0`."""
     if isinstance(value, list):
         return [_digits_as_name(item) for item in value]
     return str(value) if type(value) is int else value
 
 
 def _empty_as_none(value: Any) -> Any:
-    """Return None for an empty value: `-S dataset.test_split=` leaves an empty text where the file has nothing."""
+    """Return None for an empty string: `-S dataset.test_split=` sets one, whereas an empty value in YAML is None."""
     return None if value == "" else value
 
 
@@ -67,7 +67,7 @@ def _check_text(text: str) -> str:
 
 
 def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
-    """Return the validator of one value that passes `check`, or of a list of two."""
+    """Return a validator of one string that passes `check`, or of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
         given = value if isinstance(value, list) and len(value) == 2 else [value]
@@ -86,7 +86,7 @@ def _check_name(name: str) -> str:
 
 
 def _targets(value: Any) -> str | list[str]:
-    """Return the names of Linears that adapters change, or the word for all."""
+    """Return the names of the Linear modules with adapters, or `all-linear`."""
     if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
         return value  # type: ignore[no-any-return]  # its type is checked above
     raise ValueError("give all-linear, or a list of names")
@@ -99,7 +99,7 @@ NAMES_BY_PARAMETER = {
     "capture.points": POINTS,
     "umap.layouts": LAYOUTS,
 }
-"""The names that each list of names in params.yaml takes."""
+"""The allowed names in each list of names in params.yaml."""
 
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
@@ -114,7 +114,7 @@ def _one_of(allowed: Iterable[str]) -> AfterValidator:
 
 
 class Section(BaseModel):
-    """A group of settings that cannot be changed; an unknown key, a wrong type or a repeated item is an error."""
+    """An immutable group of settings; unknown keys, wrong types and repeated items are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -130,9 +130,9 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 def checked_section(section: type[Checked], **arguments: Any) -> Checked:
-    """Return the settings of a `section` with these values, the others as by default.
+    """Return a `section` with these values, and defaults for all others.
 
-    Numbers of NumPy and torch count as Python's. Raise `InputError`, which names the arguments, for values that are not
+    NumPy and torch scalars count as Python numbers. Raise `InputError` with the argument names for values that are not
     allowed in `params.yaml` either.
     """
     numbers = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in arguments.items()}
@@ -144,13 +144,13 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
 
 
 def _place(details: ErrorDetails) -> str:
-    """Return the name of a value, with the number of an item in it."""
+    """Return the name of a value, including the index of a list item."""
     name, *parts = details["loc"]
     return str(name) + "".join(f"[{part}]" for part in parts if isinstance(part, int))
 
 
 def problem_text(details: ErrorDetails) -> str:
-    """Return what is not allowed, and why."""
+    """Return the rejected value and the reason."""
     message = details["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(details["input"], dict) else f"{shorten(repr(details['input']))} is not allowed: "
     return f"{shown}{message[0].lower()}{message[1:]}"
@@ -175,7 +175,7 @@ class DatasetParameters(Section):
 
     @property
     def text_columns(self) -> list[str]:
-        """The column of the text, or those of the first and the second of a pair."""
+        """The column of the text, or the two columns of a pair of texts."""
         return [self.text_column] if isinstance(self.text_column, str) else self.text_column
 
     @model_validator(mode="after")
@@ -204,7 +204,7 @@ class ModelParameters(Section):
 
     @property
     def base_model(self) -> ModelParameters | None:
-        """The model that `base` names, as `name` or `name@revision`."""
+        """The model specified by `base`, as `name` or `name@revision`."""
         if self.base is None:
             return None
         name, _, revision = self.base.partition("@")
@@ -263,7 +263,7 @@ class CaptureParameters(Section):
 
     @property
     def elsewhere(self) -> bool:
-        """True where the stores are in another place than DVC's output."""
+        """True if the stores are outside DVC's output folder."""
         return self.store != str(ACTIVATIONS)
 
     @field_validator("store")
@@ -278,11 +278,11 @@ class CaptureParameters(Section):
 
     @property
     def typical(self) -> bool:
-        """True where no text is chosen, so that a rule chooses typical reviews."""
+        """True if no texts are specified, in which case a rule selects typical texts."""
         return not (self.documents or self.drawn or self.texts)
 
     def check_documents(self, reviews: int) -> None:
-        """Raise `InputError` for a row number that the test split of `reviews` lacks."""
+        """Raise `InputError` for a row index outside the test split with `reviews` texts."""
         numbers = ", ".join(str(number) for number in self.documents if number >= reviews)
         if numbers:
             allowed = f"rows 0 to {reviews - 1} are allowed"
@@ -312,14 +312,14 @@ class FaithfulnessParameters(Section):
 
 
 MAX_PARTS_TOKENS = 128
-"""Tokens of the longest captured text whose vectors are taken apart, which takes time by the square of their number."""
+"""Maximum tokens of a captured text for the decomposition of its vectors, with a run time quadratic in the length."""
 MIN_UMAP_VECTORS = 20
-"""Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's."""
+"""Minimum number of distinct vectors for UMAP: with fewer, nearly all vectors are among the 15 neighbours."""
 MIN_TYPED_UMAP_TOKENS = 48
-"""Tokens of typed texts, below which their page shows principal components alone: they keep as many neighbours.
+"""Minimum number of tokens in typed texts for UMAP; below it, principal components preserve as many neighbours.
 
-In twelve reviews of IMDb, two principal components kept more of the 15 nearest neighbours than UMAP up to 40 tokens
-(commit c727349).
+In twelve texts of IMDb, two principal components preserved more of the 15 nearest neighbours than UMAP for up to 40
+tokens (commit c727349).
 """
 
 
@@ -340,7 +340,7 @@ class UmapParameters(Section):
         return seeds
 
     def check_neighbours(self, vectors: int, key: str = "umap.n_neighbors") -> None:
-        """Raise `InputError` where a map's `vectors` are fewer than `n_neighbors` and the vector itself."""
+        """Raise `InputError` if a map has `n_neighbors` vectors or fewer; `vectors` is the number of vectors."""
         if self.n_neighbors >= vectors:
             raise InputError(f"{key}: {self.n_neighbors} of {vectors} vectors; allowed: 2 to {vectors - 1}")
 

@@ -1,4 +1,4 @@
-"""Signals that stop a process, raised as an exception: temporary folders are then removed, and locks released."""
+"""Conversion of stop signals into an exception, which removes temporary folders and releases locks."""
 
 import os
 import signal
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# SIGTERM is sent by batch systems before they take the machine away, and by torchrun when another process fails; SIGHUP
-# by a terminal that is closed. Windows has no SIGHUP.
+# Batch systems send SIGTERM before they reclaim the machine, and torchrun when another process fails. A terminal sends
+# SIGHUP when it is closed; Windows does not define SIGHUP.
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 _received: list[int] = []
 
 
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
-    """Let the first of `STOP_SIGNALS` raise KeyboardInterrupt; the second ends the process at once, like SIGKILL."""
+    """Raise KeyboardInterrupt at the first of `STOP_SIGNALS`; the second ends the process immediately, like SIGKILL."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # as in the background of a shell, and behind nohup
+        if handler is not signal.SIG_IGN:  # background jobs of a shell and nohup ignore signals
             signal.signal(number, _stop)
     try:
         yield
@@ -27,7 +27,7 @@ def stop_signals_raised() -> Iterator[None]:
 
 
 def received_signal() -> int | None:
-    """Return the number of the stop signal, once it has come."""
+    """Return the number of the received stop signal, or None."""
     return _received[0] if _received else None
 
 

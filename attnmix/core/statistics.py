@@ -1,4 +1,4 @@
-"""Rank correlations, and means with bootstrap intervals: documents are resampled, not tokens."""
+"""Rank correlations, and means with bootstrap intervals from resampled texts (not tokens)."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri, stdtrit  # of scipy.stats, which takes longer to load: the same numbers
+from scipy.special import ndtr, ndtri, stdtrit  # equal to scipy.stats, which imports slowly
 
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 BOOTSTRAP_SAMPLES = 2000
-MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
-MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to be printed or drawn
-MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
-MIN_UNEXPLAINED = 1e-9  # smallest share of a variance that a given variable leaves; less is rounding
-BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, as 8 bytes each before they are kept as one
+MIN_SIMULTANEOUS = 20  # texts; `Resampled.simultaneous` explains the minimum
+MIN_INTERVAL_DOCUMENTS = 8  # texts; with fewer, a bootstrap interval is too uncertain to print or draw
+MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors
+MIN_UNEXPLAINED = 1e-9  # smallest unexplained share of a variance; smaller values are rounding errors
+BLOCK_DRAWS = 2**18  # counts per draw (texts times samples); a drawn count has 8 bytes, a stored one 1 byte
 
 
 class Sums(NamedTuple):
-    """A quantity of N texts: its sums over the tokens of each text, and their divisors.
+    """A quantity summed over the tokens of each of N texts, with the divisors of the sums.
 
-    One text's sums have the same form without the first axis. Every mean over tokens or texts is made of these.
+    The sums of a single text have no first axis. All means over tokens or texts are computed from `Sums`.
     """
 
     values: Doubles
     """The sums `[N, ...]`."""
     counts: Doubles
-    """Numbers of tokens in a shape that broadcasts to the values; 0 of a text that does not count."""
+    """Numbers of tokens, broadcastable to the values; 0 for excluded texts."""
 
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
-        """Return the sums over the last axis of one text's values `[..., T]`, and the numbers of values but NaN."""
+        """Return the sums of one text's values `[..., T]` over the last axis, with the numbers of non-NaN values."""
         return cls(np.nansum(values, -1), (~np.isnan(values)).sum(-1, dtype=np.float64))
 
     @classmethod
     def stack(cls, texts: Sequence[Sums]) -> Self:
-        """Return the sums of single texts, in their order, as one."""
+        """Return the stacked sums of single texts, in their order."""
         return cls(np.stack([text.values for text in texts]), np.stack([text.counts for text in texts]))
 
     def take(self, texts: slice | Sequence[int]) -> Sums:
-        """Return the sums of some of the texts; memory-mapped sums are read here."""
+        """Return the sums of selected texts; memory-mapped sums are loaded into memory."""
         return Sums(np.asarray(self.values[texts]), np.asarray(self.counts[texts]))
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return sums for all `texts`, with these sums at `numbers` and counts of 0 elsewhere."""
+        """Return sums for `texts` texts, with these sums at the indices `numbers` and counts of 0 elsewhere."""
         values = np.zeros((texts, *self.values.shape[1:]))
         counts = np.zeros((texts, *self.counts.shape[1:]))
         values[list(numbers)] = self.values
@@ -55,12 +55,12 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def means(self) -> Doubles:
-        """Return the mean of each text `[N, ...]`; NaN of a text that does not count."""
+        """Return the mean of each text `[N, ...]`; NaN for excluded texts."""
         return _ratio(self.values, self.counts)
 
 
 class Interval(NamedTuple):
-    """A value and the ends of its 95 % percentile interval, arrays of one shape."""
+    """A value and the bounds of its 95 % interval, as arrays of the same shape."""
 
     mean: Doubles
     low: Doubles
@@ -68,21 +68,21 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-    """Weighted means of the documents as they are `[...]`, and in every bootstrap sample `[samples, ...]`.
+    """Weighted means over the texts `[...]`, and over the texts of every bootstrap sample `[samples, ...]`.
 
-    Intervals of n documents are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
-    freedom, to the normal quantile (Hesterberg, The American Statistician 2015); NaN with fewer than two documents.
+    Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
+    freedom, to the normal quantile (Hesterberg, The American Statistician 2015); NaN with fewer than two texts.
     """
 
     mean: Doubles
     samples: Doubles
     documents: Doubles
-    """Number of documents in each mean `[...]`."""
+    """Number of texts in each mean `[...]`."""
     counts: Doubles | float = np.nan
-    """The divisors of the documents' sums `[...]`: numbers of tokens, where a mean is over tokens."""
+    """Divisors of the sums over all texts `[...]`: numbers of tokens for means over tokens."""
 
     def interval(self) -> Interval:
-        """Return the widened percentile interval, without the samples in which nothing was counted."""
+        """Return the widened percentile interval, without samples with a count of zero."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         ends = np.quantile(self.samples, tails, axis=0)
         missing = np.isnan(self.samples)
@@ -93,16 +93,17 @@ class Resampled(NamedTuple):
         return Interval(self.mean, low, high)
 
     def correlations(self) -> Interval:
-        """Return `interval`, clipped to what a correlation can be."""
+        """Return `interval`, clipped to [-1, 1], the range of correlations."""
         return Interval(*(np.clip(part, -1, 1) for part in self.interval()))
 
     def simultaneous(self) -> Interval:
-        """Return 95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
+        """Return simultaneous 95 % intervals over all cells: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
 
-        With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
-        of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
-        as rarely as a normal variable exceeds c. NaN in a cell that does not vary, that is missing in a sample, or that
-        has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance.
+        The intervals are mean ± t sqrt(n / (n - 1)) se. Here, se is a cell's standard error over the samples, and c is
+        the 95 % quantile over samples of the largest |sample - mean| / se of all cells. The quantile t has the same
+        tail probability under Student's t with n - 1 degrees of freedom as c under the normal distribution. NaN for
+        cells that are constant, missing in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts: with fewer, too
+        many intervals exclude 0 by chance.
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean = self.mean.ravel()
@@ -116,26 +117,26 @@ class Resampled(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
-        """Return the paired difference: the same documents in each sample of both."""
+        """Return the paired difference; both sides have the same texts in each sample."""
         documents = np.minimum(self.documents, other.documents)
         counts = np.minimum(self.counts, other.counts)
         return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
 
 
 class Draws:
-    """How often each document is in each bootstrap sample: the same for the same seed and number of documents."""
+    """Counts of each text in each bootstrap sample, determined by the seed and the number of texts."""
 
     def __init__(self, documents: int, samples: int, seed: int) -> None:
         generator = np.random.default_rng(seed)
         shares = np.full(documents, 1 / documents)
-        self.counts = np.empty((samples, documents), np.uint8)  # the chance that one reaches 256 is below 1e-500
+        self.counts = np.empty((samples, documents), np.uint8)  # a count reaches 256 with probability < 1e-500
         step = max(1, BLOCK_DRAWS // documents)
         for start in range(0, samples, step):
             stop = min(start + step, samples)
             self.counts[start:stop] = generator.multinomial(documents, shares, size=stop - start)
 
     def resample(self, chunks: Iterable[Sums]) -> Resampled:
-        """Return the means of all documents, which come in `chunks`, in their order; one is in memory at a time."""
+        """Return the means over all texts; `chunks` are in text order, and one chunk at a time is in memory."""
         sums: Any = 0.0
         counts: Any = 0.0
         documents: Any = 0.0
@@ -158,19 +159,19 @@ class Draws:
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return `Draws.resample` of the documents as one chunk."""
+    """Return `Draws.resample` of all texts as a single chunk."""
     return Draws(len(sums), samples, seed).resample([Sums(sums, np.asarray(counts, dtype=np.float64))])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:
-    """Return the quantile that replaces a normal one in the interval of a mean over this number of documents."""
+    """Return the replacement of a normal quantile in the interval of a mean over this number of texts."""
     number = np.where(documents >= 2, documents, np.nan)
     wider = np.sqrt(number / (number - 1))
     return np.asarray(-stdtrit(number - 1, ndtr(-quantile)) * wider)
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
-    """Return the rank correlation of layer means `[layers, ...]` with depth; NaN where they are constant."""
+    """Return the rank correlation of layer means `[layers, ...]` with depth; NaN for constant means."""
     depth = np.arange(len(by_layer.mean))
     correlation = rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth)
     sample_correlations = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
@@ -178,9 +179,9 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 
 
 class Verdict(StrEnum):
-    """The verdicts on a difference of two means, with the words of `attnmix.compare`.
+    """The verdicts on a difference of two means, in the words of `attnmix.compare`.
 
-    None of them says that there is no difference, which no interval shows.
+    No verdict states the absence of a difference, because an interval cannot show it.
     """
 
     HIGHER = "higher"
@@ -191,10 +192,10 @@ class Verdict(StrEnum):
 
 
 def verdict(low: float, high: float, documents: float) -> Verdict:
-    """Return the verdict on a difference with a 95 % interval over this number of documents.
+    """Return the verdict on a difference with a 95 % interval over this number of texts.
 
-    Below `MIN_SIMULTANEOUS` documents there is no verdict, whatever the interval. `INCONCLUSIVE` is a difference
-    whose interval includes 0.
+    With fewer than `MIN_SIMULTANEOUS` texts the verdict is `TOO_FEW_TEXTS` for every interval. A difference is
+    `INCONCLUSIVE` if its interval includes 0.
     """
     if documents < MIN_SIMULTANEOUS:
         return Verdict.TOO_FEW_TEXTS
@@ -206,9 +207,9 @@ def verdict(low: float, high: float, documents: float) -> Verdict:
 
 
 class Jackknifed(NamedTuple):
-    """A statistic `[...]` of N documents, and `without` each of them `[N, ...]`.
+    """A statistic `[...]` of N texts, and its leave-one-out values `without` `[N, ...]`.
 
-    For statistics of pairs of documents, of which a bootstrap would draw pairs of a document with itself.
+    The jackknife is used for statistics of pairs of texts, because a bootstrap would pair texts with themselves.
     """
 
     whole: Doubles
@@ -216,13 +217,13 @@ class Jackknifed(NamedTuple):
 
     @property
     def documents(self) -> int:
-        """The number of documents."""
+        """The number of texts."""
         return len(self.without)
 
     def interval(self) -> Interval:
-        """Return the 95 % jackknife interval; NaN with fewer than three documents.
+        """Return the 95 % jackknife interval; NaN with fewer than three texts.
 
-        Student's t has one degree of freedom less than there are documents.
+        Student's t has N - 1 degrees of freedom.
         """
         if self.documents < 3:
             unknown = np.full_like(self.whole, np.nan)
@@ -232,7 +233,7 @@ class Jackknifed(NamedTuple):
         return Interval(self.whole, self.whole - half, self.whole + half)
 
     def minus(self, other: Jackknifed) -> Jackknifed:
-        """Return the paired difference, of the same documents."""
+        """Return the paired difference over the same texts."""
         return Jackknifed(self.whole - other.whole, self.without - other.without)
 
 
@@ -241,9 +242,9 @@ def _ratio(sums: Doubles, counts: Doubles) -> Doubles:
 
 
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the correlation over the last axis of two arrays that broadcast to each other.
+    """Return the rank correlation over the last axis of two arrays with broadcastable shapes.
 
-    NaN where one side is constant or holds a NaN.
+    NaN if one side is constant or contains NaN.
     """
     first_centred = _centred_ranks(first)
     second_centred = _centred_ranks(second)
@@ -255,8 +256,8 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 
 def _centred_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks over the last axis, less their mean."""
-    from scipy.stats import rankdata  # tenths of a second, which a mean need not take
+    """Return the ranks over the last axis minus their mean."""
+    from scipy.stats import rankdata  # slow import, needed for ranks only
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))
     return np.asarray(ranks - ranks.mean(-1, keepdims=True))
@@ -267,7 +268,7 @@ def partial_correlation(
 ) -> npt.NDArray[np.float64]:
     """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
 
-    For rank correlations this is Pearson's correlation of the residuals of ranks. NaN where z explains all of x or y.
+    For rank correlations this is Pearson's correlation of the residuals of ranks. NaN if z fully explains x or y.
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)

@@ -1,4 +1,4 @@
-"""Keep codes that act on a terminal, and messages of libraries that the project's own replace, from the terminal."""
+"""Terminal output: escape control characters, shorten user values and silence log messages of other libraries."""
 
 import logging
 import re
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 LIBRARIES = ("datasets", "huggingface_hub", "transformers")
 KEPT_CONTROLS = "\n\t"
 DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Marks that make a terminal write backwards."""
-MAX_VALUE = 80  # characters of a user's value in a message
+"""Unicode bidirectional control characters."""
+MAX_VALUE = 80  # maximum length of a user's value in a message
 LONG_WORD = re.compile(rf"([^\s/]{{{MAX_VALUE}}})[^\s/]{{{256 - MAX_VALUE},}}")
-"""A run of characters that is too long for a file name, so that it can only be a value of the user's data."""
+"""A word of at least 256 characters: longer than any file name, and therefore a value from the user's data."""
 
 
 def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
-    r"""Return `text` with its control characters escaped, but for those that are `kept`.
+    r"""Return `text` with its control characters escaped, except the characters in `kept`.
 
     >>> printable("\x1b[31mgood")
     '\\x1b[31mgood'
@@ -28,18 +28,18 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
 
 
 def shorten(value: object) -> str:
-    """Return a user's value for a message, cut to `MAX_VALUE` characters."""
+    """Return a user's value as a string of at most `MAX_VALUE` characters, for a message."""
     text = str(value)
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
 def shorten_words(text: str) -> str:
-    """Return a message with each word that no file name can have cut to `MAX_VALUE` characters."""
+    """Return a message with words longer than any file name truncated to `MAX_VALUE` characters."""
     return LONG_WORD.sub(r"\1...", text)
 
 
 def _acts(char: str) -> bool:
-    """Return True for control characters, marks of direction, and halves of characters, which cannot be encoded."""
+    """Return True for control characters, bidirectional controls, and lone surrogates, which cannot be encoded."""
     return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in DIRECTIONS
 
 
@@ -48,15 +48,15 @@ def _escaped(char: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """A formatter whose lines are `printable`: they may name classes, files and words of the user's data."""
+    """A log formatter with `printable` lines, because messages may quote class names, files and words of the user."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the formatted line of a record."""
         return printable(shorten_words(super().format(record)))
 
 
 def log_to_terminal(level: int) -> None:
-    """Log to stderr, from `level` on."""
+    """Log to stderr, with `level` as the minimum level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -64,9 +64,9 @@ def log_to_terminal(level: int) -> None:
 
 @contextmanager
 def without_library_messages() -> Iterator[None]:
-    """Leave out what `LIBRARIES` log, such as a table of weights that a checkpoint lacks; then restore their levels.
+    """Suppress log messages of `LIBRARIES`, such as a table of missing weights, and restore their levels afterwards.
 
-    They must be imported already: an import sets a library's level anew.
+    The libraries must already be imported, because an import resets the level of its library.
     """
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]

@@ -1,8 +1,8 @@
 """The number of threads of small computations.
 
-A thread of OpenMP waits for the others actively. On busy cores, where one of them may itself have to wait for a core, a
-short operation then takes many times as long as in one thread. `OMP_WAIT_POLICY=passive` avoids that, but must be set
-before torch is loaded, as the commands and stages do.
+OpenMP threads wait for each other actively. On busy cores, a thread may itself have to wait for a core, which makes a
+short operation many times slower than in a single thread. `OMP_WAIT_POLICY=passive` avoids this but must be set before
+torch is loaded, as in the commands and stages.
 """
 
 import os
@@ -14,26 +14,26 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-ONE_THREAD_TOKENS = 256  # per pass; for fewer tokens, waking a thread takes as long as the operation
+ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread is as slow as the operation
 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Compute in one thread where a pass has few tokens and threads wait actively; other threads are not affected."""
+    """Use a single OpenMP thread if the pass has few tokens and threads wait actively; other threads are unaffected."""
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield
         return
-    torch.get_num_threads()  # on its first use in a thread, torch sets the number of OpenMP's threads
+    torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
     with _openmp().limit(limits=1):
         yield
 
 
 def wait_passively() -> bool:
-    """Return True if the environment lets OpenMP's threads sleep while they wait."""
+    """Return True if the environment makes waiting OpenMP threads sleep."""
     return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
 
 
 @cache
 def _openmp() -> Any:
-    """Return the OpenMP libraries; their number of threads is set for each thread."""
+    """Return the OpenMP libraries; their thread limit applies to the calling thread only."""
     return ThreadpoolController().select(user_api="openmp")

@@ -1,4 +1,4 @@
-"""The state of torch that the measures need: full float32 precision, no autocast, derivatives possible."""
+"""The state of torch required by the measures: full float32 precision, no autocast, gradients enabled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 
 @contextmanager
 def torch_state() -> Iterator[None]:
-    """Set the state of torch that correct numbers need, whatever the user chose; then restore the choice.
+    """Set the torch state required for correct results, and restore the user's settings afterwards.
 
-    Autocast and inference mode are off and derivatives on, which apply to the current thread. Products use all digits
-    of float32 numbers (TensorFloat-32 rounds them to 10 bits), and new tensors are float32 tensors on the CPU. Several
-    threads may be inside: the last one to leave restores what applies to the whole process. Raise `InputError` inside
-    of transforms such as `torch.func.vmap`.
+    Autocast and inference mode are disabled and gradients enabled in the current thread. Matrix products use full
+    float32 precision (TensorFloat-32 rounds to 10 bits), and new tensors are float32 tensors on the CPU. Several
+    threads may enter the context; the last one to exit restores the process-wide settings. Raise `InputError` inside
+    transforms such as `torch.func.vmap`.
     """
     _check_transforms()
     with ExitStack() as stack:
@@ -38,16 +38,16 @@ def torch_state() -> Iterator[None]:
 
 
 def set_full_precision() -> None:
-    """Compute products of float32 numbers from all of their digits."""
+    """Set matrix products of float32 tensors to full precision."""
     torch.set_float32_matmul_precision("highest")
     cudnn: Any = torch.backends.cudnn
     cudnn.allow_tf32 = False
     for backend in (cudnn.conv, cudnn.rnn):
-        backend.fp32_precision = "ieee"  # else they follow torch.backends.fp32_precision
+        backend.fp32_precision = "ieee"  # otherwise they follow torch.backends.fp32_precision
 
 
 class _Shared:
-    """A context of the whole process, which several threads may enter: the first enters it, the last leaves it."""
+    """A process-wide context for several threads: the first thread enters it, and the last one exits it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
@@ -87,9 +87,9 @@ def _eager_stance() -> Iterator[None]:
 
 @contextmanager
 def forward_derivatives() -> Iterator[None]:
-    """Let one thread at a time compute forward-mode derivatives, whose level torch counts for the whole process.
+    """Restrict forward-mode derivatives to one thread at a time, because torch counts their level per process.
 
-    Raise `InputError` inside of the caller's own derivatives of this kind.
+    Raise `InputError` inside forward-mode derivatives of the caller.
     """
     with _forward_derivatives:
         if forward_ad._current_level >= 0:
@@ -99,18 +99,18 @@ def forward_derivatives() -> Iterator[None]:
 
 _process_state = _Shared(_numeric_settings)
 uncompiled = _Shared(_eager_stance)
-"""A context in which functions that `torch.compile` made run uncompiled."""
+"""A context that disables compilation by `torch.compile`: compiled functions run eagerly."""
 _forward_derivatives = threading.Lock()
 
 
 def _autocast_devices() -> list[str]:
-    """Return the types of devices for which autocast is on in this thread."""
+    """Return the device types with autocast enabled in this thread."""
     kinds = (*DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
 
 
 def _check_transforms() -> None:
-    """Raise `InputError` inside of transforms of torch, under which the measures cannot read their numbers."""
+    """Raise `InputError` inside torch transforms, which hide the tensor values from the measures."""
     transforms = {
         "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
         "FakeTensorMode": torch._guards.detect_fake_mode() is not None,
@@ -132,13 +132,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    torch_backends: Any = torch.backends  # some of its attributes exist only while it runs
+    torch_backends: Any = torch.backends  # some attributes exist only at run time
     cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
     backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul]
     precisions = [backend.fp32_precision for backend in backends]
     try:
         older_settings = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # chosen through `fp32_precision`, after which torch refuses to read its older settings
+    except RuntimeError:  # once `fp32_precision` is set, torch refuses to read the older settings
         older_settings = None
     try:
         set_full_precision()

@@ -1,1 +1,1 @@
-"""Labelled reviews: reading, checking, drawing and splitting."""
+"""Labelled texts: reading, validation, sampling and splitting."""

@@ -1,4 +1,4 @@
-"""Read parquet and arrow files by batches, until the table grows beyond what such a file may hold."""
+"""Readers of parquet and arrow files, in batches with a limit on the size of the table."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ BATCH_ROWS = 2**14
 
 
 def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of a parquet file, each repeated text held once while it is read."""
+    """Return the columns of a parquet file, storing repeated texts only once while reading."""
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content:
         schema = pq.read_schema(content)
@@ -37,7 +37,7 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of an arrow file, in the stream format (as `datasets` writes it) or the file format."""
+    """Return the columns of an arrow file, in the stream format (used by `datasets`) or the file format."""
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
         check_names(schema.names, columns, shown)
@@ -48,7 +48,7 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
 
 
 def stored_class_names(path: Path, column: str) -> list[str] | None:
-    """Return the names of the classes that `datasets` stores beside a column of codes in parquet and arrow files."""
+    """Return the class names stored by `datasets` in the metadata of parquet and arrow files, or None."""
     suffix = data_suffix(path.name)
     if suffix not in (".parquet", ".arrow"):
         return None
@@ -61,13 +61,13 @@ def stored_class_names(path: Path, column: str) -> list[str] | None:
     try:
         features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return [str(name) for name in features[column]["names"]]
-    except (KeyError, TypeError, ValueError):  # another program's, or no classes
+    except (KeyError, TypeError, ValueError):  # metadata of another program, or a column without classes
         return None
 
 
 @contextmanager
 def _open_seekable(path: Path) -> Iterator[Any]:
-    """Yield a file whose end can be read first; a compressed one is decompressed into memory."""
+    """Yield a seekable file; compressed files are decompressed into memory."""
     with open_bytes(path) as content:
         yield pa.BufferReader(content.read()) if compression_of(path.name) else content
 
@@ -85,7 +85,7 @@ def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.Re
 
 
 def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.RecordBatch]:
-    """Return all batches; raise `ValueError` as soon as they take more than `limit` bytes."""
+    """Return all batches; raise `ValueError` as soon as they exceed `limit` bytes."""
     kept = []
     size = 0
     for batch in batches:
@@ -96,9 +96,9 @@ def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.Rec
 
 
 def _to_frame(table: pa.Table) -> pd.DataFrame:
-    table.validate(full=True)  # that texts are UTF-8
+    table.validate(full=True)  # checks that texts are UTF-8
     for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # so that its values count as those of any other column
+        if pa.types.is_dictionary(field.type):  # dictionary values are treated like other columns
             table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
     frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
     return frame
@@ -110,7 +110,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
-    """Return the size of these columns without compression, as the file declares it."""
+    """Return the uncompressed size of the columns `names`, as declared in the file."""
     size = 0
     for group_number in range(metadata.num_row_groups):
         group = metadata.row_group(group_number)
@@ -122,7 +122,7 @@ def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
 
 
 def _expanded_bytes(column: pa.Array) -> int:
-    """Return the size of a column with each of its texts written out."""
+    """Return the size of a column without dictionary encoding of its texts."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     if not _is_text(column.type.value_type):

@@ -1,7 +1,7 @@
-"""The classes of labelled reviews, from the values of their label column: words, whole numbers or truth values.
+"""The classes of labelled texts, from the values of the label column: words, integers or truth values.
 
-Words stay as they are written, so `01` and `1` are two classes. Numbers are sorted as numbers. Where a description
-names the classes, a column holds either codes (0 for the first name) or names, in all files and splits:
+Words are kept unchanged, so `01` and `1` are different classes. Numbers are sorted numerically. If a description
+defines class names, the column contains either codes (0 for the first name) or names, in all files and splits:
 `choose_reading`.
 """
 
@@ -23,16 +23,16 @@ from attnmix.core.terminal import DIRECTIONS, shorten
 
 Reading = Literal["codes", "names"]
 TRUTH_NAMES = {"true", "false"}
-MAX_SHOWN_CLASSES = 5  # in one message
+MAX_SHOWN_CLASSES = 5  # maximum number of classes in a message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
-WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # as a column of numbers with a gap is written
+WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # format of integers in a column with missing values
 CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")
 DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
-"""The start of what a spreadsheet computes when it opens a csv file: `=1+1`, `@sum`, `-x`; but not `-1` and not `+`."""
+"""The beginning of a spreadsheet formula in a csv file, such as `=1+1`, `@sum` and `-x`, but not `-1` or `+`."""
 INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Letters and marks that show nothing, besides the category Cf and the variation selectors."""
-UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # categories of Unicode: control characters, half characters, line breaks
+"""Invisible letters and marks, in addition to the category Cf and the variation selectors."""
+UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: control characters, surrogates, line breaks
 
 
 class FileLabels(NamedTuple):
@@ -44,9 +44,9 @@ class FileLabels(NamedTuple):
 
 
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
-    """Return the tables with classes numbered from 0 as `label`, and their names as `label_name`.
+    """Return the tables with class indices from 0 as `label`, and class names as `label_name`.
 
-    Raises `InputError`, which begins with `where`, for values that are no classes and names that cannot be written out.
+    Raise `InputError`, prefixed with `where`, for values that are not classes and for unprintable names.
     """
     classes = _classes(_join([table["label"] for table in tables.values()]), where)
     order = list(dict.fromkeys(classes.values()))
@@ -73,15 +73,15 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return whether the label column of all files holds codes or names; unlabelled rows (-1) and gaps do not count.
+    """Return whether the label column of all files contains codes or names, ignoring unlabelled (-1) and missing rows.
 
-    Numbers are codes. Words are names, or codes if not all of them are names. Words of files without types (csv, tsv)
-    that are all both, with different meanings, are ambiguous. Raises `InputError` for these, for any other value, and
-    for files that contradict each other.
+    Numbers are codes. Words are names, or codes if some words are not names. Words of files without types (csv, tsv)
+    are ambiguous if all of these words are both codes and names, with different meanings. Raise `InputError` for
+    ambiguous words, for any other value, and for files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: its classes have the names {shown_classes(names)}; each name once")
-    first: dict[Reading, str] = {}  # the first file of each reading that has no other
+    first: dict[Reading, str] = {}  # the first file with this reading as the only possibility
     is_untyped = False
     differing: dict[str, None] = {}
     for file in files:
@@ -105,7 +105,7 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
 
 
 def _present_values(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
-    """Return the labels of a file without gaps, each once: `True` and 1 are equal, and two labels."""
+    """Return the unique labels of a file without missing values; `True` and 1 are equal but different labels."""
     values: dict[tuple[str, Any], None] = {}
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
@@ -115,7 +115,7 @@ def _present_values(file: FileLabels, names: Sequence[str], where: str) -> list[
 
 
 def _possible_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return how the labels of one file may be read; raise `InputError` if they may not."""
+    """Return the possible readings of the labels of a file; raise `InputError` if there are none."""
     kinds = {_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
@@ -140,7 +140,7 @@ def _possible_readings(present: Sequence[Any], names: Sequence[str], where: str)
 
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
-    """Return codes or names of classes as names, in the order of the source; a gap stays one."""
+    """Return codes or names of classes as names, in the order of the source; missing values are kept."""
     numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
     truths = {name.casefold() == "true": number for name, number in numbers.items()}
     codes = []
@@ -155,7 +155,7 @@ def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> 
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a class may not have this name in tables and on a terminal, or None where it may."""
+    """Return why a class name is unsuitable for tables and terminals, or None for a valid name."""
     if any(unicodedata.category(letter) in UNPRINTABLE or letter in DIRECTIONS for letter in name):
         return "whose name holds control characters; rename it"
     if FORMULA.match(unicodedata.normalize("NFKC", name)):
@@ -164,13 +164,13 @@ def name_problem(name: str) -> str | None:
 
 
 def shown_classes(values: Sequence[Any]) -> str:
-    """Return the first classes for a message, words in quotes."""
+    """Return the first classes for a message, with words in quotes."""
     words = [repr(shorten(value)) if isinstance(value, str) else str(value) for value in values[:MAX_SHOWN_CLASSES]]
     return ", ".join([*words, "..."] if len(values) > MAX_SHOWN_CLASSES else words)
 
 
 def _is_gap(value: Any, names: Sequence[str]) -> bool:
-    """Return True for a missing label, and for -1, the code of unlabelled rows on the hub, unless it is a name."""
+    """Return True for a missing label, and for -1, the hub's code of unlabelled rows, unless it is a class name."""
     if isinstance(value, str):
         return value.strip() in ("", "-1") and value not in names
     if not pd.api.types.is_scalar(value):
@@ -179,7 +179,7 @@ def _is_gap(value: Any, names: Sequence[str]) -> bool:
 
 
 def _code(value: Any, number: int) -> int:
-    """Return the number of a class that is given by its code, below `number`; -1 of any other value."""
+    """Return the class index for a code from 0 to `number` - 1, and -1 for any other value."""
     if isinstance(value, str):
         match = CODE.fullmatch(value.strip())
         code = float(match[1]) if match else -1.0
@@ -191,7 +191,7 @@ def _code(value: Any, number: int) -> int:
 
 
 def _join(labels: Sequence[pd.Series]) -> pd.Series:
-    """Return all labels, as Python's own numbers: pandas reads large numbers of two types as inexact ones."""
+    """Return all labels as Python numbers, because pandas loses digits when joining large numbers of two types."""
     if not all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels):
         labels = [values.astype(object) for values in labels]
     joined: pd.Series = pd.concat(labels)
@@ -199,7 +199,7 @@ def _join(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each value that occurs, in the order of the classes: the source's own, else sorted."""
+    """Return the class of each unique value, in the class order of the source, otherwise in sorted order."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
@@ -227,7 +227,7 @@ def _kind(label: Any) -> str:
 
 
 def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
-    """Return words as they are, and whole numbers that are all written in one way as numbers."""
+    """Return words without surrounding spaces, or integers if all words have the same integer format."""
     words = {value: value.strip() for value in values}
     counts = Counter(words.values())
     merged = [value for value, word in words.items() if counts[word] > 1]
@@ -244,13 +244,13 @@ def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[st
 
 
 def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> None:
-    """Raise `InputError` for numbers, read from `values`, that are measurements and not classes."""
-    if any(number % 1 != 0 for number in numbers):  # also of an infinite one
+    """Raise `InputError` for numbers, parsed from `values`, that are not integers and therefore not classes."""
+    if any(number % 1 != 0 for number in numbers):  # also true for infinite numbers
         raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are no classes")
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
-    """Warn of classes that may be meant as one: `Good` and `good`, `01` and `1`, two that look the same."""
+    """Warn of possible duplicate classes: `Good` and `good`, `01` and `1`, or names with the same appearance."""
     words = [str(name) for name in names]
     likenesses = [_likeness(word) for word in words]
     counts = Counter(likenesses)
@@ -263,7 +263,7 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
 
 
 def _visible(name: str) -> str:
-    """Return a name as it looks: composed, without invisible characters, with single spaces."""
+    """Return the visible form of a name: composed, without invisible characters, with single spaces."""
     shown = [letter for letter in unicodedata.normalize("NFKC", name) if not _is_invisible(letter)]
     return " ".join(unicodedata.normalize("NFKC", "".join(shown)).split())
 

@@ -1,4 +1,4 @@
-"""The columns of a data file: which ones are read, and the error for one that is missing or repeated."""
+"""The columns of a data file: selection, and errors for missing and repeated columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from attnmix.core.errors import InputError
 
 SEPARATOR_NAMES = {",": "commas (,)", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
-MAX_TABLE_BYTES = 2**32  # of the columns that are read, in memory
+MAX_TABLE_BYTES = 2**32  # maximum memory of the selected columns
 MAX_SHOWN_NAMES = 12  # maximum number of columns in a message
 MAX_SHOWN_LETTERS = 40  # maximum length of a column name in a message
 Columns = Mapping[str, str]
-"""Names of columns in a file, by the parameter that names each: `text`, `text_pair`, `label`, `group`."""
+"""Column names of a file by parameter: `text`, `text_pair`, `label`, `group`."""
 
 
 def check_names(names: Sequence[str], columns: Columns | None, shown: str, separator: str | None = None) -> None:
-    """Raise `InputError` where a column of `columns` is missing, and `ValueError` where it is there twice."""
+    """Raise `InputError` if one of `columns` is missing, and `ValueError` if it is repeated."""
     wanted = list(names) if columns is None else list(columns.values())
     repeated = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
     if repeated:
@@ -27,14 +27,14 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
 
 
 def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
-    """Raise `ValueError` where the columns that are read take more than `limit` bytes."""
+    """Raise `ValueError` if the selected columns exceed `limit` bytes."""
     if size > limit:
         allowed = f"{limit / 1e9:.3g} GB are allowed for a file of its size"
         raise ValueError(f"its texts take more memory than a data set's; {allowed}; take a part of it")
 
 
 def shown_names(names: Sequence[Any]) -> str:
-    """Return the first names of columns for a message, long ones cut."""
+    """Return the first column names for a message, with long names truncated."""
     words = []
     for name in map(str, names):
         words.append(repr(name if len(name) <= MAX_SHOWN_LETTERS else f"{name[:MAX_SHOWN_LETTERS]}..."))
@@ -43,7 +43,7 @@ def shown_names(names: Sequence[Any]) -> str:
 
 
 def _header_hint(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
-    """Return what is wrong with a header that lacks a wanted name, where that can be seen."""
+    """Return the likely problem of a header without a requested name, or an empty string."""
     if separator is None:
         return ""
     header = separator.join(names)

@@ -1,6 +1,6 @@
-"""Read one data file; a record that breaks the rules of its format is an error with its row.
+"""Reading of a single data file; invalid records raise an error with the row.
 
-Every format has one reader, for plain and compressed files, alone and in folders.
+Each format has one reader for plain and compressed files, alone and in folders.
 """
 
 import csv
@@ -25,10 +25,10 @@ READ_ERRORS = (ValueError, OSError, csv.Error, pa.ArrowException, *DECOMPRESSION
 def read_file(
     path: Path, columns: Columns | None = None, shown: str | None = None, separator: str | None = None
 ) -> pd.DataFrame:
-    """Return the `columns` (else all) of a file, rows counted from 1; fields of csv and tsv are text.
+    """Return the `columns` (default: all) of a file, with rows counted from 1; fields of csv and tsv are strings.
 
-    `shown` is the file's name in messages, and `separator` another one than the suffix says. Raises `InputError`, which
-    names the file, the row and what is wrong.
+    `shown` is the name of the file in messages, and `separator` overrides the separator of the suffix. Raise
+    `InputError` with the file, the row and the problem.
     """
     shown = shown or str(path)
     with read_errors(path, shown):
@@ -42,7 +42,7 @@ def read_file(
 
 @contextmanager
 def read_errors(path: Path, shown: str) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read into an `InputError` that names it as `shown`."""
+    """Convert read errors of a file into an `InputError` with the file name `shown`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -69,7 +69,7 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
 
 
 def _undecodable_line(path: Path) -> str:
-    """Return the first line that is not UTF-8, by its number; a file that was changed since has none."""
+    """Return the number of the first line that is not UTF-8, unless the file has changed in the meantime."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

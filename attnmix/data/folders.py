@@ -1,7 +1,6 @@
-"""Find the files of each split of a data set, by their names and descriptions, with the rules of the hub.
+"""Assignment of files to the splits of a data set, by file names and descriptions, with the rules of the hub.
 
-The rules are those of `datasets` (`datasets.data_files`), applied to the names of data files only; see
-`attnmix.data.listing`.
+The rules of `datasets` (`datasets.data_files`) are applied only to the names of data files; see `attnmix.data.listing`.
 """
 
 import glob
@@ -26,28 +25,28 @@ from attnmix.data.listing import Contents, find_contents, is_description, list_f
 
 PART_NUMBER = re.compile(r"(?P<head>.*?)(?P<number>\d+)-of-(?P<total>\d+)")
 SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-"""The names that `push_to_hub` writes, for splits of any name."""
+"""File names written by `push_to_hub`, for any split name."""
 SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
-MAX_SHOWN_CAUSE = 400  # letters
+MAX_SHOWN_CAUSE = 400  # characters
 FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
-FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # of formats with equally many files
+FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # used if numbers of files are equal
 READER_CONFIGS = {
     "csv": ("datasets.packaged_modules.csv.csv", "CsvConfig"),
     "json": ("datasets.packaged_modules.json.json", "JsonConfig"),
     ".parquet": ("datasets.packaged_modules.parquet.parquet", "ParquetConfig"),
     ".arrow": ("datasets.packaged_modules.arrow.arrow", "ArrowConfig"),
 }
-"""The module and class with which `datasets` declares the options of a reader, by format."""
+"""Module and class that declare the reader options in `datasets`, by format."""
 KNOWN_OPTIONS = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features")
-"""Options of a description that choose files, or that are understood here."""
+"""Options of a description that select files or are supported by this module."""
 SPEED_OPTIONS = ("chunksize", "batch_size", "block_size", "low_memory", "memory_map", "use_threads")
 EQUIVALENT_OPTIONS = {"encoding": ("utf-8", "utf8", "utf-8-sig"), "header": (0, "infer"), "newlines_in_values": (True,)}
-"""Values of options that describe what the readers do anyway."""
+"""Option values that correspond to the default behaviour of the readers."""
 
 
 class Layout(NamedTuple):
-    """The names of a configuration's files by split, and what its description says of them."""
+    """The file names of a configuration by split, with the information from its description."""
 
     files: dict[str, list[str]]
     separator: str | None
@@ -56,11 +55,11 @@ class Layout(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return the hub identifier, folder or file that a `dataset.name` names, and its configuration behind a colon."""
+    """Return the hub identifier, folder or file in a `dataset.name`, and the configuration after a colon."""
     path = Path(name)
     try:
         exists = path.exists()
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, a name that is too long
         problem = f"{shorten(name)} is no path that can be read: {error.strerror}"
         raise InputError(f"dataset.name: {problem}; allowed: a file, a folder or a hub identifier") from error
     if ":" not in name[1:] or data_suffix(path.name) or exists:
@@ -72,9 +71,9 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def source_files(dataset: DatasetParameters) -> dict[str, Path]:
-    """Return the local files that are read for a data set, by their names in it; none of a hub dataset.
+    """Return the local files to read for a data set, by their names within it; empty for a hub dataset.
 
-    Raises `InputError` for a folder that cannot be read, and for files that are too many or too large.
+    Raise `InputError` for an unreadable folder, and for files that exceed the size limit.
     """
     source, configuration = split_name(dataset.name)
     path = Path(source)
@@ -94,7 +93,7 @@ def source_files(dataset: DatasetParameters) -> dict[str, Path]:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Return the names of a data folder's files; raise `InputError` for a folder around the working folder."""
+    """Return the names of the files in a data folder; raise `InputError` if it contains the working folder."""
     if Path.cwd().resolve().is_relative_to(folder.resolve()):
         problem = f"{folder} holds the working folder, whose results are no reviews"
         raise InputError(f"dataset.name: {problem}; name the folder or file of the reviews alone")
@@ -104,9 +103,9 @@ def list_folder(folder: Path) -> list[str]:
 def find_layout(
     shown: str, names: Sequence[str], descriptions: Mapping[str, Path], configuration: str | None
 ) -> Layout:
-    """Return the files of a data set's configuration among all its files `names`.
+    """Return the files of a configuration of a data set with the files `names`.
 
-    `shown` is the data set's name in messages, and `descriptions` are the files for which `is_description` is true.
+    `shown` is the name of the data set in messages, and `descriptions` are the files that satisfy `is_description`.
     """
     require_extra("pipeline", "a data set in a folder")
     contents = find_contents(names, descriptions)
@@ -128,7 +127,7 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the folder's names of `train`, and of `test` where it has one; raise `InputError` where it lacks one."""
+    """Return the source's names of `train` and, if present, `test`; raise `InputError` for a missing split."""
     splits = {"train": dataset.train_split}
     alone = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and alone:
@@ -148,13 +147,13 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
 
 
 def shown_file(name: str) -> str:
-    """Return the name of a file for a list in a log, in quotes if it could be taken for several names or lines."""
+    """Return a file name for a list in a log message, in quotes if it resembles several names or lines."""
     shown = shorten(name)
     return shown if shown.isprintable() and "," not in shown else repr(shown)
 
 
 def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
-    """Warn of the files with tables that no chosen split reads."""
+    """Warn of files with tables that belong to no selected split."""
     unread = sorted({*contents.data, *contents.unread_tables} - {*read})
     if unread:
         names = [shown_file(name) for name in unread[:MAX_SHOWN_FILES]]
@@ -166,19 +165,19 @@ def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> No
 
 @contextmanager
 def errors_in_words(shown: str) -> Iterator[None]:
-    """Turn every error of `datasets` into an `InputError` that says its cause, and names the data set as `shown`."""
+    """Convert every error of `datasets` into an `InputError` with its cause and the name `shown` of the data set."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # the library raises dozens of types for an unusable description
+    except Exception as error:  # `datasets` raises dozens of types for an invalid description
         raise InputError(f"dataset.name: {shown} cannot be loaded: {_cause(error)}") from error
 
 
 def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any]]:
-    """Return the options of each configuration, as `MetadataConfigs` of `datasets`, and the features of each."""
+    """Return the options of each configuration, as `MetadataConfigs` of `datasets`, and its features."""
     import yaml
-    from datasets.info import DatasetInfo, DatasetInfosDict  # seconds to load
+    from datasets.info import DatasetInfo, DatasetInfosDict  # slow import (seconds)
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
@@ -200,26 +199,26 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
 
 
 def _check_mapping(name: str, content: Any) -> None:
-    """Raise `InputError` where a description holds something else than keys and values."""
+    """Raise `InputError` if a description is not a mapping."""
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
         raise InputError(f"dataset.name: {name} holds {kind}; allowed: a mapping")
 
 
 def _info_of(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration; as in `datasets`, a single info is the default's if none is declared."""
+    """Return the features of a configuration; as in `datasets`, a single info is the default without a declaration."""
     if configuration not in infos and len(infos) == 1 and not declared:
         return next(iter(infos.values()))
     return infos.get(configuration)
 
 
 def _declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the classes by column, of those columns that `datasets` knows as classes."""
+    """Return the class names by column, for columns declared as classes in `datasets`."""
     return {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
 
 
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of each split's data files, from a description or by the hub's rules for names."""
+    """Return the data files of each split, from a description or by the hub's rules for file names."""
     from datasets.data_files import sanitize_patterns
 
     folder = posixpath.normpath(options.get("data_dir") or ".")
@@ -239,7 +238,7 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
 
 
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files by split, by the first rule of the hub that any of the names fits."""
+    """Return the files by split, by the first rule of the hub with a matching name."""
     from datasets import data_files
 
     shards: dict[str, list[str]] = defaultdict(list)
@@ -269,7 +268,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of each split that any of its patterns matches, without empty splits."""
+    """Return the names of each split that match any of its patterns, without empty splits."""
     files = {str(split): _match_each(patterns, names) for split, patterns in split_patterns.items()}
     return {split: split_files for split, split_files in files.items() if split_files}
 
@@ -277,7 +276,7 @@ def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[s
 def _match_splits_in_lower_case(
     split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the names of each split, matched in lower case."""
+    """Return the names of each split, by case-insensitive matching."""
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
@@ -286,7 +285,7 @@ def _match_splits_in_lower_case(
 
 
 def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the files that a description's patterns name; raise `InputError` where there are none."""
+    """Return the files that match the patterns of a description; raise `InputError` if there are none."""
     for pattern in patterns:
         if posixpath.isabs(pattern) or "://" in pattern or posixpath.normpath(pattern).startswith("../"):
             problem = f"{shown} names {shorten(pattern)}, which is not in it"
@@ -299,7 +298,7 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
 
 
 def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the names that any of the patterns matches, each once, in the order of the patterns."""
+    """Return the unique names that match any of the patterns, in the order of the patterns."""
     matched: dict[str, None] = {}
     for pattern in patterns:
         matched.update(dict.fromkeys(_match(pattern, names)))
@@ -307,7 +306,7 @@ def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _match(pattern: str, names: Sequence[str]) -> list[str]:
-    """Return the sorted names that a pattern matches; a pattern that is a file's whole name means that file alone."""
+    """Return the sorted names that match a pattern; a pattern equal to a file name matches only this file."""
     from fsspec.utils import glob_translate
 
     if pattern in names:
@@ -317,7 +316,7 @@ def _match(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
-    """Return the files of the most frequent format, as the hub does; the others are named as not read."""
+    """Return the files of the most frequent format, like the hub; other files are reported as not read."""
     suffixes = [data_suffix(name) for name in files]
     counts = Counter(suffixes)
     preferred = [*FORMAT_PREFERENCE, *sorted(counts)]
@@ -328,7 +327,7 @@ def _keep_one_format(files: Sequence[str]) -> list[str]:
 
 
 def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the separator that a description sets; raise `InputError` for an option that is not understood."""
+    """Return the separator set by a description; raise `InputError` for an unsupported option."""
     for suffix in dict.fromkeys(data_suffix(name) for split_files in files.values() for name in split_files):
         module, config_name = READER_CONFIGS[FORMATS.get(suffix, suffix)]
         default = vars(getattr(import_module(module), config_name)())
@@ -348,7 +347,7 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
 
 
 def _cause(error: BaseException) -> str:
-    """Return the message at the start of a chain of errors, on one line, with its type where it has no message."""
+    """Return the message of the first error in a chain, in one line, or its type if the message is empty."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split())
@@ -356,7 +355,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _check_parts(files: Sequence[str], shown: str) -> None:
-    """Raise `InputError` where one of the parts `...-00000-of-00003` is missing."""
+    """Raise `InputError` if one of the parts `...-00000-of-00003` is missing."""
     numbers = defaultdict(set)
     for file in files:
         folder, name = posixpath.split(file)
@@ -365,7 +364,7 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
             whole = (folder, match["head"], int(match["total"]), data_suffix(name))
             numbers[whole].add(int(match["number"]))
     for (_, head, total, suffix), present in numbers.items():
-        first = 1 if total in present else 0  # some count from 1
+        first = 1 if total in present else 0  # some data sets count from 1
         missing = sorted(set(range(first, first + total)) - present)
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
@@ -374,7 +373,7 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
 
 
 def _check_variants(files: Sequence[str], shown: str) -> None:
-    """Raise `InputError` where one table is there twice, such as `train.csv` and `train.csv.gz`."""
+    """Raise `InputError` for duplicate tables, such as `train.csv` and `train.csv.gz`."""
     first: dict[str, str] = {}
     for file in files:
         stem = split_suffixes(file)[0]

@@ -1,4 +1,4 @@
-"""The formats of data files, which names denote them, and checks of a file before it is read; no table library."""
+"""Formats of data files, their suffixes, and checks before reading, without imports of table libraries."""
 
 import codecs
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet", ".arrow")
 """Suffixes of data files; one of `COMPRESSIONS` may follow."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
-MAX_SOURCE_BYTES = 2**34  # of all files of a data set
+MAX_SOURCE_BYTES = 2**34  # maximum total size of the files of a data set
 START_BYTES = 1024
 FOREIGN_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
@@ -21,31 +21,31 @@ FOREIGN_STARTS = {
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
 }
-"""By its first bytes, in lower case: the kind of a file that is no table, and what to do with it."""
+"""Kind of a file that is not a table, and the remedy, by the first bytes in lower case."""
 COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""More such starts, which only the content of a compressed file must not have."""
+"""Additional first bytes, invalid in plain and decompressed content but allowed in compressed files."""
 COMPRESSION_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
     **{b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)},
 }
-"""By the first bytes of compressed content, the suffix that names its compression."""
+"""Suffix of a compression format by the first bytes of compressed content."""
 PARQUET_START = b"PAR1"
 
 
 def compression_of(name: str) -> str:
-    """Return the suffix that names how a file is compressed, in lower case; empty for a plain file."""
+    """Return the compression suffix of a file name, in lower case; empty for a plain file."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix if suffix in COMPRESSIONS else ""
 
 
 def data_suffix(name: str) -> str:
-    """Return the suffix in `SUFFIXES` of a data file, in lower case; empty for a name that denotes none.
+    """Return the suffix in `SUFFIXES` of a data file, in lower case; empty for other names.
 
     >>> [data_suffix(name) for name in ("train.csv", "train.JSONL.gz", "train.csv.bak", ".csv")]
     ['.csv', '.jsonl', '', '']
@@ -62,12 +62,12 @@ def split_suffixes(name: str) -> tuple[str, str]:
 
 
 def allowed_names() -> str:
-    """Return which names denote data files, for a message."""
+    """Return a description of valid names of data files, for a message."""
     return f"names that end in {', '.join(SUFFIXES)}, or in one of these and {', '.join(COMPRESSIONS)}"
 
 
 def check_start(start: bytes, name: str) -> None:
-    """Raise `ValueError` where the first bytes of a plain or decompressed file are not what its name says."""
+    """Raise `ValueError` if the first bytes of a plain or decompressed file contradict its name."""
     start = start.removeprefix(codecs.BOM_UTF8)
     for foreign, problem in (FOREIGN_STARTS | COMPRESSED_STARTS).items():
         if start.lower().startswith(foreign):
@@ -86,14 +86,14 @@ def check_start(start: bytes, name: str) -> None:
 
 
 def check_compressed_start(start: bytes) -> None:
-    """Raise `ValueError` where the first bytes of a compressed file are those of a placeholder or a web page."""
+    """Raise `ValueError` if the first bytes of a compressed file indicate a placeholder or a web page."""
     for foreign, problem in FOREIGN_STARTS.items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
 
 
 def check_sizes(files: Sequence[Path]) -> None:
-    """Raise `InputError` for files that are too large to be a data set of reviews, before they are read."""
+    """Raise `InputError` for files too large for a data set of texts, before they are read."""
     sizes = {file: _size_of(file) for file in files}
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)

@@ -1,4 +1,4 @@
-"""Read JSON: an object on each line (jsonl, ndjson), or objects one after another or in one list (json)."""
+"""Reader of JSON: one object per line (jsonl, ndjson), or consecutive objects or a list of objects (json)."""
 
 import io
 import json
@@ -15,7 +15,7 @@ JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the objects of a file as rows; raise `ValueError` with the line of one that cannot be used."""
+    """Return the objects of a file as rows; raise `ValueError` with the line of an invalid object."""
     names: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
     size = 0
@@ -32,7 +32,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
             check_table_size(size)
     if rows:
         check_names(list(names), columns, shown)
-    return pd.DataFrame(rows, dtype=object)  # a string may hold half a character
+    return pd.DataFrame(rows, dtype=object)  # strings may contain lone surrogates
 
 
 def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
@@ -45,9 +45,9 @@ def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
 
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the first line and the value of each element of a list, or of each of several values."""
+    """Yield the first line and the value of each element of a list, or of consecutive values."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
-    position = JSON_SPACE.match(text).end()  # type: ignore[union-attr]  # it matches any text
+    position = JSON_SPACE.match(text).end()  # type: ignore[union-attr]  # the pattern matches any text
     in_list = text.startswith("[", position)
     separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
     if in_list:
@@ -76,7 +76,7 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; raise `ValueError` for a repeated key, of which Python's `json` keeps the last value."""
+    """Return an object; raise `ValueError` for a repeated key, because Python's `json` keeps only the last value."""
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,6 +1,6 @@
-"""List the files of a data folder, and decide by name, and by the descriptions of `datasets`, which ones hold data.
+"""Listing of a data folder, and selection of its data files by name and by the descriptions of `datasets`.
 
-No name is used as a pattern, so that a folder `x [1]` is never taken for `x 1`.
+Names are never used as patterns, because a folder `x [1]` would match `x 1`.
 """
 
 import json
@@ -15,37 +15,37 @@ from attnmix.core.terminal import shorten
 from attnmix.data.formats import allowed_names, data_suffix, split_suffixes
 
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-"""Files at the top of a data set that say which other files make which configuration and split."""
+"""Files in the root of a data set that assign other files to configurations and splits."""
 SAVED_STATE = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
-"""Files that `save_to_disk` writes: the arrow files of a folder, and the split that each folder holds."""
+"""Files written by `save_to_disk`, with the arrow files of a folder and the split of each folder."""
 NO_DATA = (*CARDS, SAVED_SPLITS, "config.json", "dataset_info.json")
-"""Files with a data suffix that describe data, or a model, as on the hub."""
+"""Files with a data suffix that describe data or a model on the hub."""
 CACHE = re.compile(r"cache-.*\.arrow")
-"""Results of `datasets.map` and `filter`, which are stored beside the data."""
+"""Cached results of `map` and `filter` in `datasets`, stored in the folder of the data."""
 SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+found", "_temporary")
-"""Folders of deleted and unfinished files, in lower case; hidden ones and `__MACOSX` are not listed at all."""
+"""Folders of deleted and unfinished files, in lower case; hidden folders and `__MACOSX` are never listed."""
 BACKUP_ENDS = (".bak", ".backup", ".tmp", ".old", ".orig")
 CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
-"""Names, without the suffix of the format, of copies that editors and synchronisation programs keep."""
+"""Name patterns, without the format suffix, of copies made by synchronisation programs."""
 CHECKPOINT = "-checkpoint"
-"""End of the name of a copy that Jupyter keeps."""
+"""Suffix of copies made by Jupyter."""
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")
-"""Suffixes of files that may hold tables and are not read."""
+"""Suffixes of unsupported files that may contain tables."""
 
 
 class Contents(NamedTuple):
     """The files of a data set, by their names relative to its folder, with `/`."""
 
     data: list[str]
-    saved_splits: list[str]  # folders of `DatasetDict.save_to_disk`, in its order
+    saved_splits: list[str]  # folders written by `DatasetDict.save_to_disk`, in its order
     unread_tables: list[str]
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return the names of a folder's files that are not hidden, also of folders in it and of linked ones.
+    """Return the names of all files in a folder that are not hidden, including subfolders and linked folders.
 
-    Raises `InputError` for a folder that cannot be read or that is there twice by a link, and for a broken link.
+    Raise `InputError` for an unreadable folder, a folder duplicated by a link, and a broken link.
     """
     names: list[str] = []
     root = os.path.realpath(folder)
@@ -57,10 +57,10 @@ def list_files(folder: Path) -> list[str]:
             name = f"{inside}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
-            # Unlike the methods of an entry, these two are false for a link to itself.
+            # Unlike the methods of an entry, these functions are false for a link to itself.
             if os.path.isdir(entry.path):  # noqa: PTH112
                 target = os.path.realpath(entry.path)
-                if target in ancestors or entry.name.startswith("__"):  # a link to a folder above, or a cache
+                if target in ancestors or entry.name.startswith("__"):  # a link to a parent folder, or a cache
                     continue
                 if target in visited:
                     problem = f"{shorten(visited[target])} and {shorten(name)} of {folder} are one folder, by a link"
@@ -76,7 +76,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none of a system folder that cannot be read."""
+    """Return the entries of a folder; an unreadable system folder counts as empty."""
     try:
         with os.scandir(folder / inside) as entries:
             return list(entries)
@@ -88,12 +88,12 @@ def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
 
 
 def is_description(name: str) -> bool:
-    """Return True for the name of a file that may say which other files hold data."""
+    """Return True for the name of a file that may describe other files of the data set."""
     return name in CARDS or PurePosixPath(name).name in (SAVED_STATE, SAVED_SPLITS)
 
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
-    """Return which of the files `names` hold data; `descriptions` are those among them that describe others."""
+    """Return the data files among the files `names`; `descriptions` are the files that satisfy `is_description`."""
     saved_files: dict[str, list[str]] = {}  # by folder
     for name, path in descriptions.items():
         if PurePosixPath(name).name == SAVED_STATE and not _is_hidden_path(name) and not _is_discarded(name, ()):
@@ -124,7 +124,7 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
 
 
 def no_data_problem(names: Sequence[str]) -> str:
-    """Return the message for a data set without data files."""
+    """Return the error message for a data set without data files."""
     shown = ", ".join(shorten(name) for name in names[:3]) or "no file"
     return f"holds no data file (there is {shown}{', ...' if len(names) > 3 else ''}); allowed: {allowed_names()}"
 
@@ -139,7 +139,7 @@ def _is_hidden_path(name: str) -> bool:
 
 
 def _is_discarded(name: str, known: Collection[str]) -> bool:
-    """Return True for a temporary file, a backup, and a file of the trash; `known` are the names of all files."""
+    """Return True for temporary, backup and deleted files; `known` contains the names of all files."""
     folder, file = _folder_of(name), PurePosixPath(name).name
     parts = [part for part in name.split("/") if part]
     if any(part.startswith(("~", "#")) or part.lower() in SYSTEM_FOLDERS for part in parts):
@@ -151,12 +151,12 @@ def _is_discarded(name: str, known: Collection[str]) -> bool:
 
 
 def _folder_of(name: str) -> str:
-    """Return the part of a name before the file, empty or with a slash at its end."""
+    """Return the folder of a name, empty or with a trailing slash."""
     return name[: len(name) - len(PurePosixPath(name).name)]
 
 
 def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
-    """Return the files that a `state.json` lists; None for a file of that name that is none of `datasets`."""
+    """Return the files listed in a `state.json`; None if `datasets` did not write it."""
     folder = _folder_of(name)
     neighbours = [each.removeprefix(folder) for each in names if _folder_of(each) == folder]
     tables = [file for file in neighbours if file.endswith(".arrow") and not CACHE.fullmatch(file)]
@@ -177,7 +177,7 @@ def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | Non
 
 
 def _saved_splits(path: Path, is_needed: bool) -> list[str]:
-    """Return the splits that a `dataset_dict.json` lists, which saved folders beside it need."""
+    """Return the splits listed in a `dataset_dict.json`, which is required next to saved folders."""
     content = _read_json(SAVED_SPLITS, path, is_needed)
     splits = content.get("splits") if isinstance(content, dict) else None
     if isinstance(splits, list):
@@ -189,7 +189,7 @@ def _saved_splits(path: Path, is_needed: bool) -> list[str]:
 
 
 def _read_json(name: str, path: Path, is_needed: bool) -> Any:
-    """Return what a file holds; None for one that is no JSON and is not needed, as for the user's own file."""
+    """Return the JSON content of a file; None for invalid JSON that is not needed, such as a file of the user."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Open plain and compressed data files as bytes, with a limit on the size of what is decompressed."""
+"""Plain and compressed data files as byte streams, with a limit on the decompressed size."""
 
 import bz2
 import codecs
@@ -16,23 +16,23 @@ import pyarrow as pa
 
 from attnmix.data.formats import MAX_SOURCE_BYTES, START_BYTES, check_compressed_start, check_start, compression_of
 
-MAX_EXPANSION = 100  # largest size of a compressed file once it is read, in multiples of its size, above FREE_BYTES
+MAX_EXPANSION = 100  # maximum decompressed size above FREE_BYTES, in multiples of the file size
 FREE_BYTES = 2**28
 DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
-"""Errors of damaged or encrypted archives, besides `OSError` and `ValueError`."""
+"""Errors for damaged or encrypted archives, in addition to `OSError` and `ValueError`."""
 TRAILING_BYTES = "other bytes follow its compressed content; compress it again, or download it again"
 COMPRESSED_READ_BYTES = 2**16
 GZIP_WINDOW_BITS = 31  # the largest window, with the header and the checksum of gzip
 ZIP_END_MARK = b"PK\x05\x06"
-ZIP_END_BYTES = 22  # length of the end record, without its comment
+ZIP_END_BYTES = 22  # length of the end record without its comment
 MAX_ZIP_COMMENT_BYTES = 2**16 - 1
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
-    """Yield the bytes of a file, decompressed if its name says so.
+    """Yield a byte stream of a file, decompressed if its suffix indicates compression.
 
-    Raises `ValueError` if the first bytes do not match the name, and while reading beyond the size limit.
+    Raise `ValueError` if the first bytes do not match the name, and when reading exceeds the size limit.
     """
     compression = compression_of(path.name)
     with ExitStack() as opened:
@@ -47,7 +47,7 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def expansion_limit(path: Path) -> int:
-    """Return the largest allowed size, in bytes, of what is read from a compressed file."""
+    """Return the maximum decompressed size of a compressed file, in bytes."""
     return max(FREE_BYTES, MAX_EXPANSION * path.stat().st_size)
 
 
@@ -69,7 +69,7 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
 
 
 def _check_zip_end(file: io.BufferedReader) -> None:
-    """Raise `ValueError` if other bytes follow a zip archive, which `zipfile` ignores."""
+    """Raise `ValueError` if other bytes follow a zip archive, because `zipfile` ignores them."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - ZIP_END_BYTES - MAX_ZIP_COMMENT_BYTES))
     end = file.read()
@@ -86,19 +86,19 @@ def _is_hidden(name: str) -> bool:
 
 
 class _GzipDecompressor:
-    """A decompressor of one gzip stream, with the interface of those of `bz2` and `lzma`."""
+    """A decompressor of one gzip stream, with the interface of the decompressors in `bz2` and `lzma`."""
 
     def __init__(self) -> None:
         self._decompressor = zlib.decompressobj(GZIP_WINDOW_BITS)
 
     @property
     def eof(self) -> bool:
-        """True at the end of the stream, whose checksum is then right."""
+        """True at the end of the stream, after verification of its checksum."""
         return self._decompressor.eof
 
     @property
     def needs_input(self) -> bool:
-        """True if all bytes so far are decompressed."""
+        """True if all available bytes are decompressed."""
         return not self._decompressor.unconsumed_tail
 
     @property
@@ -107,14 +107,14 @@ class _GzipDecompressor:
         return self._decompressor.unused_data
 
     def decompress(self, compressed: bytes, size: int) -> bytes:
-        """Return at most `size` bytes."""
+        """Return at most `size` decompressed bytes."""
         return self._decompressor.decompress(self._decompressor.unconsumed_tail + compressed, size)
 
 
 class _StreamReader:
-    """A reader of gzip, bz2 or xz streams, one after another, without padding.
+    """A reader of consecutive gzip, bz2 or xz streams, which skips padding.
 
-    Unlike Python's own it refuses other bytes after a stream, and a byte order mark within the text of several streams.
+    Unlike Python's readers, it rejects other bytes after a stream, and byte order marks at the start of later streams.
     """
 
     def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
@@ -126,7 +126,7 @@ class _StreamReader:
         self._is_start = True
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, empty at the end."""
+        """Return at most `size` bytes; empty at the end."""
         while True:
             compressed = b""
             if self._decompressor.eof:
@@ -168,7 +168,7 @@ class _StreamReader:
 
 
 class _LimitedReader(io.RawIOBase):
-    """A reader that raises `ValueError` beyond `limit` bytes of another one."""
+    """A wrapper of another reader that raises `ValueError` after more than `limit` bytes."""
 
     def __init__(self, content: Any, limit: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A control task with a known decisive word: is a rare word in the text?"""
+"""A control task with a known decisive word: the presence of a rare word in the text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pandas as pd
 
 RARE_WORD_CLASSES = {0: "absent", 1: "present"}
 MAX_POSITION = 30
-"""The word is inserted among the first words of a text, which stay in it if the text is truncated."""
+"""Last position of the inserted word, limited to the first words because texts may be truncated."""
 
 
 def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:
-    """Return the splits with the word in half of the texts of each, and its presence as the label.
+    """Return the splits with the word in half of the texts per split, and its presence as the label.
 
     Args:
         splits: Tables by split, with the columns `text`, `label` and `label_name`.
-        word: A word without spaces. A text that contains it already counts as one of the half.
-        seed: Draws the texts that get the word and the position of the word in each.
+        word: A word without spaces. Texts that already contain it count towards the half.
+        seed: Seed for the selection of texts and the position of the word.
 
     Returns:
         Tables with the same rows. `label` is 1 and `label_name` is `present` if the text contains the word.

@@ -1,7 +1,7 @@
-"""Read csv, with fields in double quotes (RFC 4180), and tsv, without quotes.
+"""Readers of csv, with fields in double quotes (RFC 4180), and tsv, without quotes.
 
-Both are read by Python's `csv` in its strict mode: pandas and pyarrow take a stray quote for the start of a field,
-which ends at the next quote, and lose the rows between (tests/test_files.py shows it).
+Both use Python's `csv` in strict mode. pandas and pyarrow interpret a stray quote as the start of a field that extends
+to the next quote, and lose the rows in between (shown in tests/test_files.py).
 """
 
 import csv
@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = "\ufeff"
 def read_separated(
     content: BinaryIO, separator: str, quoted: bool, columns: Columns | None, shown: str
 ) -> pd.DataFrame:
-    """Return the fields of csv (`quoted`) or tsv as text; every record must have as many fields as the header."""
+    """Return the fields of csv (`quoted`) or tsv as strings; every record must have as many fields as the header."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     with _long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
@@ -55,12 +55,12 @@ def read_separated(
 
 
 def _fold(fields: Sequence[str]) -> list[str]:
-    """Return the fields of a header without case and order, so that each of its repetitions is equal."""
+    """Return the fields of a header independent of case and order, to recognise repetitions."""
     return sorted(field.strip(f"{BYTE_ORDER_MARK} ").casefold() for field in fields)
 
 
 def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the fields of each record that is no empty line; the header has number 0."""
+    """Yield the index and the fields of each non-empty record; the header has index 0."""
     row, start = 0, 1
     while True:
         try:
@@ -79,7 +79,7 @@ def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Lift the limit of Python's `csv` on the length of a field, 131,072 letters, which is one for all readers."""
+    """Remove the field length limit of Python's `csv`, 131,072 characters, which is shared by all readers."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -95,7 +95,7 @@ def _ragged_advice(separator: str, quoted: bool) -> str:
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
-    """Warn where all quotes in a tsv file are those that a writer of csv adds, which stay in the texts."""
+    """Warn if all quotes in a tsv file follow the rules of csv, because they remain in the texts."""
     doubled_row = None
     for name in frame:
         for row, value in enumerate(frame[name], 1):

@@ -1,4 +1,4 @@
-"""Read labelled reviews from a hub dataset, a dataset folder or one file, check every row, and split them."""
+"""Labelled texts from a hub dataset, a dataset folder or a single file: reading, validation and splitting."""
 
 import logging
 import re
@@ -29,19 +29,19 @@ from attnmix.data.listing import is_description
 from attnmix.data.rare_word import RARE_WORD_CLASSES, insert_rare_word
 
 Tables = dict[str, pd.DataFrame]
-MAX_SHOWN_PAIRS = 5  # of files with equal rows
+MAX_SHOWN_PAIRS = 5  # pairs of files with equal rows
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | None]:
-    """Return `train`, `validation` and `test`, and the commit of a hub dataset.
+    """Return the tables `train`, `validation` and `test`, and the commit of a hub dataset.
 
-    Tables have the columns `text`, `label` (from 0 on) and `label_name`, and `text_pair` where `text_column` names two
-    columns, for both texts of a pair. Validation is a stratified part of train. A source without a test split gives up
-    a part of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and
-    those of one group, are never on two sides of a split that is made here. `rare_word` replaces the labels after all
-    draws, which therefore select the same texts as without it. Raises `InputError` for a source or a row that cannot
-    be used.
+    Tables have the columns `text`, `label` (from 0) and `label_name`, and for pairs of texts (two columns in
+    `text_column`) also `text_pair`. Validation is a stratified sample of train. If the source lacks a test split,
+    another sample with the same fraction of train becomes the test split first. Limits are applied before the
+    validation split. Rows with equal texts or equal groups are always on the same side of these splits. `rare_word`
+    replaces the labels after sampling, and therefore does not change the selected texts. Raise `InputError` for invalid
+    sources and rows.
     """
     columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
     columns["label"] = dataset.label_column
@@ -57,7 +57,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
             labels = tables[split]["label"].to_numpy()
             drawn = stratified_draw(labels, limit, seed)
             tables[split] = tables[split].iloc[drawn]
-    # A different draw than the limit's, from the same seed.
+    # The limits use the same seed, but this sample is independent of their row selection.
     tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     if dataset.rare_word is not None:
@@ -70,7 +70,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` for a class that cannot be learned, and for a split of one class; warn of what may mislead."""
+    """Raise `InputError` for classes missing in train and splits with one class; warn of further gaps and overlaps."""
     for split, table in tables.items():
         present = set(table["label"])
         lacking = [name for label, name in classes.items() if label not in present]
@@ -88,19 +88,19 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
 
 
 def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
-    """Warn of test reviews whose text or group is in the training split too."""
+    """Warn of test texts with a text or group that also occurs in the training split."""
     shared = int(test.isin(learned).sum())
     if shared:
         logging.warning("%d of the %d test reviews have a %s of the training split", shared, len(test), key)
 
 
 def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split off a part; rows that are linked by an equal text or group, and by way of others, stay together."""
+    """Split off a part; rows connected by equal texts or groups, also through other rows, stay together."""
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts
     if "group" in table:
         groups, _ = pd.factorize(table["group"])
-    # A graph whose nodes are the texts and, after them, the groups; each row links its text with its group.
+    # The nodes of the graph are the texts followed by the groups; each row connects its text with its group.
     size = len(table)
     links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
     _, components = connected_components(links, directed=False)
@@ -110,16 +110,16 @@ def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFram
 
 
 class FileRows(NamedTuple):
-    """The rows of one file, and the names of its classes if a description or the file itself has them."""
+    """The rows of one file, and the class names from a description or the file, if available."""
 
     shown: str
     frame: pd.DataFrame
     class_names: list[str] | None
-    has_types: bool  # of its values, unlike csv and tsv
+    has_types: bool  # values have types, unlike csv and tsv
 
 
 def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, str | None]:
-    """Return `train`, and `test` where the source has one, checked, and the commit of a hub dataset."""
+    """Return the validated tables `train` and, if present, `test`, and the commit of a hub dataset."""
     source, configuration = folders.split_name(dataset.name)
     path = Path(source)
     if dataset.revision is not None and path.exists():
@@ -150,7 +150,7 @@ def _read_folder(
     names: Sequence[str],
     fetch: Callable[[Sequence[str]], Mapping[str, Path]],
 ) -> Tables:
-    """Read the splits of a data set with the files `names`, which `fetch` brings as far as they are read."""
+    """Return the splits of a data set with the files `names`; `fetch` provides only the required files."""
     source, configuration = folders.split_name(dataset.name)
     descriptions = fetch([name for name in names if is_description(name)])
     layout = folders.find_layout(dataset.name, names, descriptions, configuration)
@@ -183,7 +183,7 @@ def _read_rows(
 
 
 def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
-    """Log the files of a split with their numbers of rows."""
+    """Log the files of a split and their numbers of rows."""
     counts = [f"{len(each.frame)} rows of {folders.shown_file(name)}" for name, each in zip(names, rows, strict=True)]
     if len(counts) > folders.MAX_SHOWN_FILES:
         total = sum(len(each.frame) for each in rows[folders.MAX_SHOWN_FILES :])
@@ -193,7 +193,7 @@ def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> No
 
 
 def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
-    """Warn of rows of one file that another file of the split has too, as where a file was copied."""
+    """Warn of rows that occur in several files of a split, which indicates a copied file."""
     first_file: dict[tuple[str, ...], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
     for number, each in enumerate(rows if len(rows) > 1 else ()):
@@ -210,7 +210,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
 def _check_tables(
     rows: Mapping[str, Sequence[FileRows]], splits: Mapping[str, str], columns: Columns, shown: str
 ) -> Tables:
-    """Return one checked table for each split, with the labels as names where their classes have names."""
+    """Return one validated table per split, with class names as labels if the classes have names."""
     label = columns["label"]
     by_names: dict[tuple[str, ...], list[FileLabels]] = {}
     for split_rows in rows.values():
@@ -234,7 +234,7 @@ def _check_tables(
 
 
 def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
-    """Return the `columns` under their own names; raise `InputError` with the row for a value that cannot be used."""
+    """Return the `columns` renamed to their keys; raise `InputError` with the row of an invalid value."""
     for key, name in columns.items():
         for row, value in frame[name].items():
             problem = _problem(key, value)
@@ -243,12 +243,12 @@ def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
     values = {key: frame[name] for key, name in columns.items()}
     for key, column in values.items():
         if not isinstance(column.dtype, pd.CategoricalDtype):
-            values[key] = column.astype(object)  # pandas reads large numbers of two files as inexact ones
+            values[key] = column.astype(object)  # otherwise pandas loses digits when joining large numbers of two types
     return pd.DataFrame(values)
 
 
 def _problem(key: str, value: Any) -> str | None:
-    """Return why a value cannot be the text, label or group of a review, if so."""
+    """Return why a value is not a valid text, label or group, or None."""
     is_text = key in TEXT_COLUMNS
     unknown = pd.api.types.is_scalar(value) and pd.isna(value)
     blank = not is_text and not str(value).strip()

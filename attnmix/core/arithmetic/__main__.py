@@ -1,4 +1,4 @@
-"""Print settings for processes started by others: `env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`."""
+"""Print settings for processes of other programs: `env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`."""
 
 from attnmix.core.arithmetic.environment import SETTINGS
 

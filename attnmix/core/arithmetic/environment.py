@@ -1,7 +1,7 @@
-"""Environment variables that numerical libraries read when they are loaded, so they must be set before.
+"""Environment variables of numerical libraries, which must be set before the libraries are loaded.
 
-Without them each library takes the widest instructions of the processor, and sums in another order. MKL is not named:
-on an AMD processor it computes otherwise whatever it is told, so `kernels` leaves it out.
+Without them, each library uses the widest vector instructions of the processor and a different order of summation. MKL
+is not included: on AMD processors its results differ regardless of its settings, so `kernels` bypasses it.
 """
 
 import os
@@ -11,28 +11,29 @@ from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
 TORCH_THREADS = 4
-"""Threads of torch, on however many cores: they decide how long sums are divided."""
+"""Number of torch threads for any number of cores, because it determines the partition of long sums."""
 
 SETTINGS = {
     "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",  # of NumPy and of SciPy; the kernels for AVX2, also on AMD
-    "OPENBLAS_NUM_THREADS": "1",  # a product that several threads share is summed in another order
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # which leaves X86_V3: AVX2
+    "OPENBLAS_CORETYPE": "Haswell",  # for NumPy and SciPy; AVX2 kernels, also on AMD
+    "OPENBLAS_NUM_THREADS": "1",  # several threads change the order of summation in a product
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # X86_V3 (AVX2) remains enabled
     "NUMBA_CPU_NAME": "x86-64-v3",
-    "NUMBA_CPU_FEATURES": "",  # besides those of that name
-    "OMP_WAIT_POLICY": "PASSIVE",  # torch's threads sleep without work: the threads of the products need the cores
+    "NUMBA_CPU_FEATURES": "",  # no features in addition to the named CPU
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle torch threads sleep, because the product threads need the cores
 }
 
 EPYC_COST, XEON_COST = 1.15, 2.0
-"""Forward passes in portable arithmetic beside the fastest one, on an AMD EPYC and on an Intel Xeon with AVX-512.
+"""Relative duration of forward passes in portable arithmetic, on an AMD EPYC and on an Intel Xeon with AVX-512.
 
-In the fastest one MKL takes AVX-512 on Intel's processors alone. 200 reviews of IMDb, 2 cores: benchmarks/RESULTS.md.
+The reference is the fastest arithmetic, in which MKL uses AVX-512 on Intel processors only. Measured on 200 texts of
+IMDb with 2 cores: benchmarks/RESULTS.md.
 """
 
 
 def set_variables(arithmetic: str) -> None:
-    """Put `SETTINGS` into the environment for `portable`; for `fastest` leave it as it is."""
+    """Export `SETTINGS` to the environment for `portable`; do not change the environment for `fastest`."""
     if arithmetic == PORTABLE and not in_place():
         if "numpy" in sys.modules:
             raise AssertionError("NumPy is loaded already, and has read another environment")
@@ -40,12 +41,12 @@ def set_variables(arithmetic: str) -> None:
 
 
 def in_place() -> bool:
-    """Return True where this process has the `SETTINGS`."""
+    """Return True if the environment of this process contains the `SETTINGS`."""
     return all(os.environ.get(name) == value for name, value in SETTINGS.items())
 
 
 def can_be_portable() -> bool:
-    """Return True where this machine has AVX2; on others results differ from the committed ones."""
+    """Return True if this machine supports AVX2; on other machines, results differ from the committed ones."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     description = _processor()
@@ -53,7 +54,7 @@ def can_be_portable() -> bool:
 
 
 def note(arithmetic: str) -> str:
-    """Return, for the log, what an arithmetic guarantees and what it costs or gains on this machine."""
+    """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
         return "results differ in the last digits from those of x86-64 processors with AVX2, and maps in the third"
     times, machine = _cost_here()
@@ -69,7 +70,7 @@ def note(arithmetic: str) -> str:
 
 
 def _cost_here() -> tuple[str, str]:
-    """Return how many times as long portable arithmetic takes, and the processor of which that is known."""
+    """Return the relative duration of portable arithmetic, and the processor type of the measurement."""
     description = _processor()
     if "GenuineIntel" in description and " avx512f " in description:
         return str(XEON_COST), "an Intel Xeon with AVX-512"
@@ -79,6 +80,6 @@ def _cost_here() -> tuple[str, str]:
 
 
 def _processor() -> str:
-    """Return Linux's description of the processor; elsewhere nothing."""
+    """Return Linux's description of the processor, or an empty string on other systems."""
     description = Path("/proc/cpuinfo")
     return description.read_text(encoding="utf-8", errors="replace") if description.exists() else ""

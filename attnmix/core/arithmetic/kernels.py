@@ -1,8 +1,8 @@
-"""Torch's operations on a CPU that would go to MKL, which computes otherwise on processors of another maker.
+"""CPU kernels that replace torch operations based on MKL, whose results depend on the vendor of the processor.
 
-Products go to NumPy's OpenBLAS, in blocks that only their shape decides, so that neither the processor's maker nor its
-cores decide the order of a sum; exponentials and the like to NumPy and SciPy. They are registered below autograd:
-nothing that calls torch changes, and derivatives of any order are made of the same operations.
+Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone: neither the vendor nor the number of
+cores affects the order of summation. Exponentials and similar functions use NumPy and SciPy. The kernels are registered
+below autograd: code that uses torch is unchanged, and derivatives of any order consist of the same operations.
 """
 
 import logging
@@ -30,9 +30,9 @@ from attnmix.core.device import chosen_device, device_name, prepare_device
 Array = npt.NDArray[Any]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-ROWS = 192  # most rows in a block of a product; a product of at most twice as many is halved between its columns
-ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
-CACHED_WEIGHTS = 2**17  # attention weights that are computed together: 512 kB in float32
+ROWS = 192  # maximum rows per block of a product; products with up to twice as many rows are split by columns instead
+ONE_THREAD_MULTIPLICATIONS = 2**23  # smaller products do not benefit from a second thread
+CACHED_WEIGHTS = 2**17  # attention weights computed together: 512 kB in float32
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -41,14 +41,14 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     **{name: getattr(scipy.special, name) for name in ("erf", "erfc", "erfinv")},
     **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
 }
-"""Functions of NumPy or SciPy by torch's names; all those that torch hands to MKL."""
+"""NumPy and SciPy functions by their torch names, for all functions that torch delegates to MKL."""
 
 _registered: list[torch.library.Library] = []
 _thread = threading.local()
 
 
 def set_arithmetic(arithmetic: str) -> None:
-    """Choose the arithmetic of this process, `portable` or `fastest`, and prepare its device."""
+    """Set the arithmetic of this process to `portable` or `fastest`, and prepare its device."""
     device = chosen_device()
     prepare_device(device)
     if arithmetic == PORTABLE and not _registered:
@@ -62,7 +62,7 @@ def set_arithmetic(arithmetic: str) -> None:
 
 
 def computed_on(arithmetic: str, device: torch.device) -> str:
-    """Return, in words, what decides the last digits of a result."""
+    """Return a description of the device and arithmetic, which determine the last digits of a result."""
     if device.type != "cpu":
         return device_name(device)
     if arithmetic == PORTABLE and can_be_portable():
@@ -71,7 +71,7 @@ def computed_on(arithmetic: str, device: torch.device) -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use: `OMP_NUM_THREADS`, else all that it is allowed."""
+    """Return the number of cores for this process: `OMP_NUM_THREADS`, otherwise the CPU affinity."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit() and int(limit):
         return int(limit)
@@ -80,7 +80,7 @@ def cores() -> int:
 
 @cache
 def _product_threads() -> ThreadPoolExecutor:
-    """Return the threads that share the blocks of one product."""
+    """Return the thread pool for the blocks of a product."""
     return ThreadPoolExecutor(cores())
 
 
@@ -90,16 +90,16 @@ def _task_threads() -> ThreadPoolExecutor:
 
 
 def _prepare_task_thread() -> None:
-    """Keep all operations of the tasks in this thread; threads of torch for each would outnumber the cores."""
+    """Limit tasks in this thread to a single thread, because torch threads for every task would exceed the cores."""
     _thread.has_task = True
-    torch.get_num_threads()  # on its first use in a thread, torch sets the number of OpenMP's threads
+    torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
     threadpool_limits(1, user_api="openmp")
 
 
 def submit_task(device: torch.device, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Call a function in one of the `task_threads`, or at once where there are none.
+    """Call a function in one of the `task_threads`, or immediately if there are none.
 
-    Tasks begin in the order in which they are submitted, so one may wait for another that was submitted before it.
+    Tasks start in the order of submission, so a task may wait for a previously submitted one.
     """
     threads = task_threads(device)
     if threads is not None:
@@ -110,12 +110,11 @@ def submit_task(device: torch.device, function: Callable[..., Result], *argument
 
 
 def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
-    """Return a thread for each core, for tasks of many operations that are each too short for several cores.
+    """Return a pool with one thread per core, for tasks of many operations that are too short for several cores.
 
-    With the kernels of this module all of a task stays in its thread; one core has one, as the number of torch's
-    threads decides last digits. None where tasks had better come in turn: products of torch's own kernels would take
-    threads in every thread, and a GPU takes the work of one. `device` is that of the tensors which the tasks compute
-    with.
+    With the kernels of this module, all operations of a task stay in its thread. A single core also has a pool, because
+    the number of torch threads affects the last digits. None if sequential tasks are faster: torch's own kernels would
+    start threads in every task, and one thread can keep a GPU busy. `device` is the device of the tasks' tensors.
     """
     on_own_kernels = device.type == "cpu" and _registered
     if not on_own_kernels or hasattr(_thread, "has_task"):
@@ -124,15 +123,15 @@ def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Return `[M, K] @ [K, N]`, or the same with one axis before both."""
+    """Return `[M, K] @ [K, N]`, or a batch of such products."""
     if first.dtype in HALF_DTYPES:
         return _product(first.float(), second.float()).to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
-    jobs: list[tuple[Array, Array, Array]] = []  # two factors, and the place of their product
-    if a.ndim == 3:  # several products, each of which is the same wherever it is computed
+    jobs: list[tuple[Array, Array, Array]] = []  # two factors and the output of their product
+    if a.ndim == 3:  # a batch of products, each with the same result in any thread
         size = max(1, math.ceil(len(a) / cores()))
         for start in range(0, len(a), size):
             products = slice(start, start + size)
@@ -145,7 +144,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _share(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
-    """Compute each job, in several threads where that is worth it; a job gives the same in any."""
+    """Compute all jobs, in several threads if they are large; the results do not depend on the thread."""
     in_one_thread = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_task")
     threads = 1 if in_one_thread else max(1, min(cores(), len(jobs)))
 
@@ -161,17 +160,17 @@ def _share(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: 
 
 
 def _blocks(rows: int, columns: int) -> list[tuple[slice, slice]]:
-    """Return rows and columns of the blocks of a product that are computed one by one; only its shape decides."""
+    """Return the rows and columns of each block of a product, determined by its shape alone."""
     if rows > 2 * ROWS:
         pairs = math.ceil(rows / (2 * ROWS))
-        size = math.ceil(rows / (2 * pairs))  # of an even number of blocks
+        size = math.ceil(rows / (2 * pairs))  # an even number of blocks
         return [(slice(start, start + size), slice(columns)) for start in range(0, rows, size)]
     half = columns // 2
     return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
-    """Return matrices that NumPy hands to BLAS: others, such as expanded ones, it multiplies by its own loops."""
+    """Return matrices in a layout supported by BLAS; NumPy multiplies others, such as expanded ones, in slow loops."""
     for inner, outer in ((-1, -2), (-2, -1)):
         if matrices.stride(inner) == 1 and matrices.stride(outer) >= max(1, matrices.shape[inner]):
             return matrices
@@ -183,7 +182,7 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
     if alpha != 1:
         result.mul_(alpha)
     if not beta:
-        return result  # NaN in `to` does not count
+        return result  # NaN in `to` must not propagate
     return result.add_(to if beta == 1 else to * beta)
 
 
@@ -231,7 +230,7 @@ def _attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
+    """Return head outputs `[B, H, T, d]` and log-sum-exp of scores per row `[B, H, T]`, like torch's fused kernel."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     batch, heads, length, width = attention.query.shape
     outputs = np.empty((batch, length, heads, width), attention.query.dtype).swapaxes(1, 2)
@@ -261,7 +260,7 @@ def _attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives by query, key and value, in their shapes."""
+    """Return the gradients of query, key and value, in their shapes."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     grad_BHTd, out_BHTd = _for_numpy(_for_blas(grad)), _for_numpy(out)
     grad_query = np.empty_like(attention.query)
@@ -287,10 +286,10 @@ def _attention_backward(
 
 
 class _Attention:
-    """Attention of B texts with H heads, in blocks of a few heads and rows that stay in the cache of one core.
+    """Attention of B texts with H heads, in blocks of heads and rows that fit into the cache of one core.
 
-    T texts and G heads of a block, N of their rows, S keys; N and G depend on the texts' length alone, so the bytes of
-    a text depend neither on its batch nor on the number of cores.
+    A block has T texts, G heads, N rows and S keys. N and G depend on the text length alone, so the results of a text
+    are identical for all batches and numbers of cores.
     """
 
     def __init__(
@@ -306,7 +305,7 @@ class _Attention:
         if dropout_p:
             raise NotImplementedError("the portable attention has no dropout")
         self.batch, self.heads, self.length, width = query.shape
-        if key.shape[1] < self.heads:  # grouped heads
+        if key.shape[1] < self.heads:  # grouped-query attention
             sharing = self.heads // key.shape[1]
             key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
         self.query, self.key, self.value = (_for_numpy(_for_blas(each)) for each in (query, key, value))
@@ -323,14 +322,14 @@ class _Attention:
         return [(slice(text, text + texts), slice(head, head + group)) for text, head in starts]
 
     def rows(self) -> int:
-        """Return how many rows are computed together."""
+        """Return the number of rows that are computed together."""
         parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
         return math.ceil(self.length / min(parts, self.length))
 
     def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """Yield, for some rows of a block at a time: the rows, `exp(score - largest)`, the largest score and the sum.
+        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest score and the sum.
 
-        They are 0, 0 and 1 for rows without a key.
+        For rows without a visible key, these values are 0, 0 and 1.
         """
         key_TGdS, tokens = self.key[block].swapaxes(-1, -2), np.arange(self.keys)
         mask_TGNS = None if self.mask is None else self.mask[block]
@@ -354,7 +353,7 @@ class _Attention:
 
 
 def _for_numpy(tensor: Tensor) -> Array:
-    """Return the numbers as an array, those of half precision in float32."""
+    """Return a tensor as an array, with half precision converted to float32."""
     return (tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor.detach()).numpy()
 
 
@@ -379,7 +378,7 @@ def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
         return values
     size = matrices.shape[-1]
     all_matrices, all_values = matrices.reshape(-1, size, size).numpy(), values.view(-1, size).numpy()
-    together = math.ceil(len(all_matrices) / cores())  # NumPy lets no other thread run beside a single matrix
+    together = math.ceil(len(all_matrices) / cores())  # NumPy holds the GIL for a single matrix
     parts = [slice(start, start + together) for start in range(0, len(all_matrices), together)]
 
     def compute(part: slice) -> None:
@@ -410,7 +409,7 @@ def _register() -> None:
     for name, kernel in with_out.items():
         kernels[f"{name}.out"] = _into(kernel)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # about the replaced kernels
         for name, kernel in kernels.items():
             library.impl(name, kernel, "CPU", allow_override=True)
     _registered.append(library)

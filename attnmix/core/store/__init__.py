@@ -1,1 +1,1 @@
-"""A run's folder: `runs` holds the paths and reads the files, `writers`, `texts` and `features` write them."""
+"""Files of a run: paths and readers in `runs`, writers in `writers`, `texts` and `features`."""

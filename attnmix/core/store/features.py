@@ -1,7 +1,7 @@
-"""Feature stores: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
+"""Feature stores: one array `[tokens, hidden]` per site, such as `<root>/layer_07/attention_output.zarr`.
 
-Rows are those of `<root>/tokens.parquet`, arrays those of `files.py`. Where `capture.store` names another place the
-arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
+Rows correspond to `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets another
+location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ MANIFEST = "manifest.json"
 TOKENS_FILE = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
-MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
+MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the end of the array
 CHECKSUM_BYTES = 4
 
 Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """Rows of a store, of a chunk, and of the unit that is written at once: a shard, or a whole small store."""
+    """Numbers of rows in a store, a chunk, and a unit of writing: a shard, or a whole small store."""
 
     tokens: int
     dtype: str
@@ -47,13 +47,13 @@ class StorePlan(NamedTuple):
 
 
 def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
-    """Return chunks of about 1 MB, and shards of 8 of them for a store that is larger than one shard."""
+    """Return a plan with chunks of about 1 MB, and shards of 8 chunks for stores larger than one shard."""
     rows = max(1, round(CHUNK_BYTES / (hidden * np.dtype(dtype).itemsize)))
     return StorePlan(tokens, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
 
 
 def place_of(store: str) -> Place:
-    """Return the place that `capture.store` names."""
+    """Return the location in `capture.store` as a path or URL."""
     return store if "://" in store else Path(store)
 
 
@@ -62,7 +62,7 @@ def _path(place: Place, site: Site) -> Place:
 
 
 def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
-    """Return the place of a run's arrays, and the digests by site of arrays that are elsewhere."""
+    """Return the location of a run's arrays, and the digests by site of arrays outside `root`."""
     if not (root / MANIFEST).is_file():
         return root, {}
     with reading(root / MANIFEST, "capture") as path:
@@ -74,7 +74,7 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
-    """Write into `root` the place of the arrays, and into both which they are: a hash of their units' `digests`."""
+    """Write the location of the arrays into `root`, and hashes of the units' `digests` into `root` and the arrays."""
     by_site = {}
     for name in digests[0]:
         unit_digests = "".join(unit[name] for unit in digests)
@@ -88,7 +88,7 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
 
 
 def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> None:
-    """Create the arrays of the sites in `widths`, for vectors of these widths."""
+    """Create the arrays of all sites; `widths` maps each site to the width of its vectors."""
     for site, width in widths.items():
         create_array(
             _path(place, site),
@@ -102,7 +102,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 
 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
-    """Raise `InputError` naming layer and point for a value of `block` that `dtype` cannot hold."""
+    """Raise `InputError` with layer and point if `dtype` cannot represent a value of `block`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features hold NaN or infinite values")
     limit, largest = np.finfo(dtype).max, np.abs(block).max()
@@ -114,10 +114,10 @@ def check_fits(block: Array, site: Site, dtype: str) -> None:
 
 
 class ShardWriter:
-    """The file of one shard, whose rows are given in any order to `put`, and at last `finish`.
+    """A writer of one shard file: `put` writes rows in any order, and `finish` completes the file.
 
-    zarr wants all rows of a shard in memory, of every store at once, and copies each chunk several times. The bytes are
-    the same: chunks, then their offsets and sizes, each with a checksum behind it.
+    zarr requires all rows of a shard in memory, for every store at once, and copies each chunk several times. The bytes
+    are identical to zarr's: chunks, followed by their offsets and sizes, each with a subsequent checksum.
     Source: the sharding and crc32c codecs of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/.
     """
 
@@ -131,7 +131,7 @@ class ShardWriter:
             self.part.write_bytes(b"")
 
     def put(self, pieces: Iterable[tuple[slice, Array]]) -> None:
-        """Write vectors at some rows each; raise `InputError` where the disk refuses them."""
+        """Write vectors at the rows of each piece; raise `InputError` if writing fails."""
         with writing(self.path), self.part.open("r+b") as file:
             for rows, vectors in pieces:
                 next_chunk = self.chunk_rows * (rows.start // self.chunk_rows + 1)
@@ -143,7 +143,7 @@ class ShardWriter:
                     file.write(np.ascontiguousarray(in_chunk, self.dtype).data)
 
     def finish(self, with_digest: bool) -> str:
-        """Write the checksums, give the file its name, and return a hash of the rows if it is asked for."""
+        """Write the checksums, rename the file to its final name, and return a hash of the rows if `with_digest`."""
         digest, chunk_bytes = hashlib.sha256(), self.chunk_rows * self.row_bytes
         with writing(self.path), self.part.open("r+b") as file:
             size = chunk_bytes + CHECKSUM_BYTES
@@ -154,7 +154,7 @@ class ShardWriter:
                 rows = file.read(chunk_bytes)
                 if with_digest:
                     digest.update(rows)
-                chunk = rows.ljust(chunk_bytes, b"\0")  # where the array ends within it
+                chunk = rows.ljust(chunk_bytes, b"\0")  # pads the last chunk of the array
                 file.write(chunk[len(rows) :] + _checksum(chunk))
             file.write(self.index.data)
             file.write(_checksum(self.index.tobytes()))
@@ -167,31 +167,31 @@ def _checksum(content: bytes) -> bytes:
 
 
 Destination = ShardWriter | Array
-"""The destination of a unit of rows: the file of a shard on a disk, else an array."""
+"""The destination of a unit of rows: a shard file on a disk, otherwise an array."""
 
 
 class OpenStore(NamedTuple):
-    """A Zarr array that rows are written to, and where it is."""
+    """A writable Zarr array and its location."""
 
     path: Place
     array: Any
 
 
 def open_to_write(place: Place, site: Site) -> OpenStore:
-    """Return the store of one site, which `create_stores` has created."""
+    """Return the writable store of one site, created by `create_stores`."""
     path = _path(place, site)
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
 def begin_unit(store: OpenStore, rows: slice) -> Destination:
-    """Return the destination of the vectors of a unit of rows, a shard or all of a small store."""
+    """Return the destination for the vectors of a unit of rows: a shard or a whole small store."""
     if store.array.shards and isinstance(store.path, Path):
         return ShardWriter(store.path, store.array, rows)
     return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
 
 
 def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Array]]) -> None:
-    """Put vectors at some rows of a unit each, counted from its first."""
+    """Put vectors at the rows of each piece, counted from the first row of the unit."""
     if isinstance(destination, ShardWriter):
         destination.put(pieces)
     else:
@@ -200,9 +200,9 @@ def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Array]]) ->
 
 
 def write_unit(store: OpenStore, rows: slice, destination: Destination, with_digest: bool = False) -> str:
-    """Write a unit of rows whose vectors are all there; return their hash if it is asked for, else nothing.
+    """Write a complete unit of rows; return its hash if `with_digest`, otherwise an empty string.
 
-    Raises `InputError` where the place refuses.
+    Raise `InputError` if writing fails.
     """
     if isinstance(destination, ShardWriter):
         return destination.finish(with_digest)
@@ -212,7 +212,7 @@ def write_unit(store: OpenStore, rows: slice, destination: Destination, with_dig
 
 
 def open_store(root: Path, site: Site) -> Any:
-    """Return the Zarr array `[tokens, hidden]` of one site; raise `InputError` where it is damaged or another run's."""
+    """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if damaged or written by another run."""
     array, _ = _open(root, site)
     return array
 
@@ -230,13 +230,13 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
-    """Return rows of one store, in the store's dtype; raise `InputError` where they are damaged."""
+    """Return rows of one store, in the store's dtype; raise `InputError` if they are damaged."""
     array, path = _open(root, site)
     return read_array(array, path, "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
+    """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` if it is damaged."""
     array, path = _open(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
@@ -253,7 +253,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 
 
 def stored_sites(root: Path) -> list[Site]:
-    """Return the layers and points that have a store under `root`, in forward order; `InputError` without any."""
+    """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
     _, digests = _arrays(root)
     names = list(digests) or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]

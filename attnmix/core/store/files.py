@@ -1,8 +1,8 @@
-"""Files that stages write: one error for a stage that has not run, for a disk that refuses, and for damage.
+"""Files written by stages, with an `InputError` for missing outputs, failed writes and damaged files.
 
-Arrays are plain Zarr v3: not compressed, each chunk with a checksum, no consolidated metadata, nothing that depends on
-the clock, so that equal numbers are equal bytes and any Zarr reader opens them, and sees a flipped bit. An array is at
-a path, or at a URL of any file system that fsspec knows.
+Arrays are uncompressed Zarr v3 with a checksum per chunk, without consolidated metadata or time stamps. Equal numbers
+therefore have equal bytes, and any Zarr reader can open the arrays and detect flipped bits. The location of an array is
+a path, or a URL of a file system supported by fsspec.
 """
 
 import errno
@@ -21,12 +21,12 @@ from pyarrow.lib import ArrowException
 from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
-PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # so that a flipped bit in a parquet file is noticed
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing chunk is damage
+PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # includes zeros; a missing chunk then indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
-"""Columns of csv files of results that may hold names of classes."""
+"""Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Errors that libraries raise for a damaged local file.
+# Errors raised by other libraries for a damaged local file.
 DAMAGE = (ArrowException, AttributeError, LookupError, OSError, TypeError, ValueError)
 
 Place = Path | str  # a path, or a URL such as `s3://bucket/run`
@@ -34,7 +34,7 @@ P = TypeVar("P", bound=Place)
 
 
 def require_output(path: P, stage: str) -> P:
-    """Return `path`; raise `InputError` naming the `stage` that writes it where nothing is there."""
+    """Return `path`; raise `InputError` with the name of the `stage` that writes it if `path` is missing."""
     if isinstance(path, Path) and not path.exists():
         raise InputError(f"{path} is missing; the stage {stage} writes it")
     return path
@@ -42,14 +42,14 @@ def require_output(path: P, stage: str) -> P:
 
 @contextmanager
 def writing(path: P) -> Iterator[P]:
-    """Yield `path`, in a folder that exists; raise `InputError` where the system refuses to write there."""
+    """Yield `path` after creating its folder; raise `InputError` if writing fails."""
     try:
         if isinstance(path, Path):
             path.parent.mkdir(parents=True, exist_ok=True)
         yield path
-    except Exception as error:  # remote file systems raise their own types
+    except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, OSError):
-            raise  # a bug: only remote file systems have other errors
+            raise  # a bug: only remote file systems raise other errors
         remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make it a place to write to"
         cause = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"cannot write {path}: {cause}; {remedy} and run again") from error
@@ -57,10 +57,10 @@ def writing(path: P) -> Iterator[P]:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file to, which becomes `path` in one step once everything is written.
+    """Yield a temporary path, and rename it to `path` in one step after writing.
 
-    So a killed stage leaves no part of a file under its name, and a file that is a link to a cache is replaced,
-    where writing to it would change the cache.
+    A killed stage therefore leaves no incomplete file at `path`. A link to a cache is replaced, whereas writing to the
+    link would change the cache.
     """
     with writing(path):
         part = path.with_name(f"{path.name}.part")
@@ -73,15 +73,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(path: P, stage: str) -> Iterator[P]:
-    """Yield `path`, which `stage` writes; raise `InputError` where it is missing or its reader fails."""
+    """Yield `path`, written by `stage`; raise `InputError` if it is missing or reading fails."""
     require_output(path, stage)
     try:
         yield path
     except InputError:
         raise
-    except Exception as error:  # remote file systems raise their own types
+    except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, DAMAGE):
-            raise  # a bug: only remote file systems have other errors
+            raise  # a bug: only remote file systems raise other errors
         raise InputError(
             f"{path} is damaged or cannot be read: {first_line(error)}; force the stage {stage}, which writes it, "
             "to run again"
@@ -89,16 +89,16 @@ def reading(path: P, stage: str) -> Iterator[P]:
 
 
 def read_table(path: Path, stage: str, **options: Any) -> pd.DataFrame:
-    """Return a parquet file that `stage` writes; `options` are those of `pandas.read_parquet`."""
+    """Return the parquet file written by `stage`; `options` are those of `pandas.read_parquet`."""
     with reading(path, stage):
         return pd.read_parquet(path, page_checksum_verification=True, **options)
 
 
 def read_results(source: Path | io.StringIO, **options: Any) -> Any:
-    """Return a csv of results; an empty cell is missing, and every other word stays as it is written.
+    """Return a result file (csv); empty cells are missing values, and all other strings are kept unchanged.
 
-    The names of classes (`WORD_COLUMNS`, and `label` beside `predicted`) are words, whatever they look like: `None`,
-    `nan`, `True` and `01` are names like any other. `options` are those of `pandas.read_csv`.
+    Class names (`WORD_COLUMNS`, and `label` together with `predicted`) are always strings, including `None`, `nan`,
+    `True` and `01`. `options` are those of `pandas.read_csv`.
     """
     names = [str(name) for name in pd.read_csv(source, nrows=0)]
     if isinstance(source, io.StringIO):
@@ -110,7 +110,7 @@ def read_results(source: Path | io.StringIO, **options: Any) -> Any:
 
 
 def read_json(path: Path, stage: str) -> dict[str, Any]:
-    """Return the JSON object that `stage` writes."""
+    """Return the JSON object written by `stage`."""
     with reading(path, stage):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -119,14 +119,14 @@ def read_json(path: Path, stage: str) -> dict[str, Any]:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a parquet file without the index."""
+    """Write a table without its index as a parquet file."""
     with atomic_path(path) as part:
         table.to_parquet(part, index=False, **PARQUET_OPTIONS)
 
 
 def create_array(path: Place, **options: Any) -> Any:
-    """Create an array with `options` of `zarr.create_array`; raise `InputError` where the place refuses."""
-    import zarr  # half a second, which measures in memory need not take
+    """Create an array with the `options` of `zarr.create_array`; raise `InputError` if writing fails."""
+    import zarr  # slow import (0.5 s), not needed for measures in memory
     from zarr.codecs import Crc32cCodec
 
     options |= {"compressors": Crc32cCodec(), "filters": None, "fill_value": 0, "config": EVERY_CHUNK}
@@ -135,7 +135,7 @@ def create_array(path: Place, **options: Any) -> Any:
 
 
 def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
-    """Return the array that `stage` writes; raise `InputError` where what describes it cannot be right."""
+    """Return the array written by `stage`; raise `InputError` if its metadata are invalid."""
     import zarr
 
     with reading(path, stage):
@@ -146,7 +146,7 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
 
 
 def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
-    """Return `rows` of an open array; raise `InputError` for a chunk that is missing, truncated or changed."""
+    """Return `rows` of an open array; raise `InputError` for a missing, truncated or modified chunk."""
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
@@ -157,6 +157,6 @@ def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -
         for number in range(first // size, -(-last // size)):
             name = array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
             chunk = f"{folder}/{name}"
-            if not files.isfile(chunk) or not files.size(chunk):  # zarr would read zeros
+            if not files.isfile(chunk) or not files.size(chunk):  # zarr would return zeros
                 raise ValueError(f"{name} is missing or empty")
         return np.asarray(array[rows])

@@ -1,4 +1,4 @@
-"""The results of measured texts, as the page and the figures read them: from a run's files, or from memory."""
+"""Results of measured texts for the page and the figures, from the files of a run or from memory."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
     import xarray
 
 Array = npt.NDArray[Any]
-COMPONENTS_TOLERANCE = 1e-3  # of the largest component, by which one that is computed again may differ
-PICTURE_MATRICES = (INPUT_PARTS, "alti")  # for shares of the input, and lines from layer to layer
+COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
+PICTURE_MATRICES = (INPUT_PARTS, "alti")  # for the shares of input tokens and the lines between layers
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
 class Components(NamedTuple):
-    """Two principal components of vectors, which a map shows at another scale."""
+    """Two principal components of vectors, displayed at a different scale in a map."""
 
     scale: float
-    """A vector's component, by its coordinate on the map."""
+    """Ratio of a vector's component to its coordinate on the map."""
     shares: tuple[float, float]
-    """The shares of the vectors' variance along both axes."""
+    """Shares of the vectors' variance along both axes."""
 
 
 class Results(Protocol):
-    """The readers that a page needs. `attnmix.core.store.runs.Run` has them of files, `TextResults` of memory."""
+    """Readers required by a page; `attnmix.core.store.runs.Run` reads files, `TextResults` holds data in memory."""
 
     @property
     def documents(self) -> pd.DataFrame:
-        """A row for each text; `attnmix.core.store.texts` names the columns."""
+        """A table with one row per text; `attnmix.core.store.texts` documents the columns."""
 
     @property
     def texts(self) -> dict[str, str]:
-        """The captured texts by document."""
+        """The captured texts by document name."""
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """A row for each captured token; `attnmix.core.store.texts` names the columns."""
+        """A table with one row per captured token; `attnmix.core.store.texts` documents the columns."""
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability, read_position` of the captured texts, where there is a classifier.
+        """`document, predicted, probability, read_position` of the captured texts, if there is a classifier.
 
-        `read_position` is that of the token whose last vector the classifier reads, -1 where it reads several.
+        `read_position` is the position of the final vector used by the classifier, or -1 if it uses several.
         """
 
     @property
@@ -60,11 +60,11 @@ class Results(Protocol):
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts that have maps."""
+        """The layouts with maps."""
 
     @property
     def min_umap_tokens(self) -> int:
-        """The number of tokens below which there is no UMAP."""
+        """The minimum number of tokens for UMAP."""
 
     @property
     def map_quality(self) -> pd.DataFrame:
@@ -76,72 +76,72 @@ class Results(Protocol):
 
     @property
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and the rows of their difference."""
+        """The mean ratios of the checkpoints, and their differences."""
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
+        """The rows of `measure/geometry` on the steps of a layer, with the name in the column `step`."""
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return a table by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
+        """Return the table with the `name` `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
-        """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position`, and the methods."""
+        """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position` and all methods."""
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods that have matrices."""
+        """Return the methods with matrices."""
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
-        """Return one method's matrices `[layers, tokens, sources]`."""
+        """Return the matrices `[layers, tokens, sources]` of a method."""
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
-        """Return the parts of a document's heads by name; none where they are not known."""
+        """Return the parts of a text's heads by name; empty if they are unknown."""
 
     def map(self, layout: str) -> pd.DataFrame:
         """Return `document, position, layer, point, x, y` of one layout."""
 
     @property
     def components(self) -> dict[Site, Components]:
-        """The principal components that the layout `pca` shows: of every site, fitted into one extent."""
+        """The principal components of every site in the layout `pca`, which scales all sites to the same extent."""
 
 
 class MixingTables:
-    """Readings of tables that `table` returns, the same for files and memory."""
+    """Selections from the tables returned by `table`, shared by files and memory."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return a table by its `name`, `<stage>/<table>`."""
+        """Return the table with the `name` `<stage>/<table>`."""
         raise NotImplementedError
 
     @property
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and the rows of their difference."""
+        """The mean ratios of the checkpoints, and their differences."""
         table = self.table("measure/mixing")
         difference = table["checkpoint"] == "difference"
         return table[~difference], table[difference]
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
+        """The rows of `measure/geometry` on the steps of a layer, with the name in the column `step`."""
         table = self.table("measure/geometry")
         return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
 
 
 @dataclass
 class TextResults(MixingTables):
-    """The results of some texts in memory: plain data."""
+    """Results of texts in memory, as plain data."""
 
     documents: pd.DataFrame
     tokens: pd.DataFrame
     computed_on: str
-    """The processor, as the metrics of `measure` name it."""
+    """The processor, as in the metrics of `measure`."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """By name, `<stage>/<table>`."""
+    """Tables by their names `<stage>/<table>`."""
     ratios: pd.DataFrame = field(default_factory=pd.DataFrame)
     matrices_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
-    """By checkpoint and document."""
+    """Matrices by checkpoint and text, then by method."""
     heads_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
     maps: dict[str, pd.DataFrame] = field(default_factory=dict)
     map_quality: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -149,13 +149,13 @@ class TextResults(MixingTables):
     nearest: pd.DataFrame = field(default_factory=pd.DataFrame)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
     model_names: tuple[str, ...] | None = None
-    """The display names of two models that are compared, in place of one before and after fine-tuning."""
+    """The display names of two compared models; None for one model before and after fine-tuning."""
     detailed_documents: Sequence[str] = ()
-    """The documents with own shares of their tokens and exact parts; empty if all have them."""
+    """Documents with own shares of their tokens and exact parts; empty if all documents have them."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
-        """Return the same without heads, and of the matrices those of the page's picture, if there are any."""
+        """Return a copy without heads, and with only the matrices displayed by the page, if the text has any."""
         shown = {
             key: {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES} or by_name
             for key, by_name in self.matrices_by_text.items()
@@ -164,21 +164,21 @@ class TextResults(MixingTables):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts by document."""
+        """The texts by document name."""
         return dict(zip(self.documents["document"], self.documents["text"], strict=True))
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts that have maps."""
+        """The layouts with maps."""
         return list(self.maps)
 
     @property
     def min_umap_tokens(self) -> int:
-        """The number of tokens below which there is no UMAP."""
+        """The minimum number of tokens for UMAP."""
         return MIN_TYPED_UMAP_TOKENS
 
     def metrics(self, stage: str) -> dict[str, Any]:
-        """Return the metrics of a stage: where it was computed."""
+        """Return the metrics of a stage, which consist of `computed_on`."""
         return {"computed_on": self.computed_on}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
@@ -190,15 +190,15 @@ class TextResults(MixingTables):
         return self.ratios[self.ratios["document"].isin(documents)]
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods that have matrices."""
+        """Return the methods with matrices."""
         return list(self.matrices_by_text.get((checkpoint, document), {}))
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
-        """Return one method's matrices `[layers, tokens, sources]`."""
+        """Return the matrices `[layers, tokens, sources]` of a method."""
         return self.matrices_by_text[checkpoint, document][method]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
-        """Return the parts of a document's heads by name; none where they are not known."""
+        """Return the parts of a text's heads by name; empty if they are unknown."""
         return self.heads_by_text.get((checkpoint, document), {})
 
     def map(self, layout: str) -> pd.DataFrame:
@@ -207,16 +207,16 @@ class TextResults(MixingTables):
 
 
 def components_of(vectors: Array, places: Array) -> Components | None:
-    """Return the scale of a map's `places` `[N, 2]` along the principal components of `vectors` `[N, width]`.
+    """Return the scale of map positions `places` `[N, 2]` along the principal components of `vectors` `[N, width]`.
 
-    None where they are no components of these vectors, as where `umap.metric` compares something else of them.
+    None if the positions are not components of these vectors, because `umap.metric` may compare transformed vectors.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)
     squares_2 = np.square(places_N2).sum(axis=0)
     if not squares_2[0] > 0:
         return None
-    # Along a direction v with X'Xv = bv, places are p = sXv: then |p|^2 = s^2 b and |X'p| = sb.
+    # Along a direction v with X'Xv = bv, the positions are p = sXv. Hence |p|^2 = s^2 b and |X'p| = sb.
     lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
     strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
@@ -228,7 +228,7 @@ def components_of(vectors: Array, places: Array) -> Components | None:
 
 
 class PointVectors(NamedTuple):
-    """The vectors of all layers that have a capture point."""
+    """The vectors of a capture point in all layers with this point."""
 
     layers: list[int]
     array: Array
@@ -236,7 +236,7 @@ class PointVectors(NamedTuple):
 
 
 def allocate_vectors(widths: Mapping[Site, int], tokens: int, dtype: str) -> dict[str, PointVectors]:
-    """Return one uninitialised array for each capture point; `widths` has the width of the vectors of each site."""
+    """Return one uninitialised array per capture point; `widths` maps each site to the width of its vectors."""
     layers: dict[str, list[int]] = defaultdict(list)
     for site in widths:
         layers[site.point].append(site.layer)
@@ -248,7 +248,7 @@ def allocate_vectors(widths: Mapping[Site, int], tokens: int, dtype: str) -> dic
 
 
 def by_site(vectors: Mapping[str, PointVectors]) -> dict[Site, Array]:
-    """Return views `[tokens, width]` of the vectors of every site, in the order of the forward pass."""
+    """Return views `[tokens, width]` of the vectors by site, in the order of the forward pass."""
     views = {}
     for point, (layers, array) in vectors.items():
         for layer, view in zip(layers, array, strict=True):

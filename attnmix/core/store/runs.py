@@ -1,4 +1,4 @@
-"""A run's results, for a program or a notebook; everything is read when it is asked for.
+"""Results of a run for programs and notebooks, loaded lazily.
 
     from attnmix.core.store.runs import open_run
 
@@ -11,8 +11,8 @@
     run.metrics("measure")  # a json file under reports/metrics/
     run.matrix("finetuned", "test/3", "attention")  # [layers, tokens, sources]
 
-Layers are counted from 1; level 0 is the embedding. Where a stage has not run, or a file is damaged, every reader
-raises an `InputError` that names the stage.
+Layers are counted from 1; layer 0 is the embedding. If a stage has not run or a file is damaged, every reader raises an
+`InputError` with the name of the stage.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
     import xarray
 
 Array = npt.NDArray[Any]
-MAX_SHOWN_DOCUMENTS = 5  # documents in an error
+MAX_SHOWN_DOCUMENTS = 5  # maximum number of texts listed in an error message
 CSV_PART_ROWS = 100_000
 
 
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
-    """Return the folder of a document's arrays in one checkpoint, each a `.zarr`.
+    """Return the folder of the `.zarr` arrays of a text and checkpoint.
 
-    `contributions` holds one for each method, `heads` one for each of `attnmix.core.store.heads.DIMENSIONS`.
+    `contributions` contains one array per method, `heads` one per part in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
 
 def open_run(folder: Path | str = ".") -> Run:
-    """Return the run in `folder`, a clone of the project; raise `InputError` where `capture` left no vectors in it."""
+    """Return the run in `folder`, a clone of the project; raise `InputError` if it contains no captured vectors."""
     run = Run(read_path("folder", folder, "open_run(folder)"))
     _ = run.sites
     return run
 
 
 class Run(MixingTables):
-    """Everything that the stages read and write below the folder `root`, which need not be there yet."""
+    """All files that the stages read and write in the folder `root`, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.reviews = root / "data/reviews"
         self.pretrained = root / "models/pretrained"
-        self.named_model = self.pretrained / "own"  # model.name, where model.base is the pretrained checkpoint
+        self.named_model = self.pretrained / "own"  # model.name, if model.base is the pretrained checkpoint
         self.finetuned = root / "models/finetuned"
         self.checkpoints = {"pretrained": self.pretrained, "finetuned": self.finetuned}
         self.test_predictions_file = root / "features/finetune/test.parquet"
@@ -89,35 +89,35 @@ class Run(MixingTables):
 
     @property
     def initial(self) -> Path:
-        """The checkpoint that fine-tuning starts from: that of `model.name`."""
+        """The initial checkpoint of fine-tuning, specified by `model.name`."""
         return self.named_model if self.named_model.is_dir() else self.pretrained
 
     @property
     def documents(self) -> pd.DataFrame:
-        """A row for each captured text, without the text; `attnmix.core.store.texts` names the columns."""
+        """A table with one row per captured text, without the column `text`; see `attnmix.core.store.texts`."""
         return self.captured.documents
 
     @property
     def texts(self) -> dict[str, str]:
-        """The captured texts by document."""
+        """The captured texts by document name."""
         return self.captured.texts
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """The captured tokens, a row for each row of a store; `attnmix.core.store.texts` names the columns."""
+        """The captured tokens, in the row order of the stores; `attnmix.core.store.texts` documents the columns."""
         return self.captured.tokens
 
     @cached_property
     def sites(self) -> list[Site]:
-        """The layers and points that were captured, in forward order."""
+        """The captured sites (layers and points), in forward order."""
         return stored.stored_sites(self.activations)
 
     def width(self, site: Site) -> int:
-        """Return the length of a vector at `site`."""
+        """Return the dimension of the vectors at `site`."""
         return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """Return a document's rows in every store; all of them without a name."""
+        """Return the rows of a text in every store, or all rows if `document` is None."""
         if document is None:
             return slice(0, len(self.tokens))
         rows = np.flatnonzero(self.tokens["document"] == document)
@@ -136,7 +136,7 @@ class Run(MixingTables):
         return stored.read_rows(self.activations, site, rows)
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
-        """Return the vectors of one point, in all layers that have it or in `layers`, of one document or of all."""
+        """Return the vectors of one point, by default in all captured layers and for all texts."""
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
@@ -157,50 +157,50 @@ class Run(MixingTables):
         return read_json(self.metrics_folder / f"{stage}.json", stage)
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return a csv by its `name`, `<stage>/<table>`, as `read_results` does, with its `options`."""
+        """Return the csv file with the `name` `<stage>/<table>`; `options` are those of `read_results`."""
         stage, _, _ = name.partition("/")
         with reading(self.tables / f"{name}.csv", stage) as file:
             table: pd.DataFrame = read_results(file, **options)
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` with these `values` by column, holding a part of the file in memory at a time."""
+        """Return the rows of `table` with these `values` by column; only a part of the file at a time is in memory."""
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
         rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
         return rows
 
     def ratios(self, **options: Any) -> pd.DataFrame:
-        """Return the ratios of every token of the reviews in the statistics.
+        """Return the ratios of every token of the texts in the statistics.
 
-        Columns: checkpoint, document, position, layer (1..L), the methods, token, word, token_class. `word` numbers the
-        words of a document from 0 on and is missing for special tokens. `options` are those of `pandas.read_parquet`;
-        rows that its `filters` leave out are not held in memory.
+        Columns: checkpoint, document, position, layer (1..L), the methods, token, word, token_class. `word` is the
+        index of a word in its text, from 0, and missing for special tokens. `options` are those of
+        `pandas.read_parquet`; rows excluded by `filters` are not loaded into memory.
         """
         return _read_ratios(self.measured, "measure", **options)
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
-        """Return the ratios of captured `documents`, in the columns of `ratios`."""
+        """Return the ratios of captured `documents`, with the columns of `ratios`."""
         return _read_ratios(self.inspected, "inspect", filters=[("document", "in", list(documents))])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
-        """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
+        """Return the matrices `[layers, tokens, sources]` of a method; unreliable rows of `value_zeroing` are NaN."""
         return _read_array(arrays_folder("contributions", checkpoint, document, self.inspected) / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods that have matrices, in no order."""
+        """Return the methods with matrices, in arbitrary order."""
         return [
             path.stem for path in arrays_folder("contributions", checkpoint, document, self.inspected).glob("*.zarr")
         ]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the stored parts of a document's heads; none where the checkpoint was not measured or lacks them."""
+        """Return the stored parts of a text's heads; empty if the checkpoint was not measured or lacks them."""
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
         names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if any(folder.glob("*.zarr")) else {}
 
     @property
     def token_scores(self) -> pd.DataFrame:
-        """`document, position, method, score`; the score is NaN for a token that the method does not score."""
+        """`document, position, method, score`; the score is NaN for tokens not scored by the method."""
         return read_table(self.token_scores_file, "inspect")
 
     @property
@@ -210,12 +210,12 @@ class Run(MixingTables):
 
     @property
     def min_umap_tokens(self) -> int:
-        """The number of tokens below which there is no UMAP."""
+        """The minimum number of tokens for UMAP."""
         return MIN_UMAP_VECTORS
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts that `reduce` wrote, in the order of `LAYOUTS`."""
+        """The layouts written by `reduce`, in the order of `LAYOUTS`."""
         return [layout for layout in LAYOUTS if (self.maps / f"{layout}.parquet").is_file()]
 
     def map(self, layout: str) -> pd.DataFrame:
@@ -224,7 +224,7 @@ class Run(MixingTables):
 
     @property
     def components(self) -> dict[Site, Components]:
-        """The principal components that the layout `pca` shows: of every site, fitted into one extent."""
+        """The principal components of every site in the layout `pca`, which scales all sites to the same extent."""
         keys = ["document", "position"]
         row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
         components = {}
@@ -240,7 +240,7 @@ class Run(MixingTables):
 
     @property
     def map_quality(self) -> pd.DataFrame:
-        """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
+        """`layout, layer, point, measure, value, chance`; rows without layer and point refer to the whole layout."""
         return read_table(self.maps / "quality.parquet", "reduce")
 
     @property
@@ -265,7 +265,7 @@ def map_sites(table: pd.DataFrame) -> list[Site]:
 
 
 def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return every contribution `[..., tokens, sources]` as a share of its row's sum; NaN in a row without any."""
+    """Return contributions `[..., tokens, sources]` as shares of their row sums; NaN in rows without contributions."""
     rows = np.asarray(matrices, dtype=np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(rows / rows.sum(axis=-1, keepdims=True))
@@ -273,7 +273,7 @@ def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors `[layers, tokens, hidden]` that are read when they are asked for."""
+    """Lazily loaded vectors `[layers, tokens, hidden]`."""
 
     run: Run
     sites: list[Site]
@@ -282,20 +282,20 @@ class Features:
     dtype: np.dtype[Any]
 
     def numpy(self) -> Array:
-        """Return all of them in memory."""
+        """Return all vectors as an array in memory."""
         vectors = np.empty(self.shape, self.dtype)
         for part, site in zip(vectors, self.sites, strict=True):
             part[:] = stored.read_features(self.run.activations, site, self.rows)
         return vectors
 
     def torch(self) -> torch.Tensor:
-        """Return all of them in memory, on the CPU."""
+        """Return all vectors as a tensor on the CPU."""
         import torch
 
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Return a `dask` array of the stores' chunks, labelled by layer, document, position and token."""
+        """Return a lazy `dask` array with the chunks of the stores, labelled by layer, document, position and token."""
         require_extra("dask", "features as an xarray")
         import xarray
         from dask import array

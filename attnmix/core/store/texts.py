@@ -1,18 +1,18 @@
-"""The reviews of `download`, and the texts that all later stages work on, as `tokenize` truncates and tokenises them.
+"""Labelled texts of the stage `download`, and truncated, tokenized texts of `tokenize` for all later stages.
 
-Reviews are one parquet file for each split, with the columns text, label (from 0 on) and label_name; `text_pair` is the
-second of a pair of texts.
+Labelled texts are in one parquet file per split, with the columns text, label (from 0) and label_name; `text_pair` is
+the second text of a pair.
 
-`features/tokenize/captured/` holds the texts whose vectors are stored, in the order of the stores' rows;
-`features/tokenize/reviews/` the test reviews in the statistics, then those in which only tokens are removed. In each,
-`texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a free text), text
-(both of a pair, each on a line), label (-1 of a free text), label_name, predicted_label (of the fine-tuned classifier,
--1 of a free text), measured (it is in the statistics) and removed (tokens are removed from it), both false in
-`captured`, tokens, whole_tokens (before it was truncated), unknown_tokens.
-`tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person reads it), start and
-end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and `segment` where there
-are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where there is a decoder next to
-an encoder. Both files hold `ROW_GROUP_TEXTS` texts in a row group.
+`features/tokenize/captured/` contains the texts with stored vectors, in the row order of the stores.
+`features/tokenize/reviews/` contains the test texts for the statistics, followed by the test texts for token removal
+only. In both folders, `texts.parquet` has one row per text: document (`test/3` is a row of the test split, `text/0` a
+free text), text (the texts of a pair on separate lines), label (-1 for free texts), label_name, predicted_label (by the
+fine-tuned classifier, -1 for free texts), measured (used in the statistics) and removed (used for token removal), both
+false in `captured`, tokens, whole_tokens (before truncation), unknown_tokens.
+`tokens.parquet` has one row per token: document, position, token_id, token, label (readable form), start and end
+(character offsets, -1 for special tokens), word (index, -1 for special tokens), token_class, for pairs also `segment`
+(0 in the first text, 1 in the second, -1 for special tokens), and for encoder-decoder models `decoder_token`. Each row
+group of both files contains `ROW_GROUP_TEXTS` texts.
 """
 
 import itertools
@@ -28,13 +28,13 @@ from attnmix.core.store.files import PARQUET_OPTIONS, atomic_path, read_table, r
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
-ROW_GROUP_TEXTS = 256  # texts in a row group
+ROW_GROUP_TEXTS = 256
 DECODER_TOKEN = "decoder_token"
 SEGMENT = "segment"
 TEXT_COLUMNS = ("text", "text_pair")
-PAIR_SEPARATOR = "\n"  # of a pair that is shown as one text
+PAIR_SEPARATOR = "\n"  # joins a pair that is displayed as one text
 Text = str | tuple[str, str]
-"""A text, or a pair of them."""
+"""A text or a pair of texts."""
 
 TEXT_FIELDS = [
     ("document", pa.string()),
@@ -63,7 +63,7 @@ MORE_TOKEN_FIELDS = [(SEGMENT, pa.int8()), (DECODER_TOKEN, pa.string())]
 
 
 class TokenizedFiles:
-    """The tables of some texts and of their tokens, as `tokenize` writes them into a folder."""
+    """The tables of texts and tokens in a folder written by `tokenize`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,31 +72,31 @@ class TokenizedFiles:
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """A row for each text, without the text."""
+        """A table with one row per text, without the column `text`."""
         columns = [name for name, _ in TEXT_FIELDS if name != "text"]
         return read_table(self.texts_file, "tokenize", columns=columns)
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The texts by document."""
+        """The texts by document name."""
         table = read_table(self.texts_file, "tokenize", columns=["document", "text"])
         return dict(table.itertuples(index=False))
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """A row for each token."""
+        """A table with one row per token."""
         return read_table(self.tokens_file, "tokenize")
 
     @cached_property
     def pairs(self) -> bool:
-        """True where the texts are pairs."""
+        """True if the texts are pairs."""
         with reading(self.tokens_file, "tokenize") as path:
             return SEGMENT in pq.read_schema(path).names
 
     def token_row_groups(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of one row group of texts after another, or of those with these `numbers`."""
+        """Yield the tokens of each row group of texts, by default of all row groups, otherwise of `numbers`."""
         with (
             reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,
@@ -108,36 +108,36 @@ class TokenizedFiles:
 
 
 def split_file(split: str, folder: Path) -> Path:
-    """Return the path of the reviews of `train`, `validation` or `test`."""
+    """Return the path of the labelled texts of `train`, `validation` or `test`."""
     return folder / f"{split}.parquet"
 
 
 def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Return `text`, `label` (from 0 on) and `label_name`, or some of these `columns`."""
+    """Return the columns `text`, `label` (from 0) and `label_name` of a split, or the selected `columns`."""
     return read_table(split_file(split, folder), "download", columns=columns)
 
 
 def texts_of(table: pd.DataFrame) -> list[Text]:
-    """Return the texts of a table of reviews, or their pairs."""
+    """Return the texts or pairs of texts in the table of a split."""
     if TEXT_COLUMNS[1] not in table:
         return list(table[TEXT_COLUMNS[0]])
     return list(table[list(TEXT_COLUMNS)].itertuples(index=False, name=None))
 
 
 def whole_text(text: Text) -> str:
-    """Return a text, or a pair as one text."""
+    """Return a text unchanged, or a pair joined into one text."""
     return text if isinstance(text, str) else PAIR_SEPARATOR.join(text)
 
 
 def whole_texts(table: pd.DataFrame) -> pd.Series:
-    """Return the text of each row of a table of reviews, both of a pair as one."""
+    """Return the text of each row in the table of a split, with pairs joined into one text."""
     return pd.Series([whole_text(text) for text in texts_of(table)], index=table.index, dtype="str")
 
 
 def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
-    """Yield the texts of a split, or their pairs, in batches, so that memory does not grow with their number."""
+    """Yield the texts or pairs of a split in batches, to limit memory usage."""
     with reading(split_file(split, folder), "download") as path:
-        # With a buffer it reads page by page; pandas writes all rows as one group.
+        # The buffer limits reads to single pages, because pandas writes all rows as one row group.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
         columns = [name for name in TEXT_COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(BATCH_TEXTS, columns=columns):
@@ -145,9 +145,9 @@ def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
 
 
 def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> None:
-    """Write both tables into `folder`, given as row groups of texts with their tokens, one of which is in memory.
+    """Write both tables into `folder` from row groups of texts and tokens; one row group at a time is in memory.
 
-    Tokens have the columns of `MORE_TOKEN_FIELDS` that those of the first row group have.
+    Tokens have the columns of `MORE_TOKEN_FIELDS` that are present in the first row group.
     """
     row_groups = iter(row_groups)
     first = next(row_groups)

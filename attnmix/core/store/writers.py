@@ -1,6 +1,6 @@
-"""Writers of results: tables and metrics under `reports/`, larger arrays and tables under `features/`.
+"""Writers of results: tables and metrics in `reports/`, larger arrays and tables in `features/`.
 
-Each takes the folder to write to; `runs.py` reads these files, `features.py` holds vectors.
+The output folder is an argument of each writer. `runs.py` reads these files, and `features.py` stores vectors.
 """
 
 import json
@@ -20,11 +20,11 @@ from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, 
 from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
-MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory
+MIN_GROUP_ROWS = 2**16  # per row group of a parquet file; the statistics of all groups are held in memory
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
-    """Write `<name>.json`, numbers rounded to six significant digits; an unknown value (NaN) is null."""
+    """Write `<name>.json` with numbers rounded to six significant digits; NaN becomes null."""
     with atomic_path(folder / f"{name}.json") as part:
         part.write_text(json.dumps(_rounded(metrics), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -38,7 +38,7 @@ def _rounded(value: Any) -> Any:
 
 
 def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
-    """Write `<folder>/<name>.csv`, numbers rounded to six decimals; one chunk of the table is in memory at a time."""
+    """Write `<folder>/<name>.csv` with numbers rounded to six decimals; one chunk at a time is in memory."""
     with atomic_path(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
         chunks = [table] if isinstance(table, pd.DataFrame) else table
         for number, rows in enumerate(chunks):
@@ -46,7 +46,7 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
-    """Write the rows of each document to `tokens.parquet` under `folder`, those of some in memory at a time."""
+    """Write the rows of all texts to `tokens.parquet` in `folder`; the rows of a few texts are in memory at a time."""
     columns = {"checkpoint": pa.string(), "document": pa.string(), "position": pa.int32(), "layer": pa.int32()}
     for method in methods:
         columns[method] = pa.float32()
@@ -65,7 +65,7 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write one array as `<name>.zarr`, in chunks of whole layers of about 1 MB at least."""
+    """Write an array as `<name>.zarr`, in chunks of up to 1 MB with at least one whole layer."""
     layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
     chunks = (min(layers, len(array)), *array.shape[1:])
     options = {"chunks": chunks, "dimension_names": dimensions, "attributes": attributes}
@@ -73,19 +73,19 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write every part of a document's heads by its name; an empty folder where there are none."""
+    """Write the parts of a text's heads by name; the folder is empty if there are none."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})
 
 
 def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
-    """Write `<name>.parquet`: `columns_by_site`."""
+    """Write the table `columns_by_site` as `<name>.parquet`."""
     write_table(folder / f"{name}.parquet", columns_by_site(tokens, columns))
 
 
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return `document, position, layer, point`, and the `columns` of each site in their order."""
+    """Return a table of `document, position, layer, point` and the `columns` of each site, in the order of sites."""
     sites = list(columns)
     table = pd.concat([tokens[["document", "position"]]] * len(sites), ignore_index=True)
     table["layer"] = np.repeat(np.array([site.layer for site in sites], np.int32), len(tokens))

@@ -1,1 +1,1 @@
-"""Models and data sets from the hub, by its own client: with retries, each file checked, at one commit."""
+"""Downloads of models and data sets from the hub by its own client, with retries, checksums and fixed commits."""

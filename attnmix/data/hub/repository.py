@@ -1,7 +1,7 @@
-"""A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
+"""A hub repository at one commit: its listing, and its files, verified against the listing.
 
-`huggingface_hub` checks no digest when it downloads, and its requests have no total time limit: they go through
-`RetryingClient` instead. Its `verify_repo_checksums` lists the repository again at every run, and needs the network.
+`huggingface_hub` does not verify digests of downloads, and its requests lack a total time limit; `RetryingClient` sends
+them instead. Its `verify_repo_checksums` requests the listing at every run and needs network access.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from attnmix.core.terminal import printable, without_library_messages
 from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_chain
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
-"""The pointer that git holds in place of a large file, by the specification of Git LFS."""
-DOWNLOADS_PER_FILE = 2  # the second for a body that did not have the listed bytes
+"""The pointer that replaces a large file in git, by the specification of Git LFS."""
+DOWNLOADS_PER_FILE = 2  # the second if the first download did not match the listing
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
 class Repository:
-    """`name` on the hub, at a branch, tag or commit; raises `InputError` where it cannot be had."""
+    """The hub repository `name` at a branch, tag or commit; raises `InputError` if it is unavailable."""
 
     def __init__(self, kind: Literal["model", "dataset"], name: str, revision: str | None) -> None:
         self.kind, self.name, self._revision = kind, name, revision
         _use_retries()
         with self._errors_in_words():
             self.commit = client.resolve_revision(name, revision=revision, repo_type=kind).resolved
-            # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
+            # Downloads only the listing, which the client caches for HF_HUB_OFFLINE.
             options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(disable=True)}
             client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
             try:
@@ -48,20 +48,20 @@ class Repository:
             self._listing, self.paths = listing, sorted(listing)
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
-        """Return each file's place in the client's cache, downloaded where it is missing, and checked."""
+        """Return the verified path of each file in the client's cache, after downloading missing files."""
         with self._errors_in_words(), _plain_http():
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
         listed = self._listing[path]
-        bar = _bar(size=listed.size, desc=printable(path))  # the client's would show a signed address
+        bar = _bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
         for _ in range(DOWNLOADS_PER_FILE):
             try:
                 file = Path(client.hf_hub_download(self.name, path, **options))
             except OSError as error:
                 if type(error) is not OSError or error.errno is not None:
-                    raise  # all but the error for a body of another size
+                    raise  # only the error for a wrong size is retried
                 continue
             if _is_as_listed(file, listed):
                 return file
@@ -73,14 +73,14 @@ class Repository:
 
     @contextmanager
     def _errors_in_words(self) -> Iterator[None]:
-        """Turn every error of the client into an `InputError` of one line."""
+        """Convert every error of the client into a one-line `InputError`."""
         try:
             with without_library_messages():
                 yield
         except errors.HFValidationError:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
-        except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        except Exception as error:  # any type is possible if the server is not a hub
+            if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
                 place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
                 remedy = "set HF_HOME to a folder that can be written, with room"
                 raise InputError(f"the cache of the hub's files refuses {place}; {remedy}") from error
@@ -119,7 +119,7 @@ class Repository:
 
 
 def _is_as_listed(path: Path, listed: RepoFile) -> bool:
-    """Return True where git's hash of the file is the listed one: of a large file, that of its pointer in Git LFS."""
+    """Return True if git's hash of the file, or of the Git LFS pointer of a large file, matches the listing."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         pointer = LFS_POINTER.format(digest=digest, size=path.stat().st_size).encode()
@@ -130,22 +130,22 @@ def _is_as_listed(path: Path, listed: RepoFile) -> bool:
 
 
 def _git_hash(size: int, content: bytes = b"") -> Any:
-    """Return git's hash of a file of this size, into which `content` has been read."""
+    """Return a git hash object for a file of this size, updated with `content`."""
     return hashlib.sha1(b"blob %d\0" % size + content, usedforsecurity=False)
 
 
 def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
-    """Return the client's progress bar with some options `fixed`, which raises for a body of more bytes than `size`."""
+    """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
+            super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # untyped in tqdm
             self.received = 0.0
 
         def update(self, n: float | None = 1) -> Any:
             self.received += n or 0
             if self.received > size:
-                raise OSError("more bytes than the listing says")  # as the client does for fewer
+                raise OSError("more bytes than the listing says")  # the client raises the same type for fewer bytes
             return super().update(n)
 
     return Bar
@@ -153,7 +153,7 @@ def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
 
 @contextmanager
 def _plain_http() -> Iterator[None]:
-    """Switch off the transfers of hf_xet, which pass by the client with its time limits."""
+    """Disable transfers by hf_xet, which bypass the client and its time limits."""
     disabled = constants.HF_HUB_DISABLE_XET
     constants.HF_HUB_DISABLE_XET = True
     try:
@@ -164,6 +164,6 @@ def _plain_http() -> Iterator[None]:
 
 @cache
 def _use_retries() -> None:
-    """Send all requests of `huggingface_hub` by a `RetryingClient` from now on."""
-    hooks = client.get_session().event_hooks  # they keep HF_HUB_OFFLINE
+    """Set `RetryingClient` as the client of all subsequent requests of `huggingface_hub`."""
+    hooks = client.get_session().event_hooks  # these implement HF_HUB_OFFLINE
     client.set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))

@@ -1,7 +1,7 @@
-"""An HTTP client that never waits for ever: it retries with exponential backoff, and resumes a body where it broke.
+"""An HTTP client with a time limit, which retries with exponential backoff and resumes interrupted downloads.
 
-`huggingface_hub` begins a broken file again at its first byte, does not retry a reset, waits as long as a server asks,
-and sets no limit on a listing.
+`huggingface_hub` restarts interrupted downloads from the first byte, does not retry after connection resets, accepts
+any waiting time requested by a server, and sets no time limit for listings.
 """
 
 import logging
@@ -19,35 +19,35 @@ from attnmix.core.errors import InputError, first_line
 TIME_LIMIT_SECONDS = 120.0  # without progress
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# Errors that a retry does not help with, before the first answer.
+# Before the first response, these errors are permanent and are not retried.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 
 
 class UnavailableError(InputError):
-    """The hub does not give what it is asked for; the text says why."""
+    """The hub does not provide the requested content; the message contains the reason."""
 
 
 class Backoff:
-    """Waits between the tries of one request, twice as long each time, within `TIME_LIMIT_SECONDS`."""
+    """Exponential backoff between the attempts of a request, within `TIME_LIMIT_SECONDS`."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Start again with the shortest wait and the whole limit, as after progress."""
+        """Reset the waiting time and the time limit, after progress."""
         self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
 
     def remaining(self) -> float:
-        """Return how many seconds are left of the limit."""
+        """Return the remaining seconds until the time limit."""
         return self._end - time.monotonic()
 
     def check(self) -> None:
-        """Raise `UnavailableError` past the limit, for an answer that arrives but does not end."""
+        """Raise `UnavailableError` after the time limit, for a response that does not end."""
         if self.remaining() <= 0:
             raise _out_of_time("its answer does not end")
 
     def wait(self, cause: str) -> None:
-        """Wait before the next try; raise `UnavailableError` past the limit."""
+        """Wait before the next attempt; raise `UnavailableError` if the wait would exceed the time limit."""
         if self.remaining() <= self._wait:
             raise _out_of_time(cause)
         logging.info("the hub: %s; retrying in %.1f s", cause, self._wait)
@@ -56,15 +56,15 @@ class Backoff:
 
 
 class RetryingClient(httpx2.Client):
-    """A client that retries temporary failures; a streamed body is resumed, any other must end within the limit."""
+    """A client that retries temporary failures; streamed bodies are resumed, other bodies have a time limit."""
 
     _has_answered = False
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send as httpx does; raise `UnavailableError` once the time limit is over, or for a server out of reach."""
+        """Send a request like httpx; raise `UnavailableError` after the time limit or for an unreachable server."""
         backoff = Backoff()
         if stream:
-            request.headers["Accept-Encoding"] = "identity"  # else a place in the body is none in the file
+            request.headers["Accept-Encoding"] = "identity"  # compressed bodies cannot be resumed by file offset
             response = self.begin(request, backoff, **options)
             response.stream = ResumedBody(self, request, options, response, backoff)
             return response
@@ -81,7 +81,7 @@ class RetryingClient(httpx2.Client):
                 response.close()
 
     def begin(self, request: httpx2.Request, backoff: Backoff, position: int = 0, **options: Any) -> httpx2.Response:
-        """Return a response whose body, asked for from the byte `position` on, is still to be read."""
+        """Return a response with an unread body, requested from byte `position` onwards."""
         headers = request.headers.copy()
         if position:
             headers["Range"] = f"bytes={position}-"
@@ -122,9 +122,9 @@ class TimedBody(httpx2.SyncByteStream):
 
 
 class ResumedBody(httpx2.SyncByteStream):
-    """A file's body, which is asked for again where it broke.
+    """The body of a file download, which is resumed after an interruption.
 
-    Only bytes that lie further than all before are progress, which restarts the time limit.
+    Only bytes beyond the furthest previous position count as progress, which resets the time limit.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ResumedBody(httpx2.SyncByteStream):
         self._backoff = backoff
 
     def __iter__(self) -> Iterator[bytes]:
-        position, known = 0, 0  # bytes that have been given; those that the present answer repeats
+        position, known = 0, 0  # number of yielded bytes; number of bytes repeated by the current response
         while True:
             try:
                 for part in self._stream:
@@ -159,10 +159,10 @@ class ResumedBody(httpx2.SyncByteStream):
             response = self._client.begin(self._request, self._backoff, position, **self._options)
             self._stream = response.stream
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return  # it broke behind its last byte
+                return  # interrupted after the last byte
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                raise OSError(f"the rest of a body is refused with {response.status_code}")  # as of a wrong size
-            known = position if response.status_code == httpx2.codes.OK else 0  # a server without ranges sends all
+                raise OSError(f"the rest of a body is refused with {response.status_code}")  # like a wrong size
+            known = position if response.status_code == httpx2.codes.OK else 0  # OK: a server without range requests
 
     def close(self) -> None:
         """Close the connection."""
@@ -170,13 +170,13 @@ class ResumedBody(httpx2.SyncByteStream):
 
 
 def error_chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that it comes from; the transport keeps some of them as context only."""
+    """Return an error and its causes, including contexts, because the transport sets some causes as context only."""
     cause = error.__cause__ or error.__context__
     return [error, *error_chain(cause)] if cause else [error]
 
 
 def _timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
-    """Return the seconds for each phase of one try: those of the request, within what is left of the time limit."""
+    """Return the timeout in seconds of each phase of an attempt, at most the remaining time limit."""
     limits = request.extensions.get("timeout", {})
     return {
         phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
@@ -189,7 +189,7 @@ def _out_of_time(cause: str) -> UnavailableError:
 
 
 def _failure(error: httpx2.TransportError) -> str:
-    """Return what went wrong with a connection, in words."""
+    """Return a description of a connection failure."""
     if isinstance(error, httpx2.TimeoutException):
         return "it does not respond"
     return f"the connection broke ({first_line(error_chain(error)[-1])})"
