@@ -179,7 +179,7 @@ def load_weights(
 
 
 def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Return the part of an error message on a common prefix of all weight names, if there is one."""
+    """Return an explanation for weight names with an extra prefix; empty if there is none."""
     for wanted in missing:
         for name in unexpected:
             if name.endswith(f".{wanted}"):
