@@ -1,4 +1,4 @@
-"""Aligned maps: one map per capture point, with ties between each token's positions at neighbouring points.
+"""Aligned maps: one map per capture point, with ties between each token's places at neighbouring points.
 
 The layout follows `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), with three changes:
 `min_dist` is respected, the last point is tied too, and an edge's ties are applied once, not with each negative sample.
@@ -156,8 +156,8 @@ def _run_epochs(  # type: ignore[no-untyped-def]
 ):
     """Update `xy` `[places, 2]` in place by stochastic gradient descent; `heads` and `tails` are `[edges]`.
 
-    `tie_ends`, `others` and `strengths` are the ties in CSR format. `firsts` and `sizes` `[places]` are the index of the
-    first place at the same point and the number of places at this point, for drawing negative samples.
+    `tie_ends`, `others` and `strengths` are the ties in CSR format. For drawing negative samples, `firsts` and `sizes`
+    `[places]` are the index of the first place at the same point and the number of places at this point.
     """
     next_sample = epochs_per_sample.copy()
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES

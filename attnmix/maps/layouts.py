@@ -1,9 +1,9 @@
 """Two-dimensional layouts with umap-learn.
 
 `joint` is one map of all points, `separate` one map per point, `aligned` one map per point with ties between each
-token's positions (`attnmix.maps.aligned`); `pca` contains the two principal components of each point, independent of
-the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour graph for
-every seed; the maps are bit-identical (tested). All maps are initialised with principal components, because umap-learn's
+token's places (`attnmix.maps.aligned`); `pca` contains the two principal components of each point, independent of the
+seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour graph for every
+seed; the maps are bit-identical (tested). All maps are initialised with principal components, because umap-learn's
 spectral initialisation calls SciPy's `eigsh` without a seed. Equal vectors share a place: umap-learn would spread
 copies over a disc.
 """
@@ -29,8 +29,8 @@ from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_r
 N_EPOCHS = 200
 START_NOISE = 1e-4  # added to the principal components, as in umap-learn's initialisation
 
-# umap-learn compiles these functions in every process, for 7 s; here they are cached. Its epochs are compiled to release
-# the GIL, which allows threads to fit maps concurrently.
+# umap-learn compiles these functions in every process, for 7 s; here they are cached. Its epochs are compiled with
+# `nogil`, which allows threads to fit maps concurrently.
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )

@@ -1,4 +1,4 @@
-"""Parallel execution of single-threaded jobs, in threads of this process or on a Dask cluster set in the environment."""
+"""Parallel execution of single-threaded jobs, in threads of this process or on a Dask cluster from the environment."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +24,7 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
     The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`) or of Dask workers. Each job runs in
-    a single thread, which makes sums independent of parallelism: with several threads, scikit-learn can return different
+    a single thread, which makes sums independent of parallelism: with several threads, scikit-learn can return other
     neighbours among nearly equal ones. All neighbour searches therefore use this function.
     """
     run = _on_cluster if SCHEDULER in os.environ else _in_threads

@@ -157,8 +157,9 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     """Return `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
 
     The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows. Rows without layer and point
-    refer to the whole layout: the mean over points with a value. For the joint map, the vectors of all points are scored
-    together, except points with a separate basis (`OWN_BASIS`); scores within each point have the names of `WITHIN`.
+    refer to the whole layout: the mean over points with a value. For the joint map, the vectors of all points are
+    scored together, except points with a separate basis (`OWN_BASIS`); scores within a point have the names of
+    `WITHIN`.
     """
     by_seed = list(maps.values())
     scored_maps = by_seed[:1] if layout == "joint" else by_seed
