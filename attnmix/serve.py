@@ -1,11 +1,11 @@
-"""A local server for the page of whatever text is typed: `attnmix serve`.
+"""A local server for pages of typed texts: `attnmix serve`.
 
-The shell is an input, one more for a text to compare with, some pairs as examples, and a frame; the frame holds the
-page that `attnmix show` makes, of the typed texts, with the models loaded once. Only this machine is served, and who
-reaches it through a tunnel: the socket listens on the loopback address, and a request is refused whose Host or Origin
-is another, as one from the script of a foreign web site would be. A tunnel or proxy with a name of its own is allowed
-by `--allow-host`. Texts arrive in the body of a request; they and their pages stay in memory, the last `KEPT_PAGES` of
-them, and are in no address, file or log.
+The shell contains an input for a text, an input for a second text to compare, some example pairs, and a frame with the
+page of the typed texts, identical to `attnmix show`; models are loaded only once. The server is accessible only from
+this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host or
+Origin, such as from scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with another
+host name. Texts are sent in the body of a request. The server keeps texts and pages only in memory, the last
+`KEPT_PAGES`; they never appear in an address, file or log.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from attnmix.results.page import models_subject
 from attnmix.runs.text_results import TextMeasurer, compile_maps, load_measurer
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 
-MAX_TOKENS = 64  # a reader waits, and matrices take time by the square of a text's length
+MAX_TOKENS = 64  # limits the waiting time: the cost of matrices is quadratic in the text length
 MAX_BODY_BYTES = 200_000
-MAX_WAITING = 4  # texts, behind the one that is measured
-MAX_PER_MINUTE = 60  # texts
+MAX_WAITING = 4  # queued requests, in addition to the current one
+MAX_PER_MINUTE = 60  # requests
 KEPT_PAGES = 20
 EXAMPLES = {
     "where “not” stands": ("the film was not good , it was great", "the film was good , it was not great"),
@@ -62,8 +62,8 @@ EXAMPLES = {
     ),
     "telescope or beard": ("I saw the man with the telescope", "I saw the man with the beard"),
 }
-"""Minimal pairs by the word that tells their texts apart."""
-SUBJECTS = ("the text", "the text to compare with")  # of errors
+"""Minimal pairs by the words in which they differ."""
+SUBJECTS = ("the text", "the text to compare with")  # subjects of error messages
 SHELL = Path(__file__).with_name("serve.html")
 SCRIPT = SHELL.with_suffix(".js")
 SHELL_POLICY = (
@@ -71,7 +71,7 @@ SHELL_POLICY = (
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Cache-Control": "no-store",  # a browser would keep pages, and their texts, on its disk
+    "Cache-Control": "no-store",  # keeps pages and their texts out of the browser's disk cache
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -83,10 +83,9 @@ LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
 class LocalOnly:
-    """Refuse requests whose Host is not this machine's, or whose Origin is another page than the server's own.
+    """Middleware that rejects requests with a foreign Host, or with an Origin other than the server's own pages.
 
-    The port of a local name may be any: it is that of a tunnel's other end. `allowed` are further hosts, as a browser
-    names them.
+    Local names can have any port, for tunnels with a different local port. `allowed` contains additional Host headers.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -104,7 +103,7 @@ class LocalOnly:
         await app(scope, receive, with_headers)
 
     def _refusal(self, method: str, host: str, origin: str | None) -> Response | None:
-        """Return the answer to a request that does not come from the server's own page; None for one that does."""
+        """Return the error response for a request from outside the server's own pages; otherwise None."""
         if not (_is_local(host) or host in self.allowed):
             shown = printable(host[:100], kept="")
             reason = f"This server answers requests to {' and '.join(LOCAL_NAMES)}, on any port, and this one is for"
@@ -121,13 +120,16 @@ class LocalOnly:
 
 
 def _is_local(host: str) -> bool:
-    """Return True for a local name, with a port or, where it is that of http, without one."""
+    """Return True for a local name, with a port or without (the default port of HTTP)."""
     name, colon, port = host.partition(":")
     return name in LOCAL_NAMES and (port.isdecimal() or not colon)
 
 
 class OneLineErrors:
-    """Answer what fails with one sentence, and log its type alone: a message or traceback may hold the text."""
+    """Middleware that answers failed requests with one sentence and logs only the exception type.
+
+    Messages and tracebacks may contain the text.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -136,20 +138,20 @@ class OneLineErrors:
         try:
             await self.app(scope, receive, send)
         except ClientDisconnect:
-            pass  # nobody waits for an answer
-        except Exception as error:  # whatever a library raises for a text
+            pass  # no client is waiting for a response
+        except Exception as error:  # libraries raise various exceptions for unusual texts
             logging.error("a request could not be answered: %s", type(error).__name__)
             sentence = f"This request could not be answered ({type(error).__name__})."
             await PlainTextResponse(sentence, 500)(scope, receive, send)
 
 
 def max_tokens(measurer: TextMeasurer) -> int:
-    """Return the length of the longest text that is measured while a reader waits."""
+    """Return the maximum number of tokens of a typed text."""
     return min(MAX_TOKENS, longest_text(measurer.base.config) or MAX_TOKENS)
 
 
 def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
-    """Return the tokens of typed texts; raise `InputError` for one that is empty or too long."""
+    """Return the tokens of typed texts; raise `InputError` for an empty or too long text."""
     base: Any = measurer.base
     longest = max_tokens(measurer)
     for subject, text in zip(SUBJECTS, texts, strict=False):
@@ -166,27 +168,24 @@ def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
 
 
 class Pages:
-    """The measured texts' pages, of which the last ones are kept, and the bounds of how many are asked for."""
+    """The most recent pages of measured texts, with a queue and a rate limit."""
 
     def __init__(self, measurer: TextMeasurer, subject: Subject, names: Sequence[str] = ()) -> None:
         self.measurer, self.subject = measurer, subject
         self.names = tuple(names) or None
-        """The names of two models that are compared."""
+        """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
     def write(self, texts: Sequence[str]) -> str:
-        """Return the page of one text or of two."""
+        """Return the page of one or two texts."""
         results = self.measurer.results(tokenized(texts, self.measurer))
         results.model_names = self.names
         return page_text(results, self.subject)
 
     async def add(self, texts: Sequence[str]) -> str:
-        """Measure one text or two when their turn comes, keep their page, and return its name.
-
-        Nobody can guess the name.
-        """
+        """Queue and measure one or two texts, keep their page, and return its random, unguessable name."""
         now = time.monotonic()
         if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
             raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
@@ -205,12 +204,12 @@ class Pages:
 
 
 async def _texts_of(request: Request) -> list[str]:
-    """Return the texts in the body of a request: one, or two that are compared.
+    """Return the texts in the body of a request: one, or two to compare.
 
-    The body is kept no further than it may be long.
+    At most `MAX_BODY_BYTES` + 1 bytes of the body are stored.
     """
     body = b""
-    async for part in request.stream():  # to its end, as a browser reads no answer before it has sent all
+    async for part in request.stream():  # read to the end: browsers read the response only after sending everything
         body += part[: MAX_BODY_BYTES + 1 - len(body)]
     if len(body) > MAX_BODY_BYTES:
         raise HTTPException(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
@@ -225,7 +224,7 @@ async def _texts_of(request: Request) -> list[str]:
 
 
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
-    """Return the server's application for requests to this machine and to the hosts that are `allowed`."""
+    """Return the server's application, accepting requests to this machine and to the `allowed` hosts."""
 
     async def shell(_request: Request) -> Response:
         text = SHELL.read_text(encoding="utf-8")
@@ -268,26 +267,24 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
 
 def _stop_when_the_terminal_closes() -> None:
-    """Let SIGHUP do what SIGTERM does, which uvicorn answers by closing its connections."""
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as behind nohup
+    """Convert SIGHUP to SIGTERM, the signal for closing connections in uvicorn."""
+    hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
 def serve(
     checkpoints: Mapping[str, Path], names: Sequence[str], listener: socket.socket, allowed: Collection[str] = ()
 ) -> None:
-    """Serve the page of typed texts in the models at `checkpoints` until Ctrl-C stops it.
+    """Serve pages of typed texts for the models at `checkpoints` until Ctrl-C.
 
-    `names` is the name of the model, or of the run with two checkpoints; or the names of two models that are compared.
+    `names` contains the name of the model or of the run with two checkpoints, or the names of two compared models.
     """
     print("loading the model ...", flush=True)
     compared = names if len(names) > 1 else None
     with quiet():
         pages = Pages(load_measurer(checkpoints, compared), models_subject(names), compared or ())
-        pages.write(
-            next(iter(EXAMPLES.values()))
-        )  # compiles what a page needs, so that the first text does not wait for it
+        pages.write(next(iter(EXAMPLES.values())))  # warm-up: compiles functions for pages before the first request
         compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(
@@ -295,6 +292,6 @@ def serve(
         )
         _stop_when_the_terminal_closes()
         server = uvicorn.Server(config)
-        with server.capture_signals():  # an exception while the event loop is made would leave half of one
+        with server.capture_signals():  # an exception during start-up would leave a half-built event loop
             print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
             server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The pipeline: one module for each stage, started by `python -m stages <stage>`."""
+"""The pipeline: one module per stage, run with `python -m stages <stage>`."""
 
 from attnmix.core.extras import require_extra
 

@@ -1,9 +1,10 @@
-"""Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
+"""Capture the feature vectors of the selected texts at every capture point, in one forward pass each.
 
     python -m stages capture
     torchrun --nproc-per-node 4 -m stages capture
 
-Writes `features/capture/`; where `capture.store` names another place the arrays are there, and a manifest says so.
+Writes `features/capture/`; if `capture.store` is a different location, the arrays are written there and a manifest
+refers to them.
 """
 
 from pathlib import Path
@@ -29,7 +30,7 @@ def main(parameters: Parameters) -> None:
 
 
 def check_store(capture: CaptureParameters) -> None:
-    """Raise `InputError` where `capture.store` is a folder in `ACTIVATIONS`, or one that holds anything else."""
+    """Raise `InputError` if `capture.store` is a folder inside `ACTIVATIONS`, or contains unrelated files."""
     if not capture.elsewhere or "://" in capture.store:
         return
     folder = Path(capture.store)

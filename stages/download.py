@@ -1,10 +1,11 @@
-"""Bring the reviews and the pretrained model to where the other stages read them.
+"""Download the reviews and the pretrained model, and validate both.
 
     python -m stages download
 
-Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/`: the
-files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them appear
-at the end, or none. Also writes `reports/sources.json`, the hashes that `stages.sources` compares.
+Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/` with the
+files of `model.name`. If `model.base` is set, `models/pretrained/` contains `model.base`, and `model.name` has a
+separate folder. All outputs appear together at the end, or none. Also writes `reports/sources.json`, the hashes for
+`stages.sources`.
 """
 
 import errno
@@ -32,7 +33,7 @@ COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names o
 
 
 def main(parameters: Parameters) -> None:
-    """Download everything into a temporary folder, and move it to its place once it is checked."""
+    """Download everything to a temporary folder, and publish it after validation."""
     run = Run(Path())
     for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
@@ -61,10 +62,10 @@ def main(parameters: Parameters) -> None:
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:
-    """Raise `InputError` for a path in the pipeline's own `outputs`, and for a link that leads nowhere else."""
+    """Raise `InputError` for a path inside the pipeline's own `outputs`, and for a circular link."""
     try:
         Path(name).stat()
-    except OSError as error:  # a hub identifier, as a rule
+    except OSError as error:  # usually a hub identifier
         if error.errno == errno.ELOOP:
             raise InputError(f"{key}: {name} is a link that leads back to itself; name the folder or file") from None
     if any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in outputs):
@@ -72,7 +73,7 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
 
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
-    """Write reviews and models into the folder of `run`; return the metrics."""
+    """Write reviews and models to the folder of `run`; return the metrics."""
     models = _models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
     for key, model, folder in models:
@@ -83,7 +84,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
             check_model(folder, texts)
-    # What `finetune` would find, perhaps long after.
+    # Report problems with the classifier now rather than in `finetune`, possibly much later.
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     with model_errors("model.name", parameters.model.name, run.initial):
         check_classifier(run.initial, names, texts, trained=not parameters.finetune.epochs)
@@ -99,7 +100,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
 
 
 def _models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:
-    """Return the key, name and folder of each model to bring."""
+    """Return the parameter key, settings and output folder of each model to download."""
     model, base = parameters.model, parameters.model.base_model
     if base is None:
         return [("model.name", model, run.pretrained)]

@@ -3,11 +3,11 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
-epoch with the lowest validation loss is kept, or the last one, of a training with permuted labels always. A killed
-run resumes from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is.
-Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`, the first of which grows while the model trains.
+Training uses AdamW, on all weights or on adapters (LoRA) merged at the end, and a constant learning rate after warm-up.
+The epoch with the lowest validation loss is kept, or the last one (always with permuted labels). A killed run resumes
+from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes.
+Writes `models/finetuned/`, `reports/metrics/finetune.json` and
+`reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
 
 import json
@@ -56,8 +56,8 @@ WARMUP_FRACTION = 0.2  # of all steps
 CURVES = "finetune/finetune"
 MAX_FIT_TEXTS = 1000  # training texts in finetune_fit.csv
 MAX_OVERFLOWS = 10
-"""Logged steps in a row whose gradients may be infinite in fp16: the scale of the loss grows until there is such a
-step, which is left out and halves it. More in a row are no search for a scale."""
+"""Maximum number of consecutive logged steps with non-finite gradients in fp16. The loss scale grows until gradients
+overflow; that step is skipped and the scale halved. Longer sequences indicate divergence."""
 
 
 def main(parameters: Parameters) -> None:
@@ -78,7 +78,7 @@ def main(parameters: Parameters) -> None:
     tokenizer = load_tokenizer(run.initial)
     read_segments(model.base_model, tokenizer, "text_pair" in splits["train"])
     if finetune.lora:
-        from attnmix.models.adapters import with_lora  # seconds to load
+        from attnmix.models.adapters import with_lora  # slow import
 
         model = with_lora(model, **finetune.lora.model_dump())
     freeze_layers(model.base_model, finetune.frozen_layers)
@@ -90,7 +90,7 @@ def main(parameters: Parameters) -> None:
             output_dir=str(folder),
             seed=parameters.seed,
             num_train_epochs=finetune.epochs,
-            per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
+            per_device_train_batch_size=finetune.batch_size,  # total batch size, split over the processes
             per_device_eval_batch_size=2 * finetune.batch_size,
             accelerator_config={"split_batches": True},
             learning_rate=finetune.learning_rate,
@@ -98,18 +98,18 @@ def main(parameters: Parameters) -> None:
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARMUP_FRACTION,
             use_cpu=chosen_device().type == "cpu",
-            # Else each of several processes looks for them at every step.
+            # The search for unused parameters at every step is needed only if there are any.
             ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
             bf16=finetune.precision == "bf16",
             fp16=finetune.precision == "fp16",
             train_sampling_strategy="group_by_length",
             eval_strategy="epoch",
             save_strategy="epoch",
-            save_total_limit=1,  # besides the best
-            logging_nan_inf_filter=False,  # it would log the mean of the others instead
+            save_total_limit=1,  # in addition to the best
+            logging_nan_inf_filter=False,  # the filter would hide non-finite losses from `TrainingGuard`
             load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
             logging_steps=0.05 if finetune.epochs < 5 else 0.02,
-            # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
+            # If True, the loss is multiplied by the number of processes, as each process averages over its own texts.
             average_tokens_across_devices=False,
             disable_tqdm=not sys.stderr.isatty(),
         ),
@@ -117,7 +117,7 @@ def main(parameters: Parameters) -> None:
         eval_dataset=validation,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
-        # Encoder-decoders give the encoder's vectors after the logits.
+        # Encoder-decoder models return the encoder's vectors after the logits.
         preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -138,7 +138,7 @@ def main(parameters: Parameters) -> None:
     write_table(run.test_predictions_file, predictions)
     merged = model.merge_and_unload() if finetune.lora else model
     merged.save_pretrained(folder / "best")
-    tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
+    tokenizer.backend_tokenizer.no_truncation()  # otherwise this stage's max_length would be saved
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
@@ -155,19 +155,19 @@ def main(parameters: Parameters) -> None:
 
 
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
-    """Return the logits `[texts, classes]` of examples, in their order, and their scores."""
+    """Return the logits `[texts, classes]` of examples, in the original order, and their scores."""
     lengths = np.array([len(example["input_ids"]) for example in examples])
     # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
     order = np.argsort(-lengths, kind="stable")
     trainer.args.train_sampling_strategy = "sequential"
-    # The library's annotation asks for a torch Dataset; it takes a list as well.
+    # The annotation of transformers requires a torch Dataset, but a list works too.
     prediction = trainer.predict([examples[row] for row in order])  # type: ignore[arg-type]
     logits = np.asarray(prediction.predictions, np.float64)
     return logits[np.argsort(order)], prediction.metrics or {}
 
 
 def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a row for each example: label, predicted class, its probability, and number of tokens."""
+    """Return one row per example: label, predicted class, its probability, and number of tokens."""
     probabilities = softmax(logits, axis=-1)
     columns = {
         "label": [example["labels"] for example in examples],
@@ -179,7 +179,7 @@ def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.D
 
 
 def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
-    """Return at most `MAX_FIT_TEXTS` examples, drawn with the seed."""
+    """Return a random sample of at most `MAX_FIT_TEXTS` examples."""
     rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
     return [examples[row] for row in sorted(rows)]
 
@@ -187,7 +187,7 @@ def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
 def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return a row of `finetune_fit.csv`: accuracy and mean margin for the labels of the split.
 
-    The margin is the logit of the label less the largest logit of another class.
+    The margin is the logit of the label minus the largest logit of another class.
     """
     labels = np.array([example["labels"] for example in examples])
     is_label = np.arange(logits.shape[1]) == labels[:, None]
@@ -197,7 +197,7 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
 
 
 def _kept_epoch(trainer: Trainer) -> int:
-    """Return the epoch whose weights are kept: the one with the lowest validation loss, or the last."""
+    """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last."""
     epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     kept = epochs[-1]
     if trainer.args.load_best_model_at_end:
@@ -206,7 +206,7 @@ def _kept_epoch(trainer: Trainer) -> int:
 
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
-    """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
+    """Raise `InputError` before training for settings unsupported by this machine, the model or a later stage."""
     finetune, processes = parameters.finetune, process_count()
     for name in ("finetune", "capture", "faithfulness"):
         check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
@@ -218,8 +218,8 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
 
 
 def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> bool:
-    """Return True where a parameter that is trained has no part in the loss of an example."""
-    model.eval()  # without dropout, which would draw random numbers
+    """Return True if a trainable parameter does not contribute to the loss of an example."""
+    model.eval()  # disables dropout, which would consume random numbers
     batch = transformers.DataCollatorWithPadding(tokenizer)([example])
     model(**batch).loss.backward()
     unused = any(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
@@ -229,7 +229,7 @@ def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, examp
 
 
 class OneDeviceArguments(TrainingArguments):
-    """Train on the device of the process; the library would share each batch among all GPUs, and so enlarge it."""
+    """Training arguments for a single device; transformers would split batches over all GPUs, and so enlarge them."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -237,13 +237,13 @@ class OneDeviceArguments(TrainingArguments):
         if self.world_size == 1:
             device = chosen_device()
             if device.index:
-                torch.accelerator.set_device_index(device)  # accelerate takes the current one
+                torch.accelerator.set_device_index(device)  # accelerate uses the current device
             self._n_gpu = min(self._n_gpu, 1)
         return device
 
 
 class TrainingGuard(transformers.TrainerCallback):
-    """Stop where the loss explodes, and keep the processes of one run in step."""
+    """A callback that stops a diverging training run, and synchronises the random states of its processes."""
 
     def __init__(self) -> None:
         self.overflows = 0
@@ -256,22 +256,22 @@ class TrainingGuard(transformers.TrainerCallback):
                 raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {allowed}")
 
     def _is_usual(self, name: str, value: float, fp16: bool) -> bool:
-        """Return True for a finite number, and in fp16 for gradients of few steps in a row that are not."""
+        """Return True for a finite number, and in fp16 for up to `MAX_OVERFLOWS` consecutive non-finite gradients."""
         if name == "grad_norm" and fp16:
             self.overflows = 0 if np.isfinite(value) else self.overflows + 1
             return self.overflows <= MAX_OVERFLOWS
         return bool(np.isfinite(value))
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
-        # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.
+        # Each process draws the order of an epoch's texts itself, and dropout desynchronises their generators.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
 
 
 class GrowingCurves(transformers.TrainerCallback):
-    """Write `finetune.csv` again at each logged step, so that a run can be watched; its end writes the same bytes.
+    """A callback that rewrites `finetune.csv` at each logged step, for monitoring; the final file is identical.
 
-    DVCLive would append to files of its own: after a kill the steps since the last checkpoint stand there twice.
+    DVCLive would append to separate files, which after a kill contain the steps since the last checkpoint twice.
     """
 
     def __init__(self, tables: Path) -> None:
@@ -283,7 +283,7 @@ class GrowingCurves(transformers.TrainerCallback):
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return the reviews with the labels of others, each as often as before."""
+    """Return the reviews with randomly permuted labels."""
     order = np.random.default_rng(seed).permutation(len(reviews))
     labels = reviews[["label", "label_name"]].to_numpy()[order]
     return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
@@ -301,7 +301,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
+    """Return `finetune_by_class.csv`; precision is empty for a class never predicted, recall for an absent class."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)
@@ -319,10 +319,11 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
 
 
 def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
-    """Return the newest complete checkpoint; the first process removes newer ones, which a killed run left incomplete.
+    """Return the newest complete checkpoint; the first process removes newer, incomplete checkpoints of a killed run.
 
-    The first process writes the training's state last, and removes older checkpoints only then. Each process writes
-    its random generators, as a zip file, whose end is written last; the library resumes with others where one lacks.
+    The first process writes the trainer state last, and only then removes older checkpoints. Each process writes its
+    random state as a zip file, complete only with its final directory. If one of these files is missing, transformers
+    would resume with a different random state.
     """
     ranks = range(trainer.args.world_size)
     generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
@@ -338,7 +339,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a row for each logged step (`train`) and each epoch (`validation`)."""
+    """Return one row per logged step (`train`) and per epoch (`validation`)."""
     rows = [
         (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
         for entry in history
@@ -349,7 +350,7 @@ def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
-    """Return the test's scores, accuracy with its 95 % interval (Wilson), and the share of the most frequent class."""
+    """Return test scores, accuracy with its 95 % interval (Wilson), and the accuracy of the majority class."""
     interval = binomtest(round(scores["test_accuracy"] * len(labels)), len(labels)).proportion_ci(0.95, method="wilson")
     return {
         "accuracy": scores["test_accuracy"],

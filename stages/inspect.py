@@ -1,9 +1,9 @@
-"""Read the captured texts closely: every token's ratios, contribution matrices, heads, and what the class rests on.
+"""Measure the captured texts in detail: ratios of every token, contribution matrices, heads, evidence for the class.
 
     python -m stages inspect
     torchrun --nproc-per-node 4 -m stages inspect
 
-Writes `features/inspect/`; `docs/measures.md` says what each number is.
+Writes `features/inspect/`; `docs/measures.md` defines the quantities.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lay the captured vectors out in two dimensions with UMAP, and score the maps.
+"""Project the captured vectors to two dimensions with UMAP, and score the maps.
 
     python -m stages reduce
 

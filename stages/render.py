@@ -37,8 +37,8 @@ from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
 ANIMATION = "gif"
-"""The format of `render.formats` that adds the animation of the map."""
-MAX_PROCESSES = 4  # each takes a second to start
+"""The entry of `render.formats` that adds the animation of the map."""
+MAX_PROCESSES = 4  # the start of a process needs a second
 
 TYPICAL = (
     "The captured texts were chosen by rule: one short review of each class that is classified right, and one that is "
@@ -47,7 +47,7 @@ TYPICAL = (
 )
 
 Drawing = tuple[Any, ...]
-"""A file without suffix, a function that draws the figure in it, and the arguments; None for one that writes itself."""
+"""A path without suffix (None for functions that save their own files), a drawing function, and its arguments."""
 
 
 def main(parameters: Parameters) -> None:
@@ -66,7 +66,7 @@ def main(parameters: Parameters) -> None:
 
 
 def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
-    """Return what the page of a whole run is about; `commits` are those that `download` wrote."""
+    """Return the subject of the page of a full run; `commits` are the metrics of `download`."""
     model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
     sources = [
         ("pretrained model comes", model.base_model, "base_commit"),
@@ -87,19 +87,19 @@ def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
 
 
 def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
-    """Return where a model or data set comes from; of a repository of the hub, at which commit."""
+    """Return a sentence on the origin of a model or data set, including the commit of a hub repository."""
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
     return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
+    """Return key, value and default of each parameter with a non-default value, formatted as in YAML."""
     values, defaults = _by_key(parameters), _by_key(Parameters())
     return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
 
 
 def _by_key(parameters: Parameters) -> dict[str, Any]:
-    """Return the values of all parameters by key, such as `umap.metric`."""
+    """Return all parameter values by key, such as `umap.metric`."""
     (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
     return {str(key): value for key, value in row.items()}
 
@@ -111,7 +111,7 @@ def _yaml(value: Any) -> str:
 
 
 def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> None:
-    """Draw and save all figures in a few processes, with fonts for the captured texts."""
+    """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts."""
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
@@ -139,12 +139,12 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
             yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
         else:
             logging.warning("no animation: umap.layouts has none of %s", ", ".join(ONE_PLANE))
-    # The last one shows single points best.
+    # The last layout represents single points best.
     yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing in the reviews."""
+    """Yield the figures of mixing in reviews."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     yield run.figures / "main", draw_main, run.mixing[0], run.table("measure/mixing_controls"), xlabel
@@ -155,7 +155,7 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 
 
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
-    """Yield the figures of single texts; a decoder that follows an encoder has its own, ending in `_decoder`."""
+    """Yield the figures of single texts; with an encoder and a decoder, separate decoder figures end in `_decoder`."""
     ratios = run.captured_ratios(list(documents))
     for document, rows in ratios.groupby("document", sort=False):
         for text in captured.text_layers(str(document), int(rows["layer"].max())):

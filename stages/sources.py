@@ -1,10 +1,10 @@
-"""Note the hashes of the user's own data or model, so that `download` runs again when a file of them has changed.
+"""Record hashes of local data and models, to rerun `download` when their files change.
 
     python -m stages sources
 
-DVC cannot watch a path that may as well be a hub identifier, so this stage runs at every `dvc repro` while there is
-such a source; else dvc.yaml has no such stage. Packages are pinned by the lock files, data/sample by dvc.yaml, and what
-a hub serves by its revision. Writes `reports/sources.json`.
+DVC cannot watch a path that may also be a hub identifier. With a local source, this stage therefore runs at every
+`dvc repro`; otherwise dvc.yaml omits the stage. Packages are pinned by the lock files, data/sample by dvc.yaml, and hub
+repositories by their revision. Writes `reports/sources.json`.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from attnmix.models.fetching import PACKAGE_SCHEME, local_files
 from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
-"""By parameter, its value and the sha256 of each file under it."""
+"""SHA-256 hashes of files, by parameter, value of the parameter, and file name."""
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
+"""The folder in a repository where `dvc exp run --temp` and `--queue` run a copy of the tracked files."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
@@ -39,9 +39,9 @@ def main(parameters: Parameters) -> None:
 
 
 def hash_sources(parameters: Parameters) -> Sources:
-    """Return the hashes; files that are not here, as in a clone, count as they were when they were last hashed.
+    """Return the hashes; files missing locally, as in a clone, keep their last recorded hashes.
 
-    Raises `InputError` for a folder that cannot be read, and in a copy of a repository for a file that it lacks.
+    Raise `InputError` for an unreadable folder, and in DVC's copy of a repository for a missing file.
     """
     before = read_sources()
     hashes: Sources = {}
@@ -63,16 +63,16 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
-    """Return the names of the data and of each model, by their parameters."""
+    """Return the names of the data set and of each model, by parameter."""
     names = {"dataset.name": split_name(parameters.dataset.name)[0], "model.name": parameters.model.name}
     base = parameters.model.base_model
     return names | ({"model.base": base.name} if base else {})
 
 
 def original_of(name: str) -> Path | None:
-    """Return the file or folder that a relative path means in the repository of which this folder is DVC's copy.
+    """Return the original of a relative path missing in DVC's copy of a repository.
 
-    None where this folder is no copy, or has the path itself.
+    Return None outside such a copy, or if the path exists in the copy.
     """
     for folder in Path.cwd().parents:
         if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
@@ -82,21 +82,21 @@ def original_of(name: str) -> Path | None:
 
 
 def missing_in_copy(key: str, name: str, original: Path) -> InputError:
-    """Return the error for a file that this copy of a repository lacks."""
+    """Return the error for a file missing in this copy of a repository."""
     problem = f"{name} is missing in this copy of the repository, as DVC copies what git knows"
     allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
     return InputError(f"{key}: {problem}; {allowed}")
 
 
 def missing_in_clone(key: str, name: str) -> InputError:
-    """Return the error for a file that is missing, as in a clone, if `download` has to read it."""
+    """Return the error for a missing file, as in a clone, required by `download`."""
     problem = f"{name} is missing here, and so are the outputs of a run with it and these parameters"
     allowed = f"put it there or commit it, or get the outputs from a remote: `dvc repro --pull`, {REMOTES}"
     return InputError(f"{key}: {problem}; {allowed}")
 
 
 def read_sources() -> Sources:
-    """Return the hashes in `reports/sources.json`, none without that file; raise `InputError` for a damaged one."""
+    """Return the hashes in `reports/sources.json`, empty if it is missing; raise `InputError` for a damaged file."""
     if not SOURCES_FILE.exists():
         return {}
     try:
@@ -113,8 +113,8 @@ def read_sources() -> Sources:
 
 
 def write_sources(files: Sources) -> None:
-    """Write the hashes, and `watched`, which dvc.yaml reads: empty where there is nothing to watch."""
-    part = SOURCES_FILE.with_name(f"{SOURCES_FILE.name}.part")  # DVC reads the file first, and half of it would stop it
+    """Write the hashes, and the list `watched` for dvc.yaml, empty without local sources."""
+    part = SOURCES_FILE.with_name(f"{SOURCES_FILE.name}.part")  # an incomplete file would make DVC fail at start
     part.parent.mkdir(parents=True, exist_ok=True)
     content = {"files": files, "watched": ["own"] if files else []}
     part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -122,7 +122,7 @@ def write_sources(files: Sources) -> None:
 
 
 def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
-    """Return the files that `download` reads of a source, by their names in it; none of a hub identifier."""
+    """Return the files of a source that `download` reads, by name; empty for a hub identifier."""
     if key == "dataset.name":
         configuration = parameters.dataset.name.removeprefix(split_name(parameters.dataset.name)[0])
         return source_files(parameters.dataset.model_copy(update={"name": f"{name}{configuration}"}))
@@ -131,7 +131,7 @@ def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
 
 
 def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the sha256 of each file, with a progress bar on a terminal where it takes more than a second."""
+    """Return the SHA-256 hash of each file; show a progress bar on a terminal after `BAR_DELAY_SECONDS`."""
     hashes = {}
     with _missing_files(key):
         total = sum(file.stat().st_size for file in files.values())
@@ -149,7 +149,7 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
 
 @contextmanager
 def _missing_files(key: str) -> Iterator[None]:
-    """Turn the error of a file that is removed while it is hashed, or that cannot be read, into an `InputError`."""
+    """Convert errors of unreadable files, or of files removed during hashing, to `InputError`."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Choose, truncate and tokenise the texts that all later stages work on: those captured, and the drawn reviews.
+"""Select, truncate and tokenise the texts for all later stages: the captured texts and the drawn reviews.
 
     python -m stages tokenize
 
-Writes `features/tokenize/`; `attnmix.core.store.texts` says what is in it.
+Writes `features/tokenize/`, described in `attnmix.core.store.texts`.
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ def main(parameters: Parameters) -> None:
 
 
 def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the texts that are captured: reviews (named, then drawn), then free texts.
+    """Yield the texts to capture: reviews (named, then drawn), then free texts.
 
-    Without any choice `typical_reviews` are captured.
+    `typical_reviews` are the default.
     """
     capture, reviews = parameters.capture, _test_reviews(run)
     capture.check_documents(len(reviews))
@@ -49,7 +49,7 @@ def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
 
 
 def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the reviews in the statistics, then those in which only tokens are removed."""
+    """Yield the reviews for the statistics, then the remaining reviews for token removal."""
     reviews = _test_reviews(run)
     labels = reviews["label"].to_numpy()
     measured = stratified_draw(labels, parameters.measure.documents, parameters.seed)

@@ -1,4 +1,4 @@
-"""Figures for papers, in one style, and the labels and colours of figures and page."""
+"""Figures for papers in a common style, and labels and colours for figures and the page."""
 
 from attnmix.core.caches import use_writable_caches
 from attnmix.core.extras import require_extra

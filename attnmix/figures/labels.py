@@ -1,6 +1,6 @@
-"""Labels, colours and markers of the things that `attnmix.core.names` names.
+"""Labels, colours and markers for the names in `attnmix.core.names`.
 
-Figures, page, tables and documents read them; no stage that computes does.
+They are used in figures, the page, tables and documents, but not in stages with computations.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from attnmix.core.names import LAYER_POINTS, Site
 
 
 class Mark(NamedTuple):
-    """Label, colour and marker of one kind of thing, which colour and marker each identify."""
+    """The label, colour and marker of a category."""
 
     label: str
     color: str
@@ -17,7 +17,7 @@ class Mark(NamedTuple):
     meaning: str = ""
 
 
-POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
+POINTS_PER_SECOND = 2  # capture points per second in the animation and on the page
 
 _LENGTH_RATIO = " of layer {layer}, the length ratio others / (others + own) is {share}"
 RATIO_MARKS = {
@@ -55,9 +55,9 @@ RATIO_MARKS = {
     ),
     "layer_n": Mark("Norm-based, whole layer", "#999999", "P", "After the whole" + _LENGTH_RATIO),
 }
-"""Ratios; the meaning is that of one value, whose `{layer}` and `{share}` are filled in."""
+"""Ratios; `meaning` explains a single value and is a template with `{layer}` and `{share}`."""
 RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()}
-"""Labels of the ratios, the same on the page as in figures and tables."""
+"""Labels of the ratios in figures, tables and the page."""
 _MATRICES = {
     "attention": "Attention weights",
     "norm": "Norms of single sources",
@@ -68,9 +68,9 @@ _MATRICES = {
 }
 _ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
 MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout"}
-"""Labels of matrices; none is that of another quantity among `RATIO_LABELS`."""
+"""Labels of matrices, distinct from labels of other quantities in `RATIO_LABELS`."""
 
-# Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
+# Okabe and Ito's colours, distinguishable with any common colour blindness; all points have different markers.
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
     "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
@@ -123,7 +123,7 @@ CONTROL_LABELS = {
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
 }
-RANDOM_MODEL = "random"  # stands for a checkpoint, in tables of controls
+RANDOM_MODEL = "random"  # checkpoint name in tables of controls
 CURVE_LOOKS = {
     "pretrained": ("#6b7485", "-"),
     "finetuned": ("#0060a0", "-"),
@@ -132,12 +132,12 @@ CURVE_LOOKS = {
     "shuffled_words": ("#005b3a", ":"),
     "random_weights": ("#7a6a00", ":"),
 }
-"""Colours and lines of checkpoints and controls, the same in figures as on the page."""
+"""Colours and line styles of checkpoints and controls in figures and on the page."""
 SHARE_COLOURS = ("#ffffff", "#5896cc", "#00386f")
-"""The page's scale of shares: at 0, 50 and 100 %; below 0 are `LESS_COLOURS`."""
+"""The page's colour scale of shares at 0, 50 and 100 %; `LESS_COLOURS` extends it below 0."""
 LESS_COLOURS = ("#d07f45", "#7a2c00")
 TEXT_COLOURS = ("#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720")
-"""Colours of texts on maps, in their order, the same in figures as on the page; of more texts one has the first."""
+"""Colours of texts on maps, in order, in figures and on the page; with more texts, only one text is coloured."""
 OTHER_TEXTS = ("all others", "#8a8f99")
 MAP_MEASURES = {
     "trustworthiness": "trustworthiness",
@@ -150,7 +150,7 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours the same with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-# Of the tokens that a tokenizer adds at the start and the end of a text; the data has their names.
+# Markers of the special tokens at the start and end of a text; token tables contain their names.
 SPECIAL_MARKERS = {"cls": "^", "sep": "s"}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
 
@@ -163,11 +163,11 @@ def layer_label(layer: int, encoder: int | None = None) -> str:
 
 
 def site_label(site: Site, encoder: int | None = None) -> str:
-    """Return `Layer 3: Attention output`; the points of embeddings have names that say so themselves."""
+    """Return `Layer 3: Attention output`; labels of embedding points do not need a layer."""
     label = POINT_MARKS[site.point].label
     return f"{layer_label(site.layer, encoder)}: {label}" if site.point in LAYER_POINTS else label
 
 
 def in_text(label: str) -> str:
-    """Return a label as it is written within a sentence."""
+    """Return a label with a lower-case initial, for use within a sentence."""
     return label[0].lower() + label[1:]

@@ -1,4 +1,4 @@
-"""Axes with the mean of one measure by layer, of one model or of the two sides of a comparison."""
+"""A plot of the mean of one measure by layer, for one model or both sides of a comparison."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BAND, FAINT = 0.2, 0.45  # opacity
 
 
 class LayerMeans(NamedTuple):
-    """The curve of one side."""
+    """The curve of one model."""
 
     label: str
     checkpoint: str
-    """The checkpoint that determines the colour and the marker of the curve."""
+    """The checkpoint that determines the colour and marker of the curve."""
     means: pd.DataFrame
-    """`layer, mean, ci_low, ci_high`; the ends of the interval are NaN with few texts."""
+    """`layer, mean, ci_low, ci_high`; the interval is NaN with few texts."""
     runs: Sequence[pd.DataFrame] = ()
-    """`layer, mean` of each training run, where the curve is the mean over several."""
+    """`layer, mean` of each training run, if the curve is a mean over several runs."""
 
 
 def draw_layer_means(
@@ -37,13 +37,13 @@ def draw_layer_means(
     ax: Axes | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Axes:
-    """Draw curves by layer with their intervals as bands, and return the axes.
+    """Draw curves by layer with intervals as bands, and return the axes.
 
     Args:
-        curves: One curve for each side.
+        curves: One curve per model.
         title: The measure.
         ylabel: The quantity and its unit.
-        ax: The axes to draw in; by default those of a new figure of one column.
+        ax: The axes to draw in; by default, new axes in a one-column figure.
         ylim: The limits of the y axis.
     """
     with style.paper_style():

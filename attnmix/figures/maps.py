@@ -1,6 +1,6 @@
-"""Figures of maps: an atlas, the joint map as a grid and page by page, and an animation of one text.
+"""Figures of maps: an atlas, the joint map as a grid and as a multi-page PDF, and an animation of one text.
 
-Call each function under `paper_style`.
+Call each function within `paper_style`.
 """
 
 from collections.abc import Collection, Sequence
@@ -33,21 +33,21 @@ from attnmix.figures.labels import (
 from attnmix.figures.tokens import CapturedTexts
 
 # Atlas
-PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
-HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
-TITLE_CHARACTERS = 19  # in a line
+PANEL = 1.3  # inches, maximum height of a map including the space below it
+HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last row
+TITLE_CHARACTERS = 19  # per line
 LAYOUT_NAMES = {"pca": "PCA"}
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
-PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
-PAGE_DPI = 200  # matplotlib holds every page's image of earlier points in memory until it closes the file
+PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in figure fractions
+PAGE_DPI = 200  # matplotlib keeps the raster images of all pages in memory until the file is closed
 
 # Joint grid
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
-AXES_SHARE = 0.998  # of the tokens within the axes of the joint grid
+AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
 
 LABEL_BOX: dict[str, Any] = {
     "ha": "center",
@@ -59,8 +59,8 @@ LABEL_BOX: dict[str, Any] = {
 ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
 WORDS, WORD_SIZE = 12, 8
-FRAMES, MOVES = 5, 3  # frames of a capture point, and how many of them are on the way to it
-LAST_POINT_TIME = 4  # how long the last capture point is shown, relative to the others
+FRAMES, MOVES = 5, 3  # frames per capture point, and transition frames among them
+LAST_POINT_TIME = 4  # display time of the last capture point, relative to the others
 MAX_TICKS = 13
 
 Places = npt.NDArray[np.float64]
@@ -81,9 +81,10 @@ def first_text(documents: Sequence[str]) -> str:
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
 ) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
-    """Return the name of one text on a map, and by site its places and the labels by token, as figures of a text show.
+    """Return the name, places by site, and labels by site and token of the example text of a map.
 
-    It is the first free text, else the first review. Sites with the same reading share one dictionary of labels.
+    The example is the first free text, else the first review. Sites with the same input tokens share a dictionary of
+    labels.
     """
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
@@ -95,10 +96,10 @@ def example_text(
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
-    """Return one small map for each layer and point of a layout, which may hold a part of the captured tokens.
+    """Return a grid of small maps by layer and capture point of a layout, which may contain a sample of the tokens.
 
-    Tokens have the colour of their text; those that the tokenizer added have symbols.
-    Maps of one plane (`joint`, `aligned`) have the same limits, each of the `separate` ones has its own.
+    Tokens are coloured by text; special tokens have separate markers. Maps in a common plane (`joint`, `aligned`) share
+    their limits, other maps have individual limits.
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
@@ -138,14 +139,14 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the captured texts, as the page has them; of too many texts, of one that figures show."""
+    """Return the colours of the captured texts, as on the page; with too many texts, only of the example text."""
     if len(documents) > len(TEXT_COLOURS):
         return {first_text(documents): TEXT_COLOURS[0]}
     return dict(zip(documents, TEXT_COLOURS, strict=False))
 
 
 def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
-    """Return a figure, a cell for each site (embeddings above a row for each layer), and the rest of the first row."""
+    """Return a figure, a cell per site (embeddings in the first row, then a row per layer), and the legend's cell."""
     levels = [site for site in sites if site.point not in LAYER_POINTS]
     layers = sorted({site.layer for site in sites if site.point in LAYER_POINTS})
     points = [point for point in LAYER_POINTS if any(site.point == point for site in sites)]
@@ -164,11 +165,11 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
 
 
 def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
-    """Return the joint map as a grid of layers by capture points, on the same axes.
+    """Return the joint map as a grid of layers by capture points with common axes.
 
     The tokens of one text are black, the tokens of other texts grey. A few words of the text have the same colour in
-    all panels, which shows their way through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the
-    title reports how many tokens are outside.
+    all panels, to follow them through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the title
+    reports the number of vectors outside.
     """
     document, places, labels = example_text(table, captured, TRACKED_WORDS, [*POINTS, DECODER_INPUT])
     everywhere = table[["x", "y"]].to_numpy(np.float64)
@@ -207,7 +208,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:
-    """Add the name of the point above the first panel of a column, and the layer beside the first panel of a row."""
+    """Add the capture point as title of the first panel of a column, and the layer as label of the first in a row."""
     row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
     if site.point not in titled:
         title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
@@ -220,7 +221,7 @@ def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
     """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
-    `encoder` is the number of an encoder's layers, where a decoder follows.
+    `encoder` is the number of encoder layers in an encoder-decoder model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
@@ -240,15 +241,15 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
             dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
             axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
             pdf.savefig(figure, dpi=dpi)
-            # The points of earlier pages are one image.
+            # Points of earlier pages are rasterised into one image.
             dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
 
 
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
-    """Write the GIF of one captured text, from a map of one plane.
+    """Write an animated GIF of one captured text on a map in a common plane.
 
-    The whole map is drawn once, and what moves on it in every frame. Nothing glides to the decoder's input, whose
-    tokens are others than the encoder's.
+    The background is drawn once, moving artists in every frame. There is no transition from the encoder to the decoder,
+    because their input tokens differ.
     """
     document, places, labels = example_text(table, captured, WORDS)
     sites, everywhere = list(places), np.concatenate([*places.values()])
@@ -269,7 +270,7 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
     canvas.draw()
     background = canvas.copy_from_bbox(figure.bbox)
     dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
-    leaders = LineCollection([], colors="0.3", linewidths=0.3)  # annotations with arrows take four times as long
+    leaders = LineCollection([], colors="0.3", linewidths=0.3)  # four times faster than annotations with arrows
     axes.add_collection(leaders, autolim=False)
     title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
     (marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)

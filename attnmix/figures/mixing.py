@@ -1,6 +1,6 @@
 """Figures of mixing: curves by layer, single reviews, strips of a text, and contribution matrices.
 
-Each function returns a figure; call it under `paper_style`.
+Each function returns a figure; call it within `paper_style`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,11 +38,11 @@ from attnmix.figures.labels import (
 from attnmix.figures.tokens import TextLayers, short_part
 from attnmix.measures.ratios import preferred_ratio
 
-PERCENTILE = 99  # percentile of the cells at which a colour scale ends
+PERCENTILE = 99  # percentile of cells at the upper end of a colour scale
 
 # Curves
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
-LABEL_CHARACTERS = 22  # in a line
+LABEL_CHARACTERS = 22  # per line
 LEFT, LABELS, HEAD, FOOT, GAP = 0.57, 1.05, 0.25, 0.42, 0.32  # inches; labels are to the right of each panel
 PANEL_DISTANCE = LABELS + 0.1  # inches
 MAX_TICKS = 16
@@ -53,31 +53,31 @@ DONOR_LINES: dict[str, tuple[Any, str]] = {
     SAME_CLASS: ("--", "the same class"),
     OTHER_CLASS: (":", "another class"),
 }
-"""The line style and the name of each kind of donors."""
+"""Line style and name of each kind of donors."""
 MARKERS = {"pretrained": "o", "finetuned": "s"}
 SHOWN_CONTROLS = ("text_mean_value", "corpus_value", "shuffled_words", "random_weights")
 
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
-REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # as the page's colours of both
+REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # similar to the page's colours
 SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
 PANEL_WIDTH = 6.3  # inches
-MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too
+MAX_VECTOR_DOTS = 5000  # beyond, dots are rasterised in PDFs
 
 # Strips
-MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
+MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # limited for readable token labels
 MAX_STRIP_TOKENS = 128
-ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
+ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: height of a layer, space between strips and below labels
 STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
 
 # Matrices
-MAX_MATRIX_TOKENS = 20  # so that every row has a readable label
+MAX_MATRIX_TOKENS = 20  # limited for readable row labels
 MATRIX_COLORS, SIDE_COLORS, UNKNOWN = "Blues", "Oranges", "0.8"
-MATRIX, MATRIX_GAP = 1.42, 0.15  # inches: height, and the space below
+MATRIX, MATRIX_GAP = 1.42, 0.15  # inches: height, and space below
 MATRIX_LEFT, MATRIX_RIGHT, MATRIX_HEAD, MATRIX_FOOT = 0.85, 0.45, 0.5, 0.9  # inches
-SIDE_COLUMN_WIDTH = 0.09  # each of the two columns to the right of a matrix, in widths of the matrix
+SIDE_COLUMN_WIDTH = 0.09  # width of each column to the right of a matrix, relative to the matrix
 MATRIX_NOTE = (
     "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
     "a measure's 99th percentile. Strips: what it takes from itself, which the matrix leaves out,{rest} above\n"
@@ -86,7 +86,7 @@ MATRIX_NOTE = (
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a panel for each checkpoint of `mixing.csv`, with a curve for each ratio."""
+    """Return a panel per checkpoint of `mixing.csv`, with a curve per ratio."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _curve_panels(1, len(by_checkpoint), 1.95)
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
@@ -98,10 +98,10 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 
 
 def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
-    """Return one column with the preferred ratio by layer: each checkpoint of `mixing.csv`, and its controls.
+    """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
 
-    `controls` is `mixing_controls.csv`: those measured in the last checkpoint are drawn, and random weights. Bands are
-    95 % intervals over reviews.
+    `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they were
+    measured. Bands are 95 % intervals over texts.
     """
     method = preferred_ratio(mixing["method"].unique().tolist())
     names = [name for name in CHECKPOINTS if name in set(mixing["checkpoint"])]
@@ -125,13 +125,13 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
 
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
-    """Draw a curve's interval as a band, as the page does: not of a mean over few texts."""
+    """Draw a curve's interval as a band, except for means over few texts (as on the page)."""
     low, high = (_mask_few_texts(curve, end) for end in ("ci_low", "ci_high"))
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
 def _mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column, with NaN where a row is over too few texts for an interval."""
+    """Return a column, masked with NaN in rows with too few texts for an interval."""
     if "documents" not in rows:
         return rows[column]
     return rows[column].where(rows["documents"] >= MIN_INTERVAL_DOCUMENTS)
@@ -143,9 +143,9 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
-    """Return one column with each checkpoint's own share by layer of `exchange.csv`, by kind of donors.
+    """Return a one-column figure of the own share in `exchange.csv` by layer, checkpoint and kind of donors.
 
-    None where no text was exchanged. The interval is that with all donors.
+    Return None without exchanged texts. Intervals are drawn for all donors only.
     """
     shares = exchange[(exchange["quantity"] == "own_share") & exchange["donor"].isin(list(DONOR_LINES))]
     if shares.empty:
@@ -175,14 +175,14 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
 
 
 def _number_of_texts(shares: pd.DataFrame) -> str:
-    """Return the number and mean length of the reviews that means are over."""
+    """Return the number and mean length of the averaged reviews."""
     documents = shares["documents"].max()
     tokens = shares["tokens"].max() / documents
     return f"{documents:.0f} reviews, {tokens:.0f} tokens of each"
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a row for each checkpoint in the steps of `geometry.csv`, and a panel for each of two cosines."""
+    """Return a figure of the steps in `geometry.csv`, with a row per checkpoint and a panel per cosine."""
     by_checkpoint = steps.groupby("checkpoint", sort=False)
     figure, panels = _curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), 1.7)
     for row, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
@@ -193,7 +193,7 @@ def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
         row[0].set_ylabel("Cosine (95 % interval)")
     for axes in panels[-1]:
         axes.set_xlabel(xlabel)
-    for axes in panels.flat:  # once the panels' common limits are known
+    for axes in panels.flat:  # label placement needs the final common limits
         style.label_curves(axes)
     return figure
 
@@ -210,7 +210,7 @@ def _curve_panels(rows: int, columns: int, panel_height: float) -> tuple[Figure,
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str, Mark]) -> None:
-    """Draw a labelled curve with its interval for each name in `column`."""
+    """Draw a labelled curve with interval for each name in `column`."""
     known = rows.dropna(subset="mean")
     for name, mark in marks.items():
         curve = known[known[column] == name]
@@ -223,9 +223,9 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
 
 
 def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> Figure:
-    """Return each review's mean ratio at every layer, and the mean of all with its interval.
+    """Return a figure of each review's mean ratio by layer, and the mean over reviews with its interval.
 
-    `reviews` is `mixing_by_review.csv`, `weighted` is `mixing_weighted.csv`; the ratio is the preferred one.
+    `reviews` is `mixing_by_review.csv`, `weighted` is `mixing_weighted.csv`; the figure shows the preferred ratio.
     """
     method = preferred_ratio(reviews["method"].unique())
     reviews = reviews[reviews["method"] == method]
@@ -235,7 +235,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     figure = Figure(figsize=(style.TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
     axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
     margin = 0.04 * max(np.ptp(ratios), 0.01)
-    axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # within what a ratio can be
+    axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # ratios are in [0, 1]
     axes.set_ylabel(f"Mixing ratio, mean over a review's tokens\n({RATIO_MARKS[method].label})")
     axes.tick_params("x", length=0)
     for edge in layers[1:]:
@@ -258,7 +258,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
         low, high = (_mask_few_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
         interval = [mean - low, high - mean]
-        for color, thickness in (("white", 1.6), ("black", 0.9)):  # black alone would be lost among dark dots
+        for color, thickness in (("white", 1.6), ("black", 0.9)):  # a white outline separates lines from dark dots
             axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
             lines: Any = {"ecolor": color, "elinewidth": thickness, "capthick": thickness, "zorder": 3}
             axes.errorbar(x, mean, interval, fmt="none", capsize=1.5, **lines)
@@ -270,7 +270,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
 
 
 def _swarm(values: pd.Series, limits: tuple[float, float], width: float, step: float) -> npt.NDArray[np.float64]:
-    """Return offsets along x, at most `width`, that set values of about the same height side by side."""
+    """Return offsets along x, at most `width`, that place values of similar height side by side."""
     bins = values.groupby(((values - limits[0]) / (limits[1] - limits[0]) * SWARM_BINS).astype(int))
     counts = bins.transform("size")
     offsets = bins.cumcount() - (counts - 1) / 2
@@ -278,10 +278,10 @@ def _swarm(values: pd.Series, limits: tuple[float, float], width: float, step: f
 
 
 def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
-    """Return strips with a column for each token, wrapped like text, and a row for each layer.
+    """Return heat-map strips with a column per token, wrapped like text, and a row per layer.
 
-    `rows` are those of `features/measure/tokens.parquet` of one text and its layers. There is a strip of the preferred
-    ratio for each checkpoint, and where there are two, one of fine-tuned minus pretrained.
+    `rows` are the rows of `features/measure/tokens.parquet` for one text and its layers. Each checkpoint has a strip of
+    the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus pretrained.
     """
     method = preferred_ratio(rows.columns)
     ratios = {
@@ -299,7 +299,7 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     labels = text.labels[:MAX_STRIP_TOKENS]
     per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
     lines = [labels[start : start + per_line] for start in range(0, len(labels), per_line)]
-    # The bottoms of the lines' labels, from the top, of as many lines as have room on a page.
+    # Distances from the top to the bottoms of lines including labels, for the lines that fit on a page.
     strip_height = ROW_HEIGHT * len(text.layers)
     lengths = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
     bottoms = np.cumsum(len(strips) * (strip_height + STRIP_GAP) + np.array(lengths) + STRIP_GAP)
@@ -332,11 +332,11 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
 
 
 def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
-    """Return a row of matrices for each measure, a column for the first, a middle and the last layer.
+    """Return a figure of matrices, with a row per measure and columns for the first, a middle and the last layer.
 
-    Within a matrix, rows are tokens and columns sources, of a short part of the text. Every cell is a share of its
-    row's sum over the whole text. The diagonal, far larger, is left out and drawn to the right of the matrix, as is
-    what comes from the rest of the text.
+    Within a matrix, rows are tokens and columns sources, for a short part of the text. Every cell is a share of its
+    row's sum over the whole text. The much larger diagonal is drawn to the right of the matrix instead, next to the
+    contribution of the rest of the text.
     """
     part, depth = short_part(text.tokens, MAX_MATRIX_TOKENS), len(text.layers)
     labels = [text.labels[place] for place in part]
@@ -388,7 +388,7 @@ def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -
 
 
 def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: bool) -> None:
-    """Draw what comes from a token itself and from the rest of the text, with the means in % below."""
+    """Draw the contributions of the token itself and of the rest of the text, with means in % below."""
     number = len(part)
     columns = {"itself": shares[np.arange(number), list(part)]}
     if number < shares.shape[1]:
@@ -410,6 +410,6 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: 
 
 
 def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
-    """Write the tokens' labels along the axis `side`, x or y."""
+    """Write the labels of tokens along the axis `side`, x or y."""
     axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=90 if side == "x" else 0)
     axes.set(**{f"{side}ticks": range(len(labels)), f"{side}ticklabels": labels})

@@ -1,4 +1,4 @@
-"""Sizes, fonts, colours that stand out on white, limits, labels next to what they name, and reproducible files."""
+"""Figure style: sizes, fonts, colours with sufficient contrast, limits, label placement, and reproducible files."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ from attnmix.figures.labels import LESS_COLOURS, SHARE_COLOURS, Mark
 
 ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
-CONTRAST, TEXT_CONTRAST = 3.0, 4.5  # WCAG 2.2's least contrast to white, of marks and of text
-ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # as wide as Helvetica, and embedded in a PDF as it is, as Type 42
-LABEL_SIZE, CURVE_LABEL_SIZE = 5, 6  # points, of tokens and of curves
-LABEL_X = 1.06  # where the labels of curves begin, in panel widths
+CONTRAST, TEXT_CONTRAST = 3.0, 4.5  # WCAG 2.2's minimum contrast to white for marks and text
+ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # same widths as Helvetica; embedded in PDFs as Type 42
+LABEL_SIZE, CURVE_LABEL_SIZE = 5, 6  # points, for tokens and curves
+LABEL_X = 1.06  # left end of curve labels, in panel widths
 LINE_HEIGHT = 1.25  # in font sizes
 # Offsets from a point to the centre of its label, in font sizes.
 DISTANCES, ANGLES = (0.9, 1.7, 2.8, 4.2, 6.0), np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # for readers of an svg who have no Arimo
-JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but they shape the letters next to them
-# Neither date nor program version in the files.
+SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # fallbacks for viewers of an SVG without Arimo
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but affect the shape of adjacent letters
+# Dates and program versions would make files irreproducible.
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
@@ -44,8 +44,8 @@ METADATA: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
-    """Set matplotlib up for papers while drawing and saving."""
-    if fontManager.ttflist[0].fname != str(ARIMO):  # prefer the packaged one to one that is installed
+    """Configure matplotlib for papers within the context, for drawing and saving."""
+    if fontManager.ttflist[0].fname != str(ARIMO):  # prefer the packaged font to an installed one
         fontManager.addfont(ARIMO)
         fontManager.ttflist.insert(0, fontManager.ttflist.pop())
     with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
@@ -55,17 +55,17 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
 
 @cache
 def _characters(families: tuple[str, ...]) -> frozenset[str]:
-    """Return the characters that at least one of the font families has."""
+    """Return all characters available in at least one of the font families."""
     fonts = (get_font(findfont(FontProperties(family=[family]))) for family in families)
     return frozenset(chr(code) for font in fonts for code in font.get_charmap())
 
 
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
-    """Return installed fonts for the characters of `texts` that the style's own lack; warn of those that none has."""
+    """Return installed fonts for characters of `texts` missing in the style's fonts; warn of missing glyphs."""
     with paper_style():
         missing = set(filter(str.isprintable, chain.from_iterable(texts)))
         missing -= _characters(tuple(mpl.rcParams["font.family"]))
-    # Upright ones that matplotlib can draw: no boxes, no colours.
+    # matplotlib cannot draw colour fonts, and Last Resort contains only placeholders.
     installed = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == entry.variant == "normal"}
     known = {
         name: _characters((name,))
@@ -74,7 +74,7 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
     }
     fonts: list[str] = []
     while missing and known:
-        # The one that has most of them; of equals, one without serifs like Arimo.
+        # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.
         best = max(known, key=lambda name: (len(missing & known[name]), "Sans" in name))
         if missing.isdisjoint(known[best]):
             break
@@ -87,15 +87,15 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Replace the characters that the figures' fonts cannot draw by their code points, `<U+1F600>`."""
+    """Replace characters missing in the figures' fonts by their code points, `<U+1F600>`."""
     known = set(filter(str.isprintable, _characters(tuple(mpl.rcParams["font.family"])).intersection(text)))
     return "".join(char if char in known or char in JOINERS else f"<U+{ord(char):04X}>" for char in text)
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | None = None) -> None:
-    """Save as `path` with each format's suffix, the same bytes every time; call under `paper_style`.
+    """Save reproducibly as `path` with each format's suffix; call within `paper_style`.
 
-    `dpi` is that of png, and of images in the other formats; without it, the style's.
+    `dpi` is the resolution of PNG files, and of images in other formats; the default is the style's resolution.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in formats:
@@ -107,39 +107,39 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | N
 
 
 def contrast_to_white(color: Any) -> float:
-    """Return WCAG 2.2's contrast ratio, from 1 to 21."""
+    """Return the contrast ratio to white of WCAG 2.2, from 1 to 21."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
     return 1.05 / (float(np.dot(linear, (0.2126, 0.7152, 0.0722))) + 0.05)
 
 
 @cache
 def darken_for_contrast(color: str, contrast: float = CONTRAST) -> str:
-    """Return the colour, or its lightest darker shade with that contrast to white."""
+    """Return the colour, or its lightest darker shade with sufficient contrast to white."""
     shades = (to_hex(factor * np.array(to_rgb(color))) for factor in np.linspace(1, 0, 256))
     return next(shade for shade in shades if contrast_to_white(shade) >= contrast)
 
 
 @cache
 def high_contrast_cmap(name: str) -> ListedColormap:
-    """Return the part of a colour map that stands out on white."""
+    """Return the part of a colour map with sufficient contrast to white."""
     colors = mpl.colormaps[name](np.linspace(0, 1, 256))
     return ListedColormap([color for color in colors if contrast_to_white(color) >= CONTRAST])
 
 
 @cache
 def share_cmap() -> LinearSegmentedColormap:
-    """Return the page's scale of shares, from 0 to 1."""
+    """Return the page's colour scale of shares, from 0 to 1."""
     return LinearSegmentedColormap.from_list("shares", SHARE_COLOURS)
 
 
 @cache
 def change_cmap() -> LinearSegmentedColormap:
-    """Return the page's scale of changes of shares, from -1 to 1."""
+    """Return the page's colour scale of differences of shares, from -1 to 1."""
     return LinearSegmentedColormap.from_list("changes", [*LESS_COLOURS[::-1], *SHARE_COLOURS])
 
 
 def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
-    """Return a legend's entries for `marks`."""
+    """Return legend entries for `marks`."""
     looks: Any = {"linestyle": "none", "markersize": size}
     return [
         Line2D([], [], marker=mark.marker, color=darken_for_contrast(mark.color), label=mark.label, **looks)
@@ -148,7 +148,7 @@ def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
 
 
 def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
-    """Set limits around the points `[vectors, 2]`, with one scale for both axes."""
+    """Set limits around the points `[vectors, 2]`, with the same scale on both axes."""
     low, high = xy.min(axis=0), xy.max(axis=0)
     figure: Any = axes.figure
     inches = np.array(axes.get_position().size) * figure.get_size_inches()
@@ -158,11 +158,11 @@ def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
 
 
 def label_curves(axes: Axes) -> None:
-    """Write each labelled curve's label to the right of the panel, as near to the height of its end as others allow.
+    """Write the label of each labelled curve to the right of the panel, close to its end and without overlap.
 
-    The panel must have its final place and limits.
+    The panel must have its final position and limits.
     """
-    from scipy.optimize import isotonic_regression  # half a second, which figures without curves need not wait
+    from scipy.optimize import isotonic_regression  # slow import, not needed for figures without curves
 
     curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
     ends = [(*np.asarray(line.get_xydata())[-1], str(line.get_label()), str(line.get_color())) for line in curves]
@@ -175,7 +175,7 @@ def label_curves(axes: Axes) -> None:
     panel_height = axes.get_position().height * figure.get_figheight() * 72
     line_heights = np.array([label.count("\n") + 1 for _, _, label, _ in ends]) * CURVE_LABEL_SIZE * LINE_HEIGHT
     heights = line_heights / panel_height
-    # Centres of adjacent labels, stacked without gaps. Least squares moves them as little as possible.
+    # `stacked` are the centres of labels without gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
     bottoms = np.clip(isotonic_regression(wanted - stacked).x, 0, max(0.0, 1 - heights.sum()))
     for (x, y, label, color), center in zip(ends, bottoms + stacked, strict=True):
@@ -194,16 +194,16 @@ def place_labels(
 ) -> npt.NDArray[np.float64]:
     """Return the centres `[labels, 2]` of labels for some of the points `xy` `[points, 2]`, in data coordinates.
 
-    `labels` maps a point's index to its label. Each is placed near its point, within the axes, where it overlaps no
-    label before it and covers the fewest points.
+    `labels` maps a point's index to its label. Labels are placed one by one near their points, within the axes, without
+    overlap of earlier labels, and covering as few points as possible.
     """
     figure: Any = axes.figure
-    pixels = figure.dpi / 72  # of a point of print
+    pixels = figure.dpi / 72  # per typographic point
     points, box = axes.transData.transform(xy), axes.get_window_extent().get_points()
     sizes = pixels * np.array([(text_width(label, size) + 2, size + 2) for label in labels.values()])
     centres = np.empty((len(labels), 2))
     for place, (index, extent) in enumerate(zip(labels, sizes, strict=True)):
-        # Left and right of a point, a label is moved by half its width.
+        # Labels to the left or right of a point are shifted by half their width.
         candidates = points[index] + OFFSETS * size * pixels + np.sign(OFFSETS) * [extent[0] / 2, 0]
         outside = ((candidates - extent / 2 < box[0]) | (candidates + extent / 2 > box[1])).any(axis=1)
         gaps = np.abs(candidates[:, None] - centres[:place]) - (sizes[:place] + extent) / 2
@@ -215,7 +215,7 @@ def place_labels(
 
 
 def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:
-    """Return at most `number` of the labels: starting near the centre, always that of the farthest point."""
+    """Return at most `number` labels by farthest-point sampling, starting near the centre."""
     indices = list(labels)
     points = xy[indices]
     places = [int(np.argmin(np.square(points - points.mean(axis=0)).sum(axis=1)))]

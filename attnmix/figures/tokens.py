@@ -1,4 +1,4 @@
-"""Captured tokens as a person reads them: their labels, the words and sentences that they make up, whole texts."""
+"""Captured tokens for display: labels, words, sentences, and texts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from attnmix.figures.labels import SPECIAL_MARKERS
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
-CLOSING = ("Pe", "Pf")  # Unicode categories of characters that still belong to the sentence before them
-MAX_LABEL = 16  # characters; a vocabulary may hold a token of a hundred dashes
+CLOSING = ("Pe", "Pf")  # Unicode categories of closing characters, part of the preceding sentence
+MAX_LABEL = 16  # characters; vocabularies can contain very long tokens, such as a hundred dashes
 
 
 class DisplayToken(NamedTuple):
@@ -24,31 +24,31 @@ class DisplayToken(NamedTuple):
 
     label: str
     begins: bool
-    """True where no token is right before it in the text."""
+    """True if the token is not directly attached to a preceding token."""
     token_class: str
     word: int = -1
-    """The number of its word; -1 for special tokens."""
+    """The index of its word; -1 for special tokens."""
 
     @property
     def special(self) -> bool:
-        """True where the tokenizer added it to the text."""
+        """True for special tokens added by the tokenizer."""
         return self.token_class in SPECIAL_MARKERS
 
     @property
     def text(self) -> str:
-        """The token's part of the text without surrounding spaces; the label where nothing is left."""
+        """The token's part of the text without surrounding spaces; the label if this is empty."""
         text = self.label.strip(SPACE)
         return (text if self.begins else text.removeprefix(WORDPIECE_PREFIX)) or self.label
 
     @property
     def short_label(self) -> str:
-        """The label, printable and of at most `MAX_LABEL` characters."""
+        """The printable label, truncated to `MAX_LABEL` characters."""
         label = _printable(self.label)
         return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
 
 
 class TextLayers(NamedTuple):
-    """A model's layers and the tokens of one text that they read; a decoder reads each text shifted by one token."""
+    """A range of a model's layers with their input tokens for one text; decoder inputs are shifted by one token."""
 
     name: str
     layers: range
@@ -62,26 +62,26 @@ class TextLayers(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """` of the decoder`, where there is an encoder too."""
+        """` of the decoder` in an encoder-decoder model; otherwise empty."""
         return self.name and f" of the {self.name}"
 
 
 class CapturedTexts(NamedTuple):
-    """The tokens of the captured texts, as the model reads them."""
+    """The tokens of the captured texts, as inputs of the encoder and decoder."""
 
     tokens: pd.DataFrame
     readings: list[list[DisplayToken]]
-    """Every row of `tokens`; a second time as the decoder reads it, where there is an encoder too."""
+    """A token for every row of `tokens`; in encoder-decoder models, also a list of decoder inputs."""
     encoder: int | None
-    """The number of the encoder's layers, where there is a decoder too."""
+    """The number of encoder layers in an encoder-decoder model; otherwise None."""
 
     def reading(self, site: Site) -> int:
-        """Return the index of the reading that a site's vectors belong to."""
+        """Return the index in `readings` of the input tokens at a site."""
         in_decoder = site.point == DECODER_INPUT or (self.encoder is not None and site.layer > self.encoder)
         return int(in_decoder and len(self.readings) > 1)
 
     def class_label(self, token_class: str) -> str:
-        """Return the different tokens of a class, such as `<s>`."""
+        """Return the distinct labels of a token class, such as `<s>`."""
         labels = (token.label for reading in self.readings for token in reading if token.token_class == token_class)
         return " ".join(dict.fromkeys(labels))
 
@@ -90,7 +90,7 @@ class CapturedTexts(NamedTuple):
         return np.flatnonzero(self.tokens["document"] == document)
 
     def text_layers(self, document: str, layers: int) -> list[TextLayers]:
-        """Return one text with all layers of a model, or first with the encoder's and then with the decoder's."""
+        """Return one text with all layers of a model; in encoder-decoder models, separate entries for both stacks."""
         tokens = [[reading[row] for row in self.rows(document)] for reading in self.readings]
         if self.encoder is None:
             return [TextLayers("", range(1, layers + 1), None, tokens[0])]
@@ -98,7 +98,7 @@ class CapturedTexts(NamedTuple):
         return [TextLayers("", range(1, self.encoder + 1), self.encoder, tokens[0]), decoder]
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
-        """Return for each reading of a text the labels of its special tokens and whole words, else of all tokens.
+        """Return labels of special tokens and single-token words, or else of all tokens, for each of `readings`.
 
         The keys are indices into `positions`.
         """
@@ -116,7 +116,7 @@ class CapturedTexts(NamedTuple):
         return labels
 
     def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
-        """Return a mask of `tokens` for each reading, by the class of those special tokens that are among them."""
+        """Return masks of `tokens` for each of `readings`, by class of the special tokens that occur."""
         keys = ["document", "position"]
         rows = pd.MultiIndex.from_frame(self.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
         classes = [np.array([token.token_class for token in reading])[rows] for reading in self.readings]
@@ -125,13 +125,13 @@ class CapturedTexts(NamedTuple):
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
-    """Return the texts of rows of `features/tokenize/tokens.parquet`.
+    """Return the texts for rows of `features/tokenize/tokens.parquet`.
 
-    `steps` are those of `geometry.csv`, whose cross-attention tells where a decoder begins.
+    `steps` are the steps of `geometry.csv`; the first cross-attention marks the start of the decoder.
     """
     texts = [_display_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     readings = [[token for text in texts for token in text]]
-    if DECODER_TOKEN in tokens:  # it reads the token before, and first the one that it starts with
+    if DECODER_TOKEN in tokens:  # decoder inputs are shifted right by one, after the start token
         start = tokens[DECODER_TOKEN].iloc[0]
         start_class = next((token.token_class for token in readings[0] if token.label == start), START_CLASS)
         first = DisplayToken(start, True, start_class)
@@ -148,12 +148,12 @@ def _display_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
 
 
 def words(tokens: Sequence[DisplayToken]) -> list[str]:
-    """Return for each token the word that it begins, in lower case; names of unknown tokens stay as they are.
+    """Return the lower-case word for the first token of each word; names of unknown tokens are not changed.
 
-    Tokens within a word, punctuation and special tokens begin none: their entry is empty.
+    Entries are empty for continuations of words, punctuation and special tokens.
     """
     texts: list[str] = []
-    start = 0  # of the current word
+    start = 0  # index of the first token of the current word
     for place, token in enumerate(tokens):
         text = "" if token.special or token.text == SAME_CHARACTER else token.text.strip(SPACE + NEWLINE)
         same_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
@@ -168,7 +168,7 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
 
 
 def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
-    """Return the places of a text's whole sentences, with the closing characters that follow their ends."""
+    """Return the index ranges of a text's complete sentences, including closing characters after their ends."""
     complete, start, ended = [], 0, False
     for place, token in enumerate(tokens):
         closing = all(char in SENTENCE_ENDS or category(char) in CLOSING for char in token.text)
@@ -180,9 +180,9 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
 
 
 def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
-    """Return the places of the whole text if it has at most `limit` tokens, else of its longest sentence that has.
+    """Return the index range of the whole text if it has at most `limit` tokens, else of its longest such sentence.
 
-    Where no sentence is that short, it is the beginning of the text.
+    If all sentences are longer, return the range of the first `limit` tokens.
     """
     if len(tokens) <= limit:
         return range(len(tokens))
@@ -190,7 +190,7 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
 
 
 def _printable(text: str) -> str:
-    """Return `printable`, whose matplotlib takes half a second to load that a page need not wait."""
+    """Return the result of `style.printable`, imported lazily: pages do not need matplotlib."""
     from attnmix.figures.style import printable
 
     return printable(text)

@@ -1,4 +1,4 @@
-"""Maps: neighbours, layouts, and what a map is worth."""
+"""Maps: nearest neighbours, layouts, and quality scores."""
 
 from attnmix.core.caches import use_writable_caches
 from attnmix.core.extras import require_extra

@@ -1,13 +1,13 @@
-"""Aligned maps: one of each capture point, every token tied to itself at the points before and after.
+"""Aligned maps: one map per capture point, with ties between each token's places at neighbouring points.
 
-The layout of `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), except that `min_dist` has
-its effect, that the last point is tied too, and that an edge's ties are pulled once, not with each negative sample.
-Own code because AlignedUMAP first lays every point out alone, for its graph only, and compiles its loop in every call.
-On the 32 points x 195 tokens of the default run one map takes 2.6 s of processor time here and 22.8 s there (46.7 s
-the first time); mean trustworthiness is 0.835 here and 0.834 there, continuity 0.872 in both.
+The layout follows `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), with three changes:
+`min_dist` is respected, the last point is tied too, and an edge's ties are applied once, not with each negative sample.
+AlignedUMAP is not used because it computes a separate layout of every point just to obtain the graph, and compiles its
+loop in every call. For the 32 points x 195 tokens of the default run, one map requires 2.6 s of processor time here and
+22.8 s with AlignedUMAP (46.7 s the first time); mean trustworthiness is 0.835 and 0.834, continuity 0.872 in both.
 """
 
-# numba infers the types of compiled functions, which mypy's strict mode cannot see: hence `type: ignore` below.
+# numba infers the types of compiled functions; mypy's strict mode cannot, hence `type: ignore` below.
 from collections.abc import Sequence
 from itertools import pairwise, permutations
 
@@ -22,9 +22,9 @@ from umap.utils import tau_rand_int
 
 from attnmix.maps.vectors import Coordinates
 
-NEGATIVE_SAMPLES = 5  # for each sampled edge
+NEGATIVE_SAMPLES = 5  # per sampled edge
 TIE = 1e-2  # strength of the tie to the next point
-WINDOW = 3  # points before and after that a token is tied to
+WINDOW = 3  # tied points on each side
 
 Graph = scipy.sparse.csr_matrix
 
@@ -40,15 +40,15 @@ def fit_aligned(
 ) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point.
 
-    `graphs` and `starts` are of the vectors that differ at a point; `numbers` holds which of them each token has.
-    `strength` is what `ties` returns, `curve` umap-learn's a and b for `min_dist`.
+    `graphs` and `starts` refer to the distinct vectors of each point; `numbers` maps tokens to distinct vectors.
+    `strength` is the result of `ties`, and `curve` contains umap-learn's a and b for `min_dist`.
     """
     turned = _turned_to_each_other(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(turned))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     heads, tails = edges.coords
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
-    sampled = epochs_per_sample > 0  # -1 marks edges too weak to be sampled
+    sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
     limits = np.iinfo(np.int32)
     generator = np.random.RandomState(seed)
     state = generator.randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
@@ -76,7 +76,7 @@ def fit_aligned(
 
 
 def _turned_to_each_other(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
-    """Return the start of each point, turned so that its tokens are nearest to themselves at the point before."""
+    """Return the initial layout of each point, rotated to match the previous point (orthogonal Procrustes)."""
     turned = [starts[0]]
     for before, after in pairwise(range(len(starts))):
         tokens_before = turned[before][numbers[before]]
@@ -88,10 +88,10 @@ def _turned_to_each_other(starts: Sequence[Coordinates], numbers: Sequence[npt.N
 
 
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
-    """Return how strongly each token is tied to itself `offset - WINDOW` points on, `[offsets, points * tokens]`.
+    """Return the tie strength of each token with itself `offset - WINDOW` points ahead, `[offsets, points * tokens]`.
 
-    `graphs` `[tokens, tokens]` are the points' weighted neighbour graphs.
-    The Jaccard similarity of the token's neighbours at both points, falling off with their distance.
+    The strength is the Jaccard similarity of the token's neighbours at both points, and decreases with the distance
+    between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
     near = [(graph > 0).astype(np.float64) for graph in graphs]
     degrees = [_row_sums(near_point) for near_point in near]
@@ -114,9 +114,9 @@ def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
-    """Return how strongly each place is tied to others `[places, places]`, sorted: the mean over the tokens in it.
+    """Return the tie strengths `[places, places]` with sorted indices, averaged over the tokens at a place.
 
-    `places` are those of the tokens at each point; equal vectors are in one.
+    `places` contains the tokens' places at each point; equal vectors share a place.
     """
     tokens = np.bincount(np.concatenate(places))
     shape = (len(tokens), len(tokens))
@@ -136,14 +136,14 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
         return scipy.sparse.csr_matrix(shape)
     coordinates = (np.concatenate(rows), np.concatenate(columns))
     entries = scipy.sparse.coo_matrix((np.concatenate(values), coordinates), shape=shape)
-    pulls = entries.tocsr()  # sums what is twice
+    pulls = entries.tocsr()  # sums duplicates
     pulls.sort_indices()
     return pulls
 
 
 @numba.njit(inline="always")
 def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
-    """Return how far `place` is from its places at the points around, along an axis, weighted by the ties."""
+    """Return the distances of `place` to its tied places along an axis, summed with the ties' strengths as weights."""
     distance = 0.0
     for tie in range(tie_ends[place], tie_ends[place + 1]):
         distance += strengths[tie] * (xy[place, axis] - xy[others[tie], axis])
@@ -154,10 +154,10 @@ def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-unty
 def _run_epochs(  # type: ignore[no-untyped-def]
     xy, heads, tails, epochs_per_sample, tie_ends, others, strengths, firsts, sizes, a, b, n_epochs, state
 ):
-    """Move `xy` `[places, 2]` by stochastic gradient descent; `heads` and `tails` are `[edges]`.
+    """Update `xy` `[places, 2]` in place by stochastic gradient descent; `heads` and `tails` are `[edges]`.
 
-    The ties of a place end where those of the next begin, in `tie_ends`. `firsts` and `sizes` `[places]` are the first
-    place at the same point, and the number of places there, from which negative samples are drawn.
+    `tie_ends`, `others` and `strengths` are the ties in CSR format. For drawing negative samples, `firsts` and `sizes`
+    `[places]` are the index of the first place at the same point and the number of places at this point.
     """
     next_sample = epochs_per_sample.copy()
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES

@@ -1,4 +1,4 @@
-"""Maps by principal components, of any number of vectors; every other map starts from them."""
+"""Maps of principal components for any number of vectors; they also initialise all other layouts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,15 @@ from attnmix.maps.neighbours import METRICS
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
-MIN_STRENGTH = 1e-12  # of the largest eigenvalue; smaller ones are rounding
-EXTENT = 10.0  # a map reaches as far to each side of its middle, as umap-learn's own start does
+MIN_STRENGTH = 1e-12  # relative to the largest eigenvalue; smaller eigenvalues are rounding errors
+EXTENT = 10.0  # largest absolute coordinate of a map, as in umap-learn's initialisation
 
 
 def two_components(x_ND: Doubles) -> Doubles:
-    """Return the two principal components `[vectors, 2]`; in each direction the number of the largest size is positive.
+    """Return the two principal components `[vectors, 2]`; the largest entry of each direction is positive.
 
-    Of the covariance `[hidden, hidden]` or of the products of the vectors `[vectors, vectors]`, whichever is smaller.
+    They are computed from the covariance `[hidden, hidden]` or the Gram matrix `[vectors, vectors]`, whichever is
+    smaller.
     """
     vectors, width = x_ND.shape
     if vectors >= width > 1:
@@ -29,7 +30,7 @@ def two_components(x_ND: Doubles) -> Doubles:
     strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
     components = np.zeros((vectors, 2))
     for axis in range(min(vectors, 2)):
-        strength = strengths_N[-1 - axis]  # the largest is the last
+        strength = strengths_N[-1 - axis]  # ascending order
         left_N = left_NN[:, -1 - axis]
         if strength <= MIN_STRENGTH * strengths_N[-1]:
             continue
@@ -41,22 +42,22 @@ def two_components(x_ND: Doubles) -> Doubles:
 
 
 def principal_components(vectors: Vectors, metric: str) -> Coordinates:
-    """Return the two principal components `[vectors, 2]` of what `metric` compares, scaled to one extent.
+    """Return the two principal components `[vectors, 2]` of the vectors prepared for `metric`, scaled to `EXTENT`.
 
-    Equal vectors have one place; where all are equal, it is the origin.
+    Equal vectors share a place, which is the origin if all vectors are equal.
     """
     first, numbers = distinct_rows(vectors)
     if len(first) == 1:
         return np.zeros((len(vectors), 2), np.float32)
     components = two_components(METRICS[metric].prepared(vectors))
-    extent = np.abs(components).max()  # 0 for vectors that differ, but not by the metric
+    extent = np.abs(components).max()  # 0 for distinct vectors without distance under the metric
     factor = EXTENT / extent if extent > 0 else 0
     places = np.asarray(components * factor)
     return places[first][numbers]
 
 
 def fit_components(vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return the principal components of each point's vectors `[tokens, width]`, which are the same with any seed."""
+    """Return the principal components of each point's vectors `[tokens, width]`; they do not depend on the seed."""
     calls: list[tuple[Any, ...]] = [(vectors_ND, settings.metric) for vectors_ND in vectors.values()]
     components = in_parallel(principal_components, calls, "pca")
     map_by_site = {}

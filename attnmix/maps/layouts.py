@@ -1,10 +1,11 @@
-"""Layouts in two dimensions, by umap-learn.
+"""Two-dimensional layouts with umap-learn.
 
-`joint` is one map of all points, `separate` one of each, `aligned` one of each with every token tied to itself
-(`attnmix.maps.aligned`); `pca` has the two principal components of each, the same with any seed. umap-learn's functions
-are called instead of `umap.UMAP`, which would build the neighbour graph again for every seed; the maps are the same,
-bit for bit (tested). All maps start from principal components: umap-learn's own start calls SciPy's `eigsh` without a
-seed. Equal vectors are laid out once, and have one place: umap-learn would spread copies over a disc.
+`joint` is one map of all points, `separate` one map per point, `aligned` one map per point with ties between each
+token's places (`attnmix.maps.aligned`); `pca` contains the two principal components of each point, independent of the
+seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour graph for every
+seed; the maps are bit-identical (tested). All maps are initialised with principal components, because umap-learn's
+spectral initialisation calls SciPy's `eigsh` without a seed. Equal vectors share a place: umap-learn would spread
+copies over a disc.
 """
 
 import threading
@@ -26,36 +27,36 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_rows
 
 N_EPOCHS = 200
-START_NOISE = 1e-4  # on the principal components, as umap-learn has it on its own start
+START_NOISE = 1e-4  # added to the principal components, as in umap-learn's initialisation
 
-# umap-learn compiles these functions in every process, for 7 s; here they are cached. Its epochs are compiled to run
-# without the interpreter lock, so that threads fit maps at the same time.
+# umap-learn compiles these functions in every process, for 7 s; here they are cached. Its epochs are compiled with
+# `nogil`, which allows threads to fit maps concurrently.
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )
 umap_.smooth_knn_dist.enable_caching()
 umap_.compute_membership_strengths.enable_caching()
-_NUMBA_LOCK = threading.Lock()  # only one of our threads at a time may use numba's own threads
+_NUMBA_LOCK = threading.Lock()  # numba's thread pool must be used by one thread at a time
 
 
 class Neighbourhood(NamedTuple):
-    """The neighbours and the start that maps of the same vectors share, whatever their seed; equal vectors are one."""
+    """The neighbour graph and initial layout of distinct vectors, shared by maps with different seeds."""
 
     graph: Graph
-    """The weighted neighbour graph `[distinct, distinct]` that `umap.UMAP` keeps as `graph_`."""
+    """The weighted neighbour graph `[distinct, distinct]`, stored by `umap.UMAP` as `graph_`."""
     places: Coordinates
-    """The two principal components `[distinct, 2]`, from which maps start."""
+    """The two principal components `[distinct, 2]`, which initialise maps."""
     numbers: Numbers
-    """For each vector the number of its equal among those that differ."""
+    """The index of each vector among the distinct vectors."""
 
     def start(self, seed: int) -> Coordinates:
-        """Return where a map starts, `[distinct, 2]`: the principal components, with a little noise."""
+        """Return the initial layout `[distinct, 2]`: the principal components with a little noise."""
         generator = np.random.RandomState(seed)
         noise = generator.normal(scale=START_NOISE, size=self.places.shape)
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
-        """Return the graph `[vectors, vectors]`, in which equal vectors are neighbours and have the same others."""
+        """Return the graph `[vectors, vectors]`; equal vectors are neighbours of each other and share all others."""
         vectors = len(self.numbers)
         member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
         between_different = member @ self.graph @ member.T
@@ -64,19 +65,19 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
-    """Return the neighbour graph and the start of maps of `vectors`, of which more than two differ.
+    """Return the neighbour graph and initial layout of `vectors`, at least three of them distinct.
 
-    Each of fewer vectors than `n_neighbors` is a neighbour of all others. `seed` is that of an approximate search.
+    `n_neighbors` is limited by the number of distinct vectors. `seed` initialises an approximate search.
     """
     first, numbers = distinct_rows(vectors)
     distinct = vectors[first]
-    k = min(n_neighbors, len(distinct) - 1)  # each vector counts among its own
+    k = min(n_neighbors, len(distinct) - 1)  # includes the vector itself
     others, other_distances = neighbours(distinct, k - 1, metric, seed)
     itself = np.arange(len(distinct))
     indices = np.column_stack([itself, others])
     distances = np.pad(other_distances, ((0, 0), (1, 0)))
     with _NUMBA_LOCK:
-        numba.set_num_threads(1)  # several would sum in another order
+        numba.set_num_threads(1)  # the order of summation depends on the number of threads
         graph, _, _ = umap_.fuzzy_simplicial_set(distinct, k, None, metric, {}, indices, distances)
     places = principal_components(distinct, metric)
     return Neighbourhood(graph.tocsr(), places, numbers)
@@ -92,8 +93,8 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
     """Return coordinates `[vectors, 2]` of one map."""
     a, b = umap_.find_ab_params(1.0, min_dist)
     xy, _ = umap_.simplicial_set_embedding(
-        None,  # vectors and metric, below, serve starts of umap-learn's own only
-        near.graph.copy(),  # weak edges are removed in place
+        None,  # vectors and metric are used only by umap-learn's spectral initialisation
+        near.graph.copy(),  # umap-learn removes weak edges in place
         n_components=2,
         initial_alpha=1.0,
         a=a,
@@ -124,13 +125,13 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return a map for each seed, `seed` first, of each point's vectors `[tokens, width]`; `pca` is one for all seeds.
+    """Return maps of each point's vectors `[tokens, width]` by seed, `seed` first; `pca` has a single map.
 
-    `vectors` are what `points_for` returns. Only `separate` and `pca` take vectors of several widths.
+    `vectors` is the result of `points_for`. Only `separate` and `pca` support vectors of different widths.
     """
     if layout == "pca":
         return fit_components(vectors, settings)
-    blocks = list(vectors.values())  # vectors that have a map together
+    blocks = list(vectors.values())  # each block of vectors shares a neighbour graph
     if layout == "joint":
         blocks = [np.concatenate(blocks)]
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
@@ -147,7 +148,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
 def _maps_by_seed(
     layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
 ) -> list[Coordinates]:
-    """Return the coordinates of all vectors with each seed, point after point."""
+    """Return the coordinates of all vectors for each seed, concatenated over points."""
     if layout == "aligned":
         aligned_calls = [(near, min_dist, seed) for seed in seeds]
         aligned_maps = in_parallel(lay_out_aligned, aligned_calls, "aligned: maps by seed")

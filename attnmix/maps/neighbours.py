@@ -1,4 +1,4 @@
-"""Nearest neighbours by each of umap-learn's metrics; exact up to `MAX_EXACT_VECTORS`. UMAP is not loaded for them."""
+"""Nearest neighbours under umap-learn's metrics; exact for up to `MAX_EXACT_VECTORS`, without importing UMAP."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,28 +13,28 @@ from sklearn.preprocessing import normalize
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
-MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half a minute of compilation included
-NEAREST_VECTORS = 5  # neighbours in the full space that are kept for each vector
-MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
+MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, including half a minute of compilation
+NEAREST_VECTORS = 5  # stored neighbours in the full space per vector
+MIN_RELATIVE_DISTANCE = 1e-6  # in vector lengths; smaller distances are rounding errors of the matrix product
 
 Indices = npt.NDArray[np.int32]
 
 
 class Metric(NamedTuple):
-    """One of umap-learn's metrics as a distance that scikit-learn, SciPy and pynndescent know, of prepared vectors."""
+    """A umap-learn metric, expressed as a distance in scikit-learn, SciPy and pynndescent between prepared vectors."""
 
     distance: str
     prepare: Callable[[Doubles], Doubles] = lambda x_ND: x_ND
     finish: Callable[[Doubles], Doubles] = lambda distances: distances
-    """The metric's value from the prepared vectors' distance; it keeps the order."""
+    """A monotonic function from the distance of prepared vectors to the metric's value."""
 
     def prepared(self, vectors: Vectors) -> Doubles:
-        """Return the vectors among which `distance` has the order of the metric."""
+        """Return prepared vectors, for which `distance` orders pairs like the metric."""
         return self.prepare(vectors.astype(np.float64))
 
 
 def _unit(x_ND: Doubles) -> Doubles:
-    """Scale to length 1. Zero vectors get a dimension of their own, so that they are equal to each other only."""
+    """Scale vectors to length 1. An extra dimension makes zero vectors equal only to each other."""
     is_zero_N = ~x_ND.any(axis=1)
     return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
@@ -45,7 +45,7 @@ def _unit_centred(x_ND: Doubles) -> Doubles:
 
 
 def _without_zeros(x_ND: Doubles) -> Doubles:
-    """Replace zero vectors, of which a Bray-Curtis distance would be 0 / 0."""
+    """Replace zero vectors, to avoid Bray-Curtis distances of 0 / 0."""
     is_nonzero_N1 = x_ND.any(axis=1, keepdims=True)
     return np.asarray(np.where(is_nonzero_N1, x_ND, 1e-12))
 
@@ -55,12 +55,12 @@ def _root_probabilities(x_ND: Doubles) -> Doubles:
 
 
 def _one_minus_cosine(distances: Doubles) -> Doubles:
-    """Return 1 - cosine from the distances of unit vectors."""
+    """Convert distances of unit vectors to 1 - cosine."""
     return distances**2 / 2
 
 
 def _hellinger(distances: Doubles) -> Doubles:
-    """Return Hellinger distances from those of the roots of probabilities."""
+    """Convert distances between square roots of probabilities to Hellinger distances."""
     return np.asarray(distances / np.sqrt(2))
 
 
@@ -70,7 +70,7 @@ _CHEBYSHEV = Metric("chebyshev")
 METRICS: dict[str, Metric] = {
     "euclidean": _EUCLIDEAN,
     "l2": _EUCLIDEAN,
-    "minkowski": _EUCLIDEAN,  # umap-learn's has p = 2
+    "minkowski": _EUCLIDEAN,  # umap-learn's default is p = 2
     "manhattan": _MANHATTAN,
     "l1": _MANHATTAN,
     "taxicab": _MANHATTAN,
@@ -84,13 +84,14 @@ METRICS: dict[str, Metric] = {
     "correlation": Metric("euclidean", prepare=_unit_centred, finish=_one_minus_cosine),
     "softmax_hellinger": Metric("euclidean", prepare=_root_probabilities, finish=_hellinger),
 }
-"""By umap-learn's names."""
+"""Metrics by umap-learn's names."""
 
 
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
-    """Return indices and distances `[vectors, k]` of each vector's `k` nearest others, the nearest first.
+    """Return indices and distances `[vectors, k]` of each vector's `k` nearest other vectors, sorted by distance.
 
-    All others where there are fewer. Exact up to `MAX_EXACT_VECTORS`; `seed` draws where the approximate search starts.
+    `k` is limited by the number of other vectors. The search is exact for up to `MAX_EXACT_VECTORS`; `seed` initialises
+    the approximate search.
     """
     known = METRICS[metric]
     x_ND = known.prepared(vectors)
@@ -109,7 +110,7 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
-    # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
+    # The Bray-Curtis distance in scikit-learn's fast search differs from SciPy and umap-learn.
     is_fast = distance != "braycurtis"
     with config_context(enable_cython_pairwise_dist=is_fast, skip_parameter_validation=True):
         search.fit(x_ND)
@@ -118,8 +119,8 @@ def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
 
 
 def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
-    """Search as umap-learn does, whose result has each vector among its own neighbours."""
-    from umap.umap_ import nearest_neighbors  # seconds, which few vectors need not wait
+    """Search with umap-learn, and remove each vector from its own neighbours."""
+    from umap.umap_ import nearest_neighbors  # slow import, not needed for the exact search
 
     random_state = np.random.RandomState(seed)
     indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)

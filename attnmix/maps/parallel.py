@@ -1,4 +1,4 @@
-"""Run one-thread jobs in parallel: in threads of this process, or on the Dask cluster that the environment names."""
+"""Parallel execution of single-threaded jobs, in threads of this process or on a Dask cluster from the environment."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +15,7 @@ from attnmix.core.arithmetic import environment
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 
-SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
+SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # defined by Dask
 CONNECT_TIMEOUT_SECONDS = 10
 Result = TypeVar("Result")
 
@@ -23,9 +23,9 @@ Result = TypeVar("Result")
 def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]], description: str) -> list[Result]:
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
-    As many run at once as there are cores (or `LOKY_MAX_CPU_COUNT` says), or workers of the Dask cluster. Each runs in
-    one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
-    neighbours among nearly equal ones, so every neighbour search runs through here.
+    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`) or of Dask workers. Each job runs in
+    a single thread, which makes sums independent of parallelism: with several threads, scikit-learn can return other
+    neighbours among nearly equal ones. All neighbour searches therefore use this function.
     """
     run = _on_cluster if SCHEDULER in os.environ else _in_threads
     with closing(run(function, calls)) as results:
@@ -33,11 +33,11 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 
 
 def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
-    """Yield the results of a pool of threads: the compiled loops and NumPy run without the interpreter lock.
+    """Yield the results of a thread pool: the compiled loops and NumPy release the GIL.
 
-    The number of BLAS's threads is the process's, that of OpenMP's the calling thread's.
+    The thread limit of BLAS applies to the process, the limit of OpenMP to the calling thread.
     """
-    controller = ThreadpoolController()  # it takes milliseconds to find the libraries, so not in every call
+    controller = ThreadpoolController()  # created once, because finding the libraries needs milliseconds
     with controller.limit(limits=1):
         pool = ThreadPoolExecutor(joblib.cpu_count(), initializer=lambda: controller.limit(limits=1))
         try:
@@ -47,7 +47,7 @@ def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 
 
 def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
-    """Yield the results of the Dask cluster; raise `InputError` for a scheduler that does not answer."""
+    """Yield the results of the Dask cluster; raise `InputError` if the scheduler does not respond."""
     require_extra("dask", SCHEDULER)
     from distributed import Client
 
@@ -67,7 +67,7 @@ def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call `function` with one thread of OpenMP and BLAS; OpenMP's number is that of the calling thread only."""
+    """Call `function` with one OpenMP and BLAS thread; the OpenMP limit applies to the calling thread only."""
     if portable and not environment.in_place():
         raise InputError(
             "arithmetic: portable, and Dask's workers compute otherwise; start each of them by "

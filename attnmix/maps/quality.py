@@ -1,4 +1,4 @@
-"""Scores of maps: how much they keep of the full space, and what is due to the seed, together with those of chance."""
+"""Quality scores of maps: preservation of the full space and stability over seeds, with chance levels."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -18,25 +18,25 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 N_NEIGHBOURS = 15
-MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
+MAX_SCORED_VECTORS = 2000  # per map; the memory for scikit-learn's scores is quadratic in this number
 QUALITY_COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
 SCORES = (*NEIGHBOUR_SCORES, "distance_spearman")
 WITHIN = {name: f"{name}_within" for name in NEIGHBOUR_SCORES}
-"""Names on the joint map of the scores of each point among its own vectors."""
+"""Names of scores within single points of the joint map."""
 STABILITY = ("procrustes_distance", "neighbour_overlap")
 MIN_VECTORS = 3
 DIGITS = 6
 
 
 def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
-    """Return the values of `SCORES` for one map; NaN for fewer than three vectors and for vectors that are all equal.
+    """Return the values of `SCORES` for one map; NaN for fewer than three vectors or if all vectors are equal.
 
-    Trustworthiness and continuity (Venna and Kaski 2001) of the 15 nearest neighbours, or of all that scikit-learn
-    takes: fewer than half of the vectors. It finds the neighbours of its second argument by Euclidean distance, so
-    those of the full space in continuity are Euclidean where `metric` cannot be prepared to be: for manhattan,
-    chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest that are among its nearest
-    on the map, `distance_spearman` the rank correlation of the distances of all pairs.
+    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, or the maximum in scikit-learn,
+    fewer than half of the vectors. scikit-learn finds the neighbours of its second argument by Euclidean distance.
+    Continuity therefore uses Euclidean neighbours in the full space for metrics without a Euclidean form: manhattan,
+    chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that are also
+    nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
     """
     if _too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
@@ -57,7 +57,7 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
-    """Return `neighbours_kept` of `score_map` alone: its value and that of chance."""
+    """Return only `neighbours_kept` of `score_map`: its value and its chance level."""
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
     xy = xy[rows]
@@ -66,13 +66,13 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     k = _scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
-    order = np.random.default_rng(seed).permutation(len(xy))  # as `_permuted` draws it
+    order = np.random.default_rng(seed).permutation(len(xy))  # the permutation of `_permuted`
     near_by_chance = np.argsort(order)[near_on_map[order]]
     return _overlap(near, near_on_map), _overlap(near, near_by_chance)
 
 
 def _too_few(vectors: Vectors) -> bool:
-    """Return True for vectors without neighbours to speak of: fewer than three, or all equal."""
+    """Return True if neighbours are undefined: fewer than three vectors, or all vectors equal."""
     if len(vectors) < MIN_VECTORS:
         return True
     is_equal_to_first = vectors == vectors[0]
@@ -80,12 +80,12 @@ def _too_few(vectors: Vectors) -> bool:
 
 
 def _scored_neighbours(vectors: Vectors) -> int:
-    """Return how many neighbours of each vector are scored: fewer than half of the others."""
+    """Return the number of scored neighbours per vector, at most half of the other vectors."""
     return min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
 
 
 def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
-    """Return the rows of the vectors that are scored: those that differ, of very many a seeded draw."""
+    """Return the rows of scored vectors: distinct vectors, or a random sample of `MAX_SCORED_VECTORS`."""
     first, _ = distinct_rows(vectors)
     one_stratum = np.zeros(len(first), dtype=np.int64)
     drawn = stratified_draw(one_stratum, MAX_SCORED_VECTORS, seed)
@@ -93,18 +93,18 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permuted(xy: Coordinates, seed: int) -> Coordinates:
-    """Return the places of a map in random order, which is what chance gives."""
+    """Return the places of a map in random order, as chance baseline."""
     order = np.random.default_rng(seed).permutation(len(xy))
     return np.asarray(xy[order])
 
 
 def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
-    """Return how alike maps of the same vectors with other seeds are, as means over pairs of maps: value and chance.
+    """Return the similarity of maps of the same vectors with different seeds, averaged over pairs: value and chance.
 
-    `procrustes_distance` is what is left of the squared distance between two maps, both scaled to 1, after the best
-    translation, rotation, reflection and scaling (0: the same shape, 1: nothing in common); `neighbour_overlap` is the
-    share of a vector's nearest on one map that are among its nearest on the other. Chance permutes the places
-    of the second map.
+    `procrustes_distance` is the squared distance between two maps of unit norm that remains after optimal translation,
+    rotation, reflection and scaling (0: the same shape, 1: nothing in common). `neighbour_overlap` is the share of a
+    vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the places
+    of the second map are permuted.
     """
     order = np.random.default_rng(seed).permutation(len(maps[0]))
     place = np.argsort(order)
@@ -112,7 +112,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     for xy in maps:
         indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
         near.append(indices)
-    values = []  # of each pair of maps: distance and overlap
+    values = []  # distance and overlap for each pair of maps
     chances = []
     for one, other in combinations(range(len(maps)), 2):
         _, _, distance = procrustes(maps[one], maps[other])
@@ -132,10 +132,10 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 
 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
-    """Return `value` and `chance` by `measure`, of the first of `maps`, which are one for each seed.
+    """Return `value` and `chance` by `measure`, for the first of `maps` (one per seed) and the stability of all.
 
-    Equal vectors count once. Of very many a seeded draw of `MAX_SCORED_VECTORS` is scored, and neighbours are found
-    within it. Chance permutes the places on the map.
+    Equal vectors count once. A random sample of at most `MAX_SCORED_VECTORS` is scored, with neighbours within the
+    sample. For chance levels, the places on the map are permuted.
     """
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
@@ -154,12 +154,12 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return `QUALITY_COLUMNS`, a layout's rows before those of its points, and what was counted.
+    """Return `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
 
-    All rows have the same `tokens` at each point, `points` and `scored_vectors`. A row without layer and point is the
-    whole layout's: the mean over the points that have a value. The joint map is scored among the vectors of all points
-    together, but for those in a basis of their own (`OWN_BASIS`), and each point among its own vectors under the names
-    of `WITHIN`.
+    The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows. Rows without layer and point
+    refer to the whole layout: the mean over points with a value. For the joint map, the vectors of all points are
+    scored together, except points with a separate basis (`OWN_BASIS`); scores within a point have the names of
+    `WITHIN`.
     """
     by_seed = list(maps.values())
     scored_maps = by_seed[:1] if layout == "joint" else by_seed
@@ -187,7 +187,7 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
 def _scores_among_all(
     vectors: Mapping[Site, Vectors], maps: Sequence[Mapping[Site, Coordinates]], metric: str, seed: int
 ) -> tuple[pd.DataFrame, int]:
-    """Return `score_map` of the vectors of all points together, and how many of them were drawn."""
+    """Return `score_map` for a sample of the vectors of all points together, and the sample size."""
     sites = [site for site in vectors if site.point not in OWN_BASIS]
     tokens = len(next(iter(vectors.values())))
     site_of_row = np.repeat(np.arange(len(sites)), tokens)
@@ -199,7 +199,7 @@ def _scores_among_all(
 
 
 def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
-    """Return the rows of all `sites` one after another; no rows without sites."""
+    """Return the rows of all `sites`, concatenated; an empty array without sites."""
     if not sites:
         first = next(iter(arrays.values()))
         return first[:0]
@@ -207,7 +207,7 @@ def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
 
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
-    """Return the share of each row's indices that are in the other's row."""
+    """Return the mean share of a row's indices that also occur in the same row of `others`."""
     is_same = near[:, :, None] == others[:, None, :]
     is_shared = is_same.any(axis=2)
     return float(is_shared.mean())

@@ -1,4 +1,4 @@
-"""Vectors as maps take them: arrays of finite numbers, which of them differ, and which layouts can show them."""
+"""Input vectors of maps: conversion to finite arrays, distinct vectors, and the points that each layout supports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ Maps = Mapping[int, Mapping[Site, Coordinates]]
 def read_vectors(given: Any) -> Vectors:
     """Return vectors `[..., hidden]` in float32, from an array, a tensor on any device, a table, or a list of these.
 
-    Raise `InputError` for what holds no numbers, for fewer than two dimensions, and for NaN and infinite numbers.
+    Raise `InputError` for non-numeric input, for fewer than two dimensions, and for NaN and infinite numbers.
     """
     allowed = "allowed: numbers [points, hidden], or more dimensions"
     try:
-        with np.errstate(over="ignore"):  # what is too large for float32 is named below
+        with np.errstate(over="ignore"):  # overflow of float32 is reported below
             array = _plain(given).astype(np.float32)
     except (TypeError, ValueError) as error:
         raise InputError(f"vectors: {type(given).__name__} holds no array of numbers ({first_line(error)})") from None
@@ -39,27 +39,27 @@ def read_vectors(given: Any) -> Vectors:
 
 
 def _plain(given: Any) -> npt.NDArray[Any]:
-    """Return an array; raise TypeError where it is not of real numbers."""
+    """Return an array; raise TypeError unless it contains real numbers."""
     if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
         return np.stack([_plain(vector) for vector in given])
     if hasattr(given, "detach"):
         tensor = given.detach().cpu()
         if tensor.is_floating_point():
-            tensor = tensor.float()  # NumPy has no bfloat16
+            tensor = tensor.float()  # NumPy does not support bfloat16
         given = tensor
     if hasattr(given, "numpy"):
         given = given.numpy()
     array = np.asarray(given)
     if array.dtype == object:
-        array = array.astype(np.float64)  # a table of numbers and whole numbers
+        array = array.astype(np.float64)  # a table with float and integer columns
     if array.dtype.kind not in "fiu":
         raise TypeError(f"numbers of the type {array.dtype}")
     return array
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the rows of the vectors that differ, in order, and for each vector the number of its equal among them."""
-    zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 is 0
+    """Return the row of the first copy of each distinct vector, in order, and each vector's index among them."""
+    zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))
     as_bytes = zeros_alike.view(whole_row)[:, 0]
@@ -71,10 +71,10 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
 
 
 def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:
-    """Return the points whose vectors `[tokens, width]` a layout can show: all, but for what is too little for UMAP.
+    """Return the vectors `[tokens, width]` of all points with enough data for a layout.
 
-    UMAP needs `MIN_UMAP_VECTORS` tokens, and at a point that it lays out alone as many vectors that differ, and more
-    than `n_neighbors`.
+    UMAP layouts require `MIN_UMAP_VECTORS` tokens. Each fitted set (a point, or all points of `joint`) must also have
+    `MIN_UMAP_VECTORS` distinct vectors, and more than `n_neighbors`.
     """
     if layout == "pca" or not vectors:
         return dict(vectors)
@@ -93,6 +93,6 @@ def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
 
 
 def _differing(vectors: Vectors) -> int:
-    """Return how many vectors differ."""
+    """Return the number of distinct vectors."""
     first, _ = distinct_rows(vectors)
     return len(first)

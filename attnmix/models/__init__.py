@@ -1,1 +1,1 @@
-"""Models: where their files come from, how they are loaded, and where features are taken."""
+"""Model files, loading, and the capture points of features."""

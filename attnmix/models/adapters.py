@@ -1,7 +1,7 @@
-"""Adapters of peft: low-rank changes of a model's Linears (LoRA), trained or read, and merged into the model's weights.
+"""peft adapters: low-rank updates of a model's Linears (LoRA), trained or loaded, and merged into the model's weights.
 
-A merged model computes what the model with its adapter does, so every measure sees it as it acts (Hu et al., ICLR
-2022).
+A merged model computes the same function as the model with its adapter (Hu et al., ICLR 2022), so the measures apply
+to it without changes.
 """
 
 import json
@@ -22,11 +22,11 @@ from attnmix.models.loading import POOLER, last_linear, load_weights
 
 LORA = "an adapter (LoRA)"
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
-"""The kind of model by an adapter's `task_type`."""
+"""Auto classes by an adapter's `task_type`."""
 
 
 def check_adapter(name: str, values: Mapping[str, Any]) -> None:
-    """Raise `InputError` where the adapter `name`, with these values of its configuration, cannot be merged."""
+    """Raise `InputError` if the adapter `name` with the configuration `values` cannot be merged."""
     require_extra("pipeline", LORA)
     import peft
 
@@ -41,10 +41,10 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
 
 
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
-    """Write the model in the folder `base` with the weights of the adapter in the folder `adapter` merged into it.
+    """Write the model in the folder `base`, merged with the adapter in the folder `adapter`, to `output`.
 
-    Weights of the head that are in neither are left out, as in the folder of a model without a head. `InputError`,
-    which calls the adapter `name`, where the two do not fit each other.
+    Head weights missing from both are not saved. Raise `InputError` if the adapter `name` does not match the base
+    model.
     """
     require_extra("pipeline", LORA)
     import peft
@@ -65,7 +65,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             adapted = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
             read = set(peft.get_peft_model_state_dict(adapted))
             merged = adapted.merge_and_unload()
-    except Exception as error:  # the library raises errors of many types for weights that do not fit
+    except Exception as error:  # peft raises many exception types for mismatched weights
         raise InputError(f"{problem}: {in_one_line(error)}") from error
     unused = sorted(shapes.keys() - read)
     if unused:
@@ -77,16 +77,16 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
 
 
 def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the head that the adapter holds; None where it holds none, or the model's."""
+    """Return the number of classes of the adapter's head; None without a head or if it equals the model's."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes
 
 
 def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] | str) -> Any:
-    """Return a classifier with new adapters on the Linears `targets`, its head trained whole.
+    """Return a classifier with new adapters on the Linears `targets` and a fully trainable head.
 
-    `InputError` where the model has no such Linears.
+    Raise `InputError` if the model lacks these Linears.
     """
     require_extra("pipeline", LORA)
     import peft
@@ -108,9 +108,9 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
 
 @contextmanager
 def _few_warnings() -> Iterator[None]:
-    """Leave out peft's warnings of what is as it should be; missing weights are an error."""
+    """Suppress harmless peft warnings; turn the warning about missing weights into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # in transformers
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's Conv1D, which it sees
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft detects GPT-2's Conv1D
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         yield

@@ -1,11 +1,11 @@
-"""Attention as a function registered with transformers, which gets query, key, value, mask and scaling.
+"""Observable attention: a function of query, key, value, mask and scaling, registered with transformers.
 
-They arrive after rotary embedding, so no projection is taken apart, whatever a family's modules look like. What the
-function does is chosen by `attention_by`; by default it is the library's own `sdpa`.
+Its inputs already include rotary embedding, so the code is independent of the projections of a model family.
+`attention_by` selects the function; the default is transformers' `sdpa`.
 
-Some families' modules compute softmax(scores) @ value themselves (`own_attention` in `families.yaml`). Within
-`attention_by` that product goes to the same function: with queries and keys of zeros, and the scores, whatever they
-are made of, as the mask that is added to them. Those modules hold T * T scores of every head in memory anyway.
+The modules of some families compute softmax(scores) @ value themselves (`own_attention` in `families.yaml`). Within
+`attention_by`, that product is redirected to the same function, with zero queries and keys and the scores as additive
+mask. Such modules hold T * T scores of every head in memory anyway.
 Shapes: B texts, H heads, T tokens, d head width.
 """
 
@@ -31,49 +31,49 @@ from attnmix.models.families import attention_modules, family_of
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
-"""The `attn_implementation` of models whose attention is observed."""
+"""The `attn_implementation` for observable attention."""
 EAGER = "eager"
-"""That of models whose modules compute attention themselves."""
-BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
+"""The `attn_implementation` for families with `own_attention`."""
+BLOCK_ELEMENTS = 2**24  # of attention weights computed at once
 EDITOR = "_attnmix_editor"
-"""The attribute of an attention module, of its copies and replicas, that holds its `AttentionEditor`."""
+"""The attribute for the `AttentionEditor` of an attention module, including its copies and replicas."""
 
 
 DISPATCHING = "_attnmix_dispatching"
-"""The attribute of classes that `dispatch_products` makes."""
+"""The attribute that marks classes created by `dispatch_products`."""
 
 
 class AttentionEditor(Protocol):
-    """Changes the attention weights and values of one module."""
+    """An editor of the attention weights and values of one module."""
 
     @property
     def is_active(self) -> bool:
         """True while an intervention applies to the module."""
 
     def __call__(self, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the edited weights `[B, H, queries, keys]` and values `[B, H, keys, d]`."""
+        """Return edited weights `[B, H, queries, keys]` and values `[B, H, keys, d]`."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's self-attention of a batch (or, without B, of one document): its inputs and denominators."""
+    """Inputs and softmax denominators of one layer's self-attention, for a batch (or, without B, one text)."""
 
     query: Tensor  # [B, H, T, d]
     key: Tensor  # [B, H, T, d]; grouped heads are repeated
     value: Tensor  # [B, H, T, d]
-    mask: Tensor | None  # [B, 1 or H, T, T], added to the scores
+    mask: Tensor | None  # [B, 1 or H, T, T], additive
     causal: bool
     scaling: float
     softcap: float | None
-    log_sums: Tensor  # [B, H, T], the logarithm of each row's sum of exponentials, a sink's included
+    log_sums: Tensor  # [B, H, T], log-sum-exp of each row of scores, including the sink
 
     def document(self, place: int) -> Self:
-        """Return one document of a batch."""
+        """Return one text of a batch."""
         tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **tensors)
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
-        """Return some documents of a batch, up to `tokens` of each."""
+        """Return selected texts of a batch, truncated to `tokens`."""
         first = slice(tokens)
         vectors = {name: getattr(self, name)[places, :, first] for name in ("query", "key", "value", "log_sums")}
         mask = None if self.mask is None else self.mask[places, :, first, first]
@@ -88,7 +88,7 @@ class AttentionCall:
         return self.one_key(self.key[..., :1, :], None if self.mask is None else self.mask[..., 0])
 
     def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
-        """Return a_ij `[B, T, H]` of one key j for each query, `[B, H, T or 1, d]`, which each of them sees."""
+        """Return a_ij `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which must be visible to that query."""
         scores = _capped((self.query * key).sum(-1) * self.scaling, self.softcap)
         if mask is not None:
             scores = scores + mask
@@ -106,15 +106,15 @@ class AttentionCall:
         if self.mask is not None:
             scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
-            tokens = torch.arange(self.key.shape[-2], device=scores.device)  # a static cache has keys of later tokens
+            tokens = torch.arange(self.key.shape[-2], device=scores.device)  # a static cache includes later keys
             queries = tokens[: self.query.shape[-2]]
             scores = scores.masked_fill_(tokens > queries[rows].unsqueeze(-1), -torch.inf)
         return scores
 
     def weighted_sums(self, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Return sum_j a_ij v_j `[B, H, T, d]` of each of other values, exactly 0 where they are; and sum_j a_ij.
+        """Return sum_j a_ij v_j `[B, H, T, d]` for each of `values`, exactly 0 for zero values, and sum_j a_ij.
 
-        The latter, `[B, H, T]`, is 1, but for a softmax with a sink. Memory is linear in T.
+        The latter, `[B, H, T]`, is 1 except for a softmax with a sink. Memory is linear in T.
         """
         all_values = torch.cat(list(values), -1) if values else self.value[..., :0]
         contexts, row_sums = [], []
@@ -125,14 +125,14 @@ class AttentionCall:
         return torch.cat(contexts, -2).chunk(max(1, len(values)), -1), torch.cat(row_sums, -1)
 
     def blocks(self) -> Iterator[slice]:
-        """Yield rows whose weights fit into bounded memory."""
+        """Yield blocks of rows, to compute attention weights in bounded memory."""
         *shape, tokens, _ = self.key.shape
         size = max(1, BLOCK_ELEMENTS // (tokens * math.prod(shape)))
         yield from (slice(start, start + size) for start in range(0, tokens, size))
 
 
 def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Return attention by the library's `sdpa`, which refuses a soft cap of the scores (Gemma 2), or by `attend`."""
+    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores (Gemma 2), unsupported there."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
     return attend(module, *arguments, **options)[0].transpose(1, 2).contiguous(), None
@@ -142,15 +142,15 @@ _function: ContextVar[AttentionFunction] = ContextVar("attention function", defa
 
 
 def implementation_of(config: Any) -> str:
-    """Return the `attn_implementation` with which a model's attention can be observed."""
+    """Return the `attn_implementation` that makes a model's attention observable."""
     return EAGER if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
 
 
 @contextmanager
 def attention_by(function: AttentionFunction, base: PreTrainedModel | None = None) -> Iterator[None]:
-    """Let models with `attn_implementation=OBSERVED` attend by `function` (the library's signature).
+    """Compute the attention of models with `attn_implementation=OBSERVED` by `function` (transformers' signature).
 
-    A model whose modules compute attention themselves does so where it is the `base` of this context or of one around.
+    A model with `own_attention` must be the `base` of this or an enclosing context.
     """
     token = _function.set(function)
     with ExitStack() as hooks:
@@ -161,14 +161,14 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
 
 
 _dispatching_classes: dict[type[Module], type[Module]] = {}
-"""The classes that `_dispatching_class` returned, by the class of a module."""
+"""The results of `_dispatching_class`, by module class."""
 
 
 def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
-    """Let the product of softmax and values in these modules be computed by the attention function.
+    """Redirect the product of softmax and values in `modules` to the attention function.
 
-    Their class is replaced by a subclass, which replicas and copies of a module have too, and which leaves no mode of
-    torch behind however a forward pass ends. `undo` receives what restores the classes.
+    The class of each module is replaced by a subclass, which replicas and copies inherit. No torch mode remains active
+    after a failed forward pass. `undo` receives the callbacks that restore the classes.
     """
     for module in modules:
         kind = type(module)
@@ -180,7 +180,7 @@ def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
 
 
 def _dispatching_class(kind: type[Module]) -> type[Module]:
-    """Return the subclass whose forward pass gives its product to the attention function, if there is one."""
+    """Return a subclass of `kind` with a forward pass that redirects its product, if an editor or function is set."""
 
     @wraps(kind.forward)
     def forward(self: Module, *arguments: Any, **options: Any) -> Any:
@@ -193,12 +193,12 @@ def _dispatching_class(kind: type[Module]) -> type[Module]:
 
 
 class _SoftmaxProduct(TorchFunctionMode):
-    """Sends the first product that follows a softmax in `module` to the attention function."""
+    """A torch mode that redirects the first product after a softmax in `module` to the attention function."""
 
     def __init__(self, module: Module) -> None:
         super().__init__()
         self.module = module
-        self.scores: Tensor | None = None  # [B, H, T, T], the input of a softmax
+        self.scores: Tensor | None = None  # [B, H, T, T], input of the last softmax
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -221,7 +221,7 @@ class _SoftmaxProduct(TorchFunctionMode):
 
 
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
-    """Return attention as `sdpa` computes it, which calls `listen` with the module and its call."""
+    """Return an attention function equivalent to `sdpa` that calls `listen(module, call)`."""
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         context, call = attend(module, *arguments, **options)
@@ -232,9 +232,9 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
 
 
 def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> AttentionFunction:
-    """Return attention by its definition, of which any derivative can be taken.
+    """Return an attention function with explicit weights, differentiable to any order.
 
-    It calls `listen` as `observed` does, with a call that has no denominators.
+    It calls `listen` like `observed`, but without softmax denominators in the call.
     """
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
@@ -248,14 +248,14 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the weights of `scores`, `[B, H, rows, T]`; with `sinks` their rows sum to less than 1."""
+    """Return attention weights for `scores` `[B, H, rows, T]`; with `sinks`, rows sum to less than 1."""
     if sinks is None:
         return torch.softmax(scores, -1)
     return (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
 
 
 def active_editor(module: Module) -> AttentionEditor | None:
-    """Return the editor of an attention module while an intervention applies to it."""
+    """Return the editor of an attention module, or None without an active intervention."""
     editor: AttentionEditor | None = module.__dict__.get(EDITOR)
     return editor if editor is not None and editor.is_active else None
 
@@ -263,14 +263,14 @@ def active_editor(module: Module) -> AttentionEditor | None:
 def _edited(
     editor: AttentionEditor, module: Any, *arguments: Any, dropout_rate: float = 0.0, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of the heads after `editor`, and the edited weights.
+    """Return head outputs after applying `editor`, and the edited weights.
 
-    Weights are explicit, so that derivatives of any order exist. As in transformers, half precision takes its softmax
-    in float32, and dropout applies to the weights.
+    Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
+    is computed in float32, and dropout is applied to the weights.
     """
     call = _call(module, *arguments, **options)
     scores = call.scores()
-    is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # rows of padding that attend to nothing
+    is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # fully masked rows of padding
     scores = scores.masked_fill(is_hidden, 0)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
     weights = _softmax(scores.to(softmax_dtype), options.get("s_aux")).to(call.value.dtype)
@@ -281,7 +281,7 @@ def _edited(
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
-    """Return the heads' outputs `[B, H, T, d]` and the call with its denominators, in memory linear in T."""
+    """Return head outputs `[B, H, T, d]` and the call including its softmax denominators, in memory linear in T."""
     call = _call(module, *arguments, **options)
     context, log_sums = _context(call)
     sinks = options.get("s_aux")
@@ -302,7 +302,7 @@ def _call(
     softcap: float | None = None,
     **_others: Any,
 ) -> AttentionCall:
-    """Return the call in one form, its `log_sums` not yet known."""
+    """Return the arguments of an attention function as an `AttentionCall` with empty `log_sums`."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
@@ -310,7 +310,7 @@ def _call(
         is_causal = getattr(module, "is_causal", True)
     causal, mask = bool(is_causal) and attention_mask is None and query.shape[2] > 1, None
     if attention_mask is not None:
-        same_rows = attention_mask.stride(-2) == 0  # it is then made once and expanded
+        same_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
         mask = attention_mask[..., :1, :] if same_rows else attention_mask
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
@@ -320,10 +320,10 @@ def _call(
 
 
 def _context(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return the heads' outputs `[B, H, T, d]` and the `log_sums`."""
+    """Return head outputs `[B, H, T, d]` and `log_sums`."""
     if call.query.device.type != "cpu" or call.softcap is not None:
         return _by_rows(call)
-    # The kernel behind `sdpa` on a CPU, which gives the denominators too.
+    # The kernel behind `sdpa` on a CPU also returns the denominators.
     context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
     )
@@ -331,18 +331,18 @@ def _context(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute a block of rows at a time, on any device."""
+    """Compute head outputs and `log_sums` by blocks of rows, on any device."""
     contexts, log_sums = [], []
     for rows in call.blocks():
         scores = call.scores(rows)
         sums = torch.logsumexp(scores, -1)
-        log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # padding that sees nothing, as the kernel has it
+        log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # 0 for fully masked rows, as in the CPU kernel
         contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ call.value)
     return torch.cat(contexts, -2), torch.cat(log_sums, -1)
 
 
 def _with_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
-    """Add each head's sink `[H]`, which takes part in the softmax and carries no value."""
+    """Add each head's sink `[H]`, an extra softmax input without a value."""
     return torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
 
 
@@ -351,7 +351,7 @@ def _capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _dispatch(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the attention of `module` by its editor, if it has an active one, otherwise by `attention_by`."""
+    """Compute the attention of `module` with its active editor, or else with the function of `attention_by`."""
     editor = active_editor(module)
     if editor is not None:
         return _edited(editor, module, *arguments, dropout_rate=options.pop("dropout", None) or 0.0, **options)

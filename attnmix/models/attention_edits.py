@@ -1,8 +1,8 @@
-"""Edits of self-attention that are attached to the modules of a network.
+"""Edits of self-attention, attached to the modules of a network.
 
-Every attention module holds a `LayerEditor`, which knows the layer's index and reads the active edits from one
-`AttentionEdits` for each network. So an edit applies to every call of a module: by the whole network, by `generate`, by
-an encoder alone, in another thread, and in copies and replicas of the network.
+Every attention module holds a `LayerEditor` with the layer's index, which reads the active edits from the network's
+`AttentionEdits`. An edit therefore applies to every call of a module: by the whole network, by `generate`, by an
+encoder alone, in another thread, and in copies and replicas of the network.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from attnmix.models.attention import EAGER, EDITOR, active_editor, dispatch_prod
 from attnmix.models.families import StackLayers, attention_modules, stack_layers
 
 AppliedEdit = Callable[[int, Tensor, Tensor, "int | None"], tuple[Tensor, Tensor]]
-"""A function of a layer's number, its weights and values, and the position of the first query among the keys."""
+"""A function of a layer's index, its weights and values, and the position of the first query among the keys."""
 LAYER_INDICES = ("layer_idx", "layer_id")
-"""Names under which attention modules keep their index in a cache."""
+"""Attributes of attention modules for their layer index in a cache."""
 _changes = threading.Lock()
-"""Held while edits are attached or removed."""
+"""The lock for attaching and removing edits."""
 
 
 class AttentionEdits:
-    """The active edits of one network, in the order in which they apply.
+    """The active edits of one network, in order of application.
 
-    Copies of the network's modules share this object, so that an edit ends in all of them at once.
+    Copies of the network's modules share this object, which ends an edit in all copies at once.
     """
 
     def __init__(self, base: Module) -> None:
         self.base = ref(base)
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
-        """The thread whose contexts are active."""
+        """The identifier of the thread with active contexts."""
         self._calls = threading.local()
         self._attached = ExitStack()
 
@@ -48,7 +48,7 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active ones, in a network that `preparation` prepares until the last of them ends.
+        """Apply `edit` after the active edits; `preparation` stays entered until the last edit ends.
 
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
@@ -77,18 +77,18 @@ class AttentionEdits:
             self._attached.close()
 
     def is_active(self) -> bool:
-        """Return True while an edit applies."""
+        """Return True while an edit is active."""
         return bool(self.edits)
 
     def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of a layer after all active edits."""
+        """Return the weights and values of a layer after applying all active edits."""
         first_query = self._first_query(module, weights)
         for edit in self.edits:
             weights, value = edit(layer, weights, value, first_query)
         return weights, value
 
     def called_layer(self) -> int:
-        """Return the number of the shared layer that this thread runs."""
+        """Return the index of the shared layer that this thread is running."""
         layer: int | None = self._calls.__dict__.get("layer")
         if layer is None:
             problem = "a layer that is called several times has no number of its own"
@@ -96,7 +96,7 @@ class AttentionEdits:
         return layer
 
     def _attach(self, network: PreTrainedModel) -> None:
-        """Attach an editor to every attention module, and let the modules call it."""
+        """Attach an editor to every attention module and redirect the modules' attention to it."""
         base: Any = network.base_model
         with ExitStack() as stack:
             first = 1
@@ -124,7 +124,7 @@ class AttentionEdits:
                 hooks.callback(cross_attention.__dict__.pop, EDITOR, None)
 
     def _check_calls(self, network: PreTrainedModel, hooks: ExitStack) -> None:
-        """Raise `InputError` in a forward pass that the edits would not reach, or that returns unedited weights."""
+        """Raise `InputError` in forward passes that would bypass the edits or return unedited weights."""
         expected = implementation_of(network.base_model.config)
 
         def check(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class AttentionEdits:
                 hooks.enter_context(module.register_forward_pre_hook(check, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
-        """Number the calls of shared layers in each forward pass of their stack, for each thread."""
+        """Count the calls of shared layers in each forward pass of their stack, separately for each thread."""
 
         def begin_stack(*_: Any) -> None:
             self._calls.layer = first - 1
@@ -162,12 +162,12 @@ class AttentionEdits:
             hooks.enter_context(layer.register_forward_pre_hook(begin_layer))
 
     def _note_cache(self, _module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Note the cache of keys that a module receives (a hook before its forward pass)."""
+        """Store the key-value cache passed to a module (forward pre-hook)."""
         values = [*arguments, *options.values()]
         self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
 
     def _first_query(self, module: Module, weights: Tensor) -> int | None:
-        """Return the position of the first query among the keys; None where a cache does not hold one key a token."""
+        """Return the position of the first query among the keys; None if a cache does not hold one key per token."""
         queries, keys = weights.shape[-2:]
         cache = self._calls.__dict__.get("cache")
         if cache is None:
@@ -183,7 +183,7 @@ class LayerEditor:
 
     edits: AttentionEdits
     layer: int | None
-    """The number of the layer; None where the order of calls gives it."""
+    """The index of the layer; None for shared layers, which are counted by calls."""
 
     @property
     def is_active(self) -> bool:
@@ -197,7 +197,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """The editor of a cross-attention module, which changes nothing, but shows its weights as edited modules do."""
+    """The editor of a cross-attention module: it changes nothing, but returns weights like edited modules."""
 
     edits: AttentionEdits
 
@@ -214,7 +214,7 @@ class UneditedAttention:
 def attached_edit(
     network: PreTrainedModel, edit: AppliedEdit, preparation: AbstractContextManager[Any]
 ) -> Iterator[None]:
-    """Apply `edit` to the self-attention of a network until the context ends, after the edits of contexts around."""
+    """Apply `edit` to the self-attention of a network within the context, after the edits of enclosing contexts."""
     with _changes:
         edits = _edits_of(network)
         edits.begin(edit, network, preparation)
@@ -231,7 +231,7 @@ def is_edited(network: PreTrainedModel) -> bool:
 
 
 def _edits_of(network: PreTrainedModel) -> AttentionEdits:
-    """Return the edits that are attached to a network, or new ones."""
+    """Return the edits attached to a network, or a new object."""
     for module in network.modules():
         editor = active_editor(module)
         if isinstance(editor, LayerEditor):
@@ -241,9 +241,9 @@ def _edits_of(network: PreTrainedModel) -> AttentionEdits:
 
 @contextmanager
 def implementations(network: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let all stacks of a network attend by the implementation `name` of transformers; then restore theirs.
+    """Set the attention implementation of all stacks of a network to `name`; restore it afterwards.
 
-    `set_attn_implementation` leaves the configurations of T5's stacks as they are in transformers 5.17.
+    In transformers 5.17, `set_attn_implementation` does not update the configurations of T5's stacks.
     """
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     before = [config._attn_implementation for config in configs]

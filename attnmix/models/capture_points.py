@@ -1,6 +1,6 @@
-"""Hooks that take a model's features by layer and capture point, as its family's table says.
+"""Hooks that record a model's features by layer and capture point, based on the family table.
 
-Layers are counted as they are called, so that a module that is called many times is as many layers.
+Each call of a layer module counts as a layer, including repeated calls of shared modules.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,12 +19,12 @@ from attnmix.models.families import Stack, family_of
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""The input of the norm of a decoder's embedding: no capture point, but recorded like one."""
+"""The input of a decoder's embedding norm: recorded, but not a capture point."""
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module on hidden states, which can be made again with others."""
+    """One call of a module, repeatable with different hidden states."""
 
     module: Module
     hidden: Tensor
@@ -37,12 +37,12 @@ class ModuleCall:
 
 @dataclass
 class LayerCall:
-    """One layer of a forward pass, through whichever module."""
+    """One layer of a forward pass; layers can share a module."""
 
-    number: int  # from 1 on, through all stacks
+    number: int  # from 1, across all stacks
     stack: Stack
     whole: ModuleCall
-    attending: dict[str, ModuleCall]  # its modules that attend, by name: `attention`, `cross_attention`
+    attending: dict[str, ModuleCall]  # attention modules by name: `attention`, `cross_attention`
 
     @property
     def module(self) -> Module:
@@ -51,7 +51,7 @@ class LayerCall:
 
 
 class Recording(dict[Site, Tensor]):
-    """The features `[batch, tokens, width]` of a forward pass by their site, and the layer in which the pass is."""
+    """The features `[batch, tokens, width]` of a forward pass by site, and its current layer."""
 
     layer: LayerCall | None = None
     """The current layer; None before the first one."""
@@ -59,7 +59,7 @@ class Recording(dict[Site, Tensor]):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Record nothing inside: modules of the model can be called once more, with other vectors."""
+        """Pause recording within the context, to call modules of the model with different vectors."""
         self.paused = True
         yield
         self.paused = False
@@ -69,10 +69,10 @@ class Recording(dict[Site, Tensor]):
 def recording(
     base: PreTrainedModel, points: Collection[str], taken: Callable[[Site, Tensor], None] | None = None
 ) -> Iterator[Recording]:
-    """Yield a dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
+    """Yield a dictionary of features `[batch, tokens, width]`, filled by each forward pass of the base model.
 
-    The tensors are the model's own, not copies; read them before the next forward pass. With `taken` nothing is kept:
-    it is called with each tensor as soon as that is computed.
+    The tensors are not copies; read them before the next forward pass. With the callback `taken`, tensors are not
+    stored: it receives each tensor as soon as it is computed.
     """
     features = Recording()
     with ExitStack() as hooks:
@@ -83,9 +83,9 @@ def recording(
 
 @contextmanager
 def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
-    """Let torch call `hook` after each layer of the forward passes inside.
+    """Register `hook` after each layer within the context.
 
-    Within `recording` the layer's features are there by then: torch calls hooks in the order in which they come.
+    Within `recording`, the layer's features are already available: torch calls hooks in order of registration.
     """
     with ExitStack() as hooks:
         for _, layer in layer_modules(base):
@@ -94,7 +94,7 @@ def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None])
 
 
 def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
-    """Yield the layers of each stack, one that is called many times once."""
+    """Yield the distinct layer modules of each stack."""
     for stack in family_of(base.config).stacks:
         for path, module in base.named_modules():
             if stack.is_layer(path):
@@ -102,7 +102,7 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
-    """Return the sites of `points` that this model has, in forward order, each with the width of its vectors."""
+    """Return the vector width of each site of `points` in this model, in forward order."""
     with torch.inference_mode(), recording(base, points) as features:
         base(torch.ones(1, 1, dtype=torch.long, device=base.device))
     return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
@@ -115,7 +115,7 @@ class _Recorder:
     points: Collection[str]
     recorded: Recording
     taken: Callable[[Site, Tensor], None]
-    hooks: ExitStack  # the registered ones, each of which is a context
+    hooks: ExitStack  # closing it removes the registered hooks
 
     def attach(self, base: PreTrainedModel) -> None:
         """Register the hooks."""
@@ -147,7 +147,7 @@ class _Recorder:
             self._keep(layer.get_submodule(path), point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
-        """Count the layer; the first one of a stack takes the input of the stack, which is a point too."""
+        """Count the layer; in the first layer of a stack, also record the input of the stack."""
         before = self.recorded.layer
         number = before.number if before else 0
         self.recorded.layer = LayerCall(number + 1, stack, call, {})
@@ -169,7 +169,7 @@ class _Recorder:
     def _take(self, site: Site, feature: Tensor) -> None:
         if site.point in self.points and not self.recorded.paused:
             layer = self.recorded.layer
-            # OPT's feed-forward network works on all tokens of a batch in one row.
+            # OPT's feed-forward network merges the batch and token dimensions.
             texts = layer.whole.hidden.shape[:-1] if layer else feature.shape[:-1]
             self.taken(site, feature.view(*texts, feature.shape[-1]))
 
@@ -181,6 +181,6 @@ def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]
 
 
 def first_of(output: Any) -> Tensor:
-    """Return the hidden states of a module's output, which may be a tuple that begins with them."""
+    """Return the hidden states of a module's output, the first element of a tuple."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor

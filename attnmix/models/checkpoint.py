@@ -1,4 +1,4 @@
-"""Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
+"""Reading of a checkpoint's configuration and tokenizer, without importing model code."""
 
 import re
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from attnmix.core.terminal import without_library_messages
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")
-"""Families that number positions from the padding token's id + 1."""
+"""Families with position indices that start at the padding token's ID + 1."""
 
 NEUTRAL_VALUES: dict[str, Any] = {
-    "_output_attentions": False,  # `output_attentions`, whose setter refuses what another key says
+    "_output_attentions": False,  # the setter of `output_attentions` raises an error for some implementations
     "output_hidden_states": False,
     "return_dict": True,
     "use_cache": False,
@@ -26,28 +26,28 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
 }
-"""Extra outputs of a model, and the pieces in which it computes: keys of a configuration that change no
-number, with the values that the measures need."""
+"""Configuration keys for optional outputs and chunked computation, with the values that the measures require; none of
+them changes results."""
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the checkpoint's `config.json`, with the values of `NEUTRAL_VALUES`.
+    """Return the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
 
-    Without a file the library would ask the hub for it.
+    A missing file is an error here; transformers would query the hub for it.
     """
     require_output(folder / "config.json", _stage_of(folder))
     try:
         with without_library_messages():
             config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
         set_values(config, NEUTRAL_VALUES)
-        config._attn_implementation = None  # chosen by who loads the model
-    except Exception as error:  # the library raises errors of many types for a value that does not fit
+        config._attn_implementation = None  # selected when the model is loaded
+    except Exception as error:  # transformers raises many exception types for invalid values
         raise InputError(f"{folder}: no usable config.json: {in_one_line(error)}") from error
     return config
 
 
 def set_values(holder: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set those attributes of `holder` that it has with another value; return the values that they had."""
+    """Update existing attributes of `holder` to `values`; return the previous values of changed attributes."""
     before = {key: getattr(holder, key) for key in values if hasattr(holder, key)}
     changed = {key: value for key, value in before.items() if value != values[key]}
     for key in changed:
@@ -60,9 +60,9 @@ def _stage_of(folder: Path) -> str:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Return the checkpoint's fast tokenizer, which truncates and pads on the right.
+    """Return the checkpoint's fast tokenizer, with truncation and padding on the right.
 
-    The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
+    Names of special tokens within a text are ordinary text. Raise `InputError` without a usable fast tokenizer.
     """
     require_output(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
@@ -70,7 +70,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         with without_library_messages():
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
         tokenizer("a")
-    except Exception as error:  # each tokenizer raises its own types, such as that of a package that is not installed
+    except Exception as error:  # exception types differ by tokenizer, and include missing packages
         raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
@@ -80,9 +80,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def padding_token(name: str, tokenizer: Any) -> str:
-    """Return the special token to pad with; raise `InputError` where the tokenizer of the model `name` has none.
+    """Return the special token for padding; raise `InputError` if the tokenizer of the model `name` lacks one.
 
-    Classifiers read the last token that is no padding, so the padding token must not end a text.
+    Classifiers read the last token other than padding, so the padding token must not end a text.
     """
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
@@ -92,10 +92,10 @@ def padding_token(name: str, tokenizer: Any) -> str:
 
 
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Make special tokens' names in a text plain text where the vocabulary of words has them too.
+    """Split names of special tokens within a text if they are also regular vocabulary entries.
 
-    `split_special_tokens` turns only the search for names off. Unigram models have the names among their pieces, so
-    "</s>" in a text would end it; here a name is parted behind its first character, and no piece holds it.
+    `split_special_tokens` only disables the search for special tokens. The vocabulary of unigram models contains these
+    names, and "</s>" within a text would end it; splitting after the first character prevents the match.
     """
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
@@ -112,19 +112,19 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
+    """Return the maximum number of tokens, including special tokens; `None` without a limit."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
     offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return positions and positions - offset
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
-    """Raise `InputError` where the parameter `key` asks for longer texts than the checkpoint's model takes."""
+    """Raise `InputError` if the parameter `key` exceeds the maximum text length of a checkpoint."""
     check_length(key, max_length, load_config(folder))
 
 
 def check_length(key: str, max_length: int, config: Any) -> None:
-    """Raise `InputError` where `key` asks for longer texts than the model of this configuration takes."""
+    """Raise `InputError` if the parameter `key` exceeds the maximum text length of a configuration."""
     limit = longest_text(config) or max_length
     if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")

@@ -1,10 +1,10 @@
-"""Turn a classifier's state dict, `torch.save(model.state_dict(), ...)`, into a model folder without running any code.
+"""Convert a classifier's state dict, `torch.save(model.state_dict(), ...)`, to a model folder without running any code.
 
     python -m attnmix.models.convert trained.pth --like bert-base-uncased --to trained --classes negative positive
 
-The classifier is the library's own, or a module that holds the library's model and one Linear layer on what the
-library's classifier reads: for BERT the pooled vector of [CLS]. The file may also be a training's checkpoint with a
-state dict in it, as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is a hub identifier or a folder.
+The classifier is a transformers classifier, or a module with a transformers model and one Linear layer on the input of
+the transformers classifier: for BERT, the pooled vector of [CLS]. The file can also be a training checkpoint with a
+state dict, such as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is a hub identifier or a folder.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from attnmix.core.errors import InputError, first_line, in_one_line
 from attnmix.core.terminal import printable
 from attnmix.models.loading import class_labels, last_linear
 
-BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
+BUFFERS = ("position_ids", "token_type_ids")  # not weights, but saved by older versions of transformers
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
-"""Keys under which a training's checkpoint keeps its model; Lightning's is the first."""
+"""Keys for the model in a training checkpoint; the first is Lightning's."""
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
-    """Write the checkpoint `folder`; raise `InputError` where `file` holds no classifier of `like`'s architecture."""
+    """Write the checkpoint `folder`; raise `InputError` unless `file` holds a classifier of `like`'s architecture."""
     check_new_folder("--to", folder)
     try:
         state = _state_dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -39,7 +39,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         config = AutoConfig.from_pretrained(like, **class_labels(dict(enumerate(classes))), trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
-    except Exception as error:  # the library raises errors of many types for what it cannot read
+    except Exception as error:  # transformers raises many exception types for unreadable models
         raise InputError(f"--like: {like}: {in_one_line(error)}") from error
     try:
         model.load_state_dict(_renamed(state, model))
@@ -51,11 +51,11 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
 
 
 def _renamed(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state dict under the names that they have in `model`."""
+    """Return the tensors of a state dict, renamed to match `model`."""
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
     encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
-    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # the prefix that DataParallel adds goes
+    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # also removes the prefix of DataParallel
     heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(heads) == 1:
         linear, _ = last_linear(model)
@@ -68,7 +68,7 @@ def _renamed(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.T
 
 
 def _state_dict(loaded: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state dict by name, without buffers; also of one that is a value of a dictionary."""
+    """Return the tensors by name, without buffers, of a state dict or of a state dict nested in a dictionary."""
     states = {}
     if isinstance(loaded, Mapping):
         states = {key: value for key, value in {"": loaded, **loaded}.items() if _holds_tensors(value)}

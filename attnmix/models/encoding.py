@@ -1,4 +1,4 @@
-"""Texts to token ids, and token ids to batches of bounded size."""
+"""Conversion of texts to token IDs, and of token IDs to batches of bounded size."""
 
 import logging
 import re
@@ -18,22 +18,22 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
-SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
+SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 MAX_UNKNOWN_SHARE = 0.5
-"""The largest share of words without a token of their own; beyond it most vectors are those of one token."""
-PASS_COST_TOKENS = 128  # cost of starting one more forward pass
+"""Maximum share of unknown words; beyond it, most vectors belong to the unknown token."""
+PASS_COST_TOKENS = 128  # overhead of a forward pass, in tokens
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
-    """Return token ids with special tokens, truncated to `max_length`, not padded; of a pair the longer text is cut."""
+    """Return unpadded token IDs with special tokens, truncated to `max_length`; pairs are truncated longest first."""
     encoded: list[list[int]] = tokenizer(*_sides(texts), truncation=True, max_length=max_length)["input_ids"]
     return encoded
 
 
 def _sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
-    """Return the first texts, and the second ones where they are pairs; either all are, or none."""
+    """Return the first and second texts of pairs, or the texts and None; all texts must be pairs, or none."""
     if not any(isinstance(text, tuple) for text in texts):
         return list(map(str, texts)), None
     first, second = zip(*texts, strict=True)
@@ -41,22 +41,22 @@ def _sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
 
 
 class TokenizedText(NamedTuple):
-    """The tokens of one text, special ones included."""
+    """The tokens of one text, including special tokens."""
 
     table: pd.DataFrame
-    """Columns of `features/tokenize/tokens.parquet`, a row for each token that is left."""
+    """Columns of `features/tokenize/tokens.parquet`, one row per token after truncation."""
     counts: dict[str, int]
-    """`tokens`, `whole_tokens` (before the text was truncated) and `unknown_tokens` (of those left)."""
+    """`tokens` and `unknown_tokens` after truncation, `whole_tokens` before truncation."""
     types: list[int]
-    """The segment of each token as the tokenizer tells the model, `token_type_ids`; 0 where it tells nothing."""
+    """The tokenizer's `token_type_ids`; 0 if it returns none."""
 
 
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[Text], max_length: int | None
 ) -> list[TokenizedText]:
-    """Return the tokens of each named text or pair, truncated to `max_length` if there is one.
+    """Return the tokens of each named text or pair, truncated to `max_length` if it is set.
 
-    Places in a pair are those in both texts as one, `whole_text`; words of the second are numbered on.
+    Offsets in a pair refer to the joined text, `whole_text`; word indices continue in the second text.
     """
     texts, tokenized = list(texts), []
     first, second = _sides(texts)
@@ -75,9 +75,9 @@ def tokenize_texts(
 
 
 def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
-    """Return the table of a text's tokens, whose ids, segments and places in it the `encoding` holds.
+    """Return the table of a text's tokens from its `encoding` (IDs, segments and offsets).
 
-    With `pairs` it has the column of segments, also for a single text among pairs.
+    With `pairs`, it includes the segment column, also for a single text among pairs.
     """
     special = np.array(encoding.special_tokens_mask, bool)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
@@ -105,12 +105,12 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
 def _words_and_labels(
     tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, offsets: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[str]]:
-    """Return the number of each token's word, from 0 on (-1 for special tokens), and each token as a person reads it.
+    """Return each token's word index (from 0; -1 for special tokens) and readable label.
 
-    A word has the space that leads it, no other, and no punctuation; what a tokenizer calls a word may be a whole text.
-    A label is the token's part of the text, with `SPACE` for the spaces that lead it. WordPiece names its tokens in
-    letters already (`##ing`); those, special and unknown tokens keep their names. Of tokens that share a character,
-    which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
+    A word includes its leading space, but no other spaces and no punctuation; the words of some tokenizers span a whole
+    text. A label is the token's part of the text, with `SPACE` for leading spaces. WordPiece tokens (`##ing`), special
+    and unknown tokens keep their names. If byte-level BPE splits a character, its first token is labelled with the
+    character, and the others with `SAME_CHARACTER`.
     """
     names = tokenizer.convert_ids_to_tokens(encoding.ids)
     is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
@@ -142,7 +142,7 @@ def _token_classes(
     offsets: Sequence[tuple[int, int]],
     words: Sequence[int],
 ) -> list[str]:
-    """Return the class of each token, one of `TOKEN_CLASSES`; spaces that lead no word are `punctuation`."""
+    """Return the class of each token, one of `TOKEN_CLASSES`; spaces without a following word are `punctuation`."""
     pieces = Counter(words)
     start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
@@ -164,9 +164,9 @@ def _is_punctuation(character: str) -> bool:
 
 
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-    """Raise `InputError`, which begins with `key`, where the vocabulary lacks most of the texts' words.
+    """Raise `InputError`, prefixed with `key`, if the vocabulary lacks most words of the texts.
 
-    A word counts as often as it occurs, by the share of its characters that no token but the unknown one stands for.
+    Each occurrence of a word counts with the share of its characters not covered by known tokens.
     """
     words = Counter(word for text in texts for word in re.findall(r"\w+", text))
     if not words:
@@ -177,7 +177,7 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
         places: dict[bool, set[int]] = {True: set(), False: set()}
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             places[token != tokenizer.unk_token_id].update(range(start, end))
-        # The token of a leading space claims the first character too, even of an unknown word.
+        # The offsets of a leading-space token include the first character, even of an unknown word.
         known = places[True] - places[False]
         if len(known) < len(word):
             lost[word] = 1 - len(known) / len(word)
@@ -191,16 +191,16 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int = PASS_COST_TOKENS) -> list[list[int]]:
-    """Return indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
+    """Return indices of texts grouped by length into batches of at most `batch_tokens` tokens including padding.
 
-    A longer text is a batch by itself. Of all ways to cut the texts in the order of their lengths, this is the one with
-    the fewest padded tokens, where a batch counts as much as `pass_cost` more.
+    A longer text forms a batch by itself. Among all partitions of the texts sorted by length, the result minimises the
+    number of tokens including padding, plus `pass_cost` per batch.
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
     least, begins = np.zeros(len(ordered) + 1), np.zeros(len(ordered) + 1, dtype=int)
     for end in range(1, len(ordered) + 1):
-        # The last batch of the first `end` texts begins at `first` or later; by its begin, all their padded tokens.
+        # Total cost of the first `end` texts, for each start of their last batch (`first` or later).
         longest = int(ordered[end - 1])
         most_texts = max(1, batch_tokens // longest)
         first = max(0, end - most_texts)

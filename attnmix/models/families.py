@@ -1,4 +1,4 @@
-"""The table of model families (`families.yaml`): which module adds what to the residual stream, and where."""
+"""The table of model families (`families.yaml`): the modules that contribute to the residual stream, by role."""
 
 import logging
 import re
@@ -14,11 +14,11 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
-"""The output of W_O where a norm follows: no capture point, but recorded like one."""
+"""The output of W_O before a norm: recorded, but not a capture point."""
 HEADS = "heads"
-"""The stored parts of single heads, of which attention weights are computed again."""
+"""The stored inputs of single heads, for recomputing attention weights."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
-"""The entries of the table by model type."""
+"""The table entries by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
 
 NOT_HONOURED = {
@@ -26,12 +26,12 @@ NOT_HONOURED = {
     "compression_config": "its weights are compressed; allowed: weights in float32, float16 or bfloat16",
     "pruned_heads": "heads are pruned, which transformers 5 does not rebuild; allowed: a model with all its heads",
 }
-"""Keys of a configuration that change numbers and that no family honours, with the reason; empty values are none."""
+"""Unsupported configuration keys that change results, with the reason; keys with empty values are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Layers that hidden states pass one after another: module paths, those of a layer from the layer on."""
+    """A sequence of Transformer layers, described by module paths; paths within a layer are relative to the layer."""
 
     layers: str
     attention: str
@@ -54,7 +54,7 @@ class Stack:
     gated: Sequence[str] = ()
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
-        """Return each capture point of a layer: the module, and which side of it."""
+        """Return the module path and the side (input or output) of each capture point of a layer."""
         norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
         after_skip = next(filter(None, norms), self.feed_forward[0])
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
@@ -72,25 +72,25 @@ class Stack:
         return {point: (module, side) for point, (module, side) in places.items() if module is not None}
 
     def inner_paths(self) -> list[str]:
-        """Return the paths, from a layer on, of the modules whose weights the measures read."""
+        """Return the paths, relative to a layer, of all modules with weights that the measures read."""
         norms = (name for name in vars(self) if name.endswith("_norm") and name != "final_norm")
         paths = [self.output, *self.feed_forward, *self.gated, *(getattr(self, name) for name in norms)]
         return [path for path in paths if path]
 
     def parts(self) -> list[str]:
-        """Return the norms of a layer by their names here, and `parallel` where its sublayers are parallel."""
+        """Return the field names of a layer's norms, and `parallel` for parallel sublayers."""
         names = [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
         return [name for name in names if name != "final_norm"]
 
     @property
     def network(self) -> Sequence[str]:
-        """The Linears and the activation of a network that follows attention, plain or gated; empty for another."""
+        """`feed_forward_network` if it follows attention sequentially; else empty."""
         return () if self.parallel else self.feed_forward_network
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
-        """The Linears and the activation of a plain or gated network, after attention or beside it; else empty."""
-        plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # two Linears, an activation between them
+        """The Linears and the activation of a plain or gated network, sequential or parallel; else empty."""
+        plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # Linear, activation, Linear
         return self.gated or plain
 
     def is_layer(self, path: str) -> bool:
@@ -100,23 +100,23 @@ class Stack:
 
 @dataclass(frozen=True)
 class Family:
-    """One entry of the table, for one model's configuration."""
+    """The table entry for one model's configuration."""
 
     model_type: str
     word_embedding: str
     stacks: tuple[Stack, ...]
-    """One, or encoder and decoder."""
+    """One stack, or encoder and decoder."""
     half_precision: bool = True
-    """True where its code runs in bf16 and fp16."""
+    """True if the model code supports bf16 and fp16."""
 
     def check_precision(self, key: str, precision: str) -> None:
-        """Raise `InputError`, which begins with `key`, where this family does not compute in `precision`."""
+        """Raise `InputError`, prefixed with `key`, if this family does not support `precision`."""
         if precision != "fp32" and not self.half_precision:
             problem = f"{precision} does not work with the model family {self.model_type}, whose code in transformers"
             raise InputError(f"{key}: {problem} masks attention with a number that only float32 holds; allowed: fp32")
 
     def absent(self) -> dict[str, str]:
-        """Return the points, ratios, matrices and `HEADS` that this family lacks, each with the reason."""
+        """Return capture points, ratios, matrices and `HEADS` unavailable for this family, with the reasons."""
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
         if stack.own_attention:
@@ -139,13 +139,13 @@ class Family:
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that are not `absent`; a rollout is present if its matrix is."""
+        """Return the available `names`; a rollout is available if its matrix is."""
         absent = self.absent()
         return [name for name in names if name.removesuffix(ROLLOUT) not in absent]
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of a model's configuration; raise `InputError`, with the reason, for an unknown one."""
+    """Return the family of a model's configuration; raise `InputError` for an unsupported one."""
     model_type = config.model_type
     if model_type not in FAMILIES:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
@@ -172,9 +172,9 @@ def family_of(config: Any) -> Family:
 
 
 def check_config(config: Any, name: str) -> None:
-    """Raise `InputError` where the configuration of the model `name` cannot be honoured.
+    """Raise `InputError` for an unsupported configuration of the model `name`.
 
-    It is of an unknown family, has values that change numbers and that the library does not read, or lacks one.
+    The family is unknown, a key of `NOT_HONOURED` is set, or `decoder_start_token_id` is missing.
     """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
@@ -187,18 +187,18 @@ def check_config(config: Any, name: str) -> None:
 
 @dataclass(frozen=True)
 class StackLayers:
-    """The layers of one stack of a network, in the order in which they are called."""
+    """The layers of one stack of a network, in order of execution."""
 
     stack: Stack
     container: Module
     """The module that calls the layers."""
     modules: Sequence[Module]
-    """One entry for each layer path; a module that is called many times may occur once or many times."""
+    """One entry per layer path; a shared module can occur once or several times."""
     count: int
 
     @property
     def are_shared(self) -> bool:
-        """True where a module is called as several layers, so that only the order of calls gives a layer's index."""
+        """True if several layers share a module and are identified by the order of calls only."""
         return self.count != len(set(self.modules))
 
 
@@ -210,7 +210,7 @@ def stack_layers(base: Module) -> list[StackLayers]:
     for stack in family_of(config).stacks:
         layers = [module for path, module in modules.items() if stack.is_layer(path)]
         count = len(layers)
-        if hasattr(config, "num_hidden_groups"):  # ALBERT calls each group's layers again and again
+        if hasattr(config, "num_hidden_groups"):  # ALBERT calls the layers of each group repeatedly
             count = config.num_hidden_layers * config.inner_group_num
         container = stack.layers.partition(".*")[0].rpartition(".")[0]
         stacks.append(StackLayers(stack, modules[container], layers, count))
@@ -218,7 +218,7 @@ def stack_layers(base: Module) -> list[StackLayers]:
 
 
 def attention_modules(base: Module) -> set[Module]:
-    """Return the modules that compute self-attention, of all layers."""
+    """Return the self-attention modules of all layers."""
     modules: set[Module] = set()
     for layers in stack_layers(base):
         modules.update(layer.get_submodule(layers.stack.attention) for layer in layers.modules)
@@ -226,21 +226,21 @@ def attention_modules(base: Module) -> set[Module]:
 
 
 def layer_counts(base: Module) -> list[int]:
-    """Return the number of layers of each stack; a module that is called many times is as many layers."""
+    """Return the number of layers per stack; each call of a shared module counts as a layer."""
     return [layers.count for layers in stack_layers(base)]
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
-    """Return the modules at `paths`; one that ends in ? only where the model has it."""
+    """Return the modules at `paths`; paths ending in ? are optional."""
     modules = dict(base.named_modules(remove_duplicate=False))
     names = [path.removesuffix("?") for path in paths if not path.endswith("?") or path[:-1] in modules]
     return [modules[name] for name in names]
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
-    """Return those of `names` that the model's family has, and log why others are absent.
+    """Return the `names` available for the model's family, and log why others are absent.
 
-    Raise `InputError` where none is left and the parameter `key` must hold one of those that are `needed`.
+    Raise `InputError` for the parameter `key` if no name remains and at least one of `needed` is required.
     """
     absent, present = family.absent(), family.present(names)
     for name in names:

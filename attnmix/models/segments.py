@@ -1,7 +1,7 @@
-"""Which of two texts a token belongs to, as models with an embedding for it are told.
+"""Segments (token types) of text pairs, for models with segment embeddings.
 
-The segment of a token follows from the token ids: it is 1 behind the first token that ends a text, 0 before. So
-whatever calls a model passes token ids alone, for single texts and pairs.
+Segments are derived from token IDs: 0 up to the first separator token, and 1 after it. Callers therefore pass only
+token IDs to a model, for single texts and pairs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ INPUT = "token_type_ids"
 
 
 def has_segments(config: Any, tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return True for a model that embeds segments, with a tokenizer that gives them."""
+    """Return True for a model with segment embeddings and a tokenizer that returns segments."""
     return (getattr(config, "type_vocab_size", None) or 0) > 1 and INPUT in tokenizer.model_input_names
 
 
 def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
-    """Return the segments of token ids, both `[..., T]`; 0 for padding."""
+    """Return the segments of token IDs, both `[..., T]`; 0 for padding."""
     ends = (ids == end_id).long()
     return (ends.cumsum(-1) - ends).clamp(max=1) * (ids != pad_id)
 
 
 def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
-    """Let a base model that is given `pairs` read the segments off the token ids of each forward pass without any.
+    """Register a hook that derives missing `token_type_ids` of `pairs` from the token IDs; return the hook or None.
 
-    A single text has one segment, whatever its words say: it may hold the token that ends a text. Return the hook, if
-    one is needed.
+    A single text needs no hook: it has one segment, even if it contains a separator token.
     """
     if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
         return None
@@ -56,9 +55,9 @@ def _fill(
 def check_types(
     config: Any, tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], types: Sequence[int], pairs: bool, key: str
 ) -> None:
-    """Raise `InputError`, which begins with `key`, for segments `types` that `read_segments` does not give the model.
+    """Raise `InputError`, prefixed with `key`, if the segments `types` differ from those of `read_segments`.
 
-    With `pairs` these follow from the token ids, otherwise all are 0.
+    With `pairs`, segments are derived from the token IDs; otherwise all are 0.
     """
     reads_types = (getattr(config, "type_vocab_size", None) or 0) > 1
     follow = [0] * len(ids)
@@ -72,7 +71,7 @@ def check_types(
 
 
 def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise `InputError` where the tokenizer gives pairs of texts other segments than their token ids do."""
+    """Raise `InputError` if the tokenizer's segments for text pairs differ from those derived from token IDs."""
     if not has_segments(config, tokenizer):
         return
     for pair in pairs:

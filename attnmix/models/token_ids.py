@@ -1,4 +1,4 @@
-"""Token ids as a user gives them: in the vocabulary, without padding, and as the text that they spell."""
+"""Token IDs supplied by the user: validation, removal of padding, and decoding to text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,14 +12,14 @@ from attnmix.core.given_texts import MASK, TokenIds
 from attnmix.core.store.texts import Text
 from attnmix.models.encoding import TokenizedText, token_table
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # for bytes that are part of a character
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from incomplete UTF-8 sequences
 END_ROLES = ("cls", "sep", "bos", "eos")
-"""Roles of the tokens that a tokenizer puts around texts."""
+"""Roles of the special tokens at the start and end of texts."""
 OTHER_ROLES = (*END_ROLES, "unk", "mask")
 
 
 class IdsEncoding(NamedTuple):
-    """The fields of a tokenizer's `Encoding`, made of the token ids alone."""
+    """The fields of a tokenizer's `Encoding`, derived from token IDs only."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -32,9 +32,9 @@ def read_ids(
 ) -> list[TokenIds]:
     """Return the texts without padding at their ends.
 
-    `rows` is the number of rows of the model's embedding. Raise `InputError`, which begins with `key` and the number of
-    the text, for ids that are no tokens, more than `max_length` of them, padding between tokens, and a text without any
-    but the tokens that stand around a text.
+    `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
+    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts without tokens
+    other than start and end tokens.
     """
     texts = []
     lengths = {len(text.ids) for text in given}
@@ -53,7 +53,7 @@ def read_ids(
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: int, key: str) -> None:
-    """Raise `InputError`, which begins with `key`, for an id without a row of the embedding or without a token."""
+    """Raise `InputError`, prefixed with `key`, for an ID outside the embedding or the tokenizer's vocabulary."""
     for number in ids:
         if not 0 <= number < rows:
             raise InputError(f"{key} holds the token id {number}; allowed: 0 to {rows - 1}")
@@ -65,11 +65,11 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], ro
 def _without_padding(
     tokenizer: PreTrainedTokenizerFast, text: TokenIds, batch: Iterable[TokenIds], key: str
 ) -> TokenIds:
-    """Return a text without the padding token at its ends, where that is a token of its own.
+    """Remove a dedicated padding token from the ends of a text.
 
-    A padding token that has another role, as GPT-2's often is the one that ends texts, is left alone under an attention
-    mask. Without one it is an error where it may be padding: twice or more at an end of the text, or once where the
-    other texts of a `batch` of one length have no such token at this end.
+    A padding token with a second role, often the end-of-text token for GPT-2, is kept if the text has an attention
+    mask. Without a mask, possible padding is an error: two or more such tokens at an end of the text, or one that other
+    texts of an equal-length `batch` lack at this end.
     """
     pad = tokenizer.pad_token_id
     if pad is None or pad not in text.ids:
@@ -92,13 +92,13 @@ def _without_padding(
 
 
 def has_own_padding(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return True where the padding token has no other role."""
+    """Return True for a dedicated padding token, without a second role."""
     others = {getattr(tokenizer, f"{role}_token_id") for role in OTHER_ROLES}
     return tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in others
 
 
 def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key: str) -> None:
-    """Raise `InputError`, which begins with `key`, for a padding token, of no other role, among the ids of a text."""
+    """Raise `InputError`, prefixed with `key`, for a dedicated padding token among the IDs of a text."""
     if has_own_padding(tokenizer) and tokenizer.pad_token_id in ids:
         place = list(ids).index(tokenizer.pad_token_id)
         raise InputError(f"{key} holds {tokenizer.pad_token}, the padding token, as token {place}; allowed: no padding")
@@ -107,7 +107,7 @@ def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key
 def tokenized_ids(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[TokenIds], pairs: bool
 ) -> list[tuple[Text, TokenizedText]]:
-    """Return the text that each list of token ids spells, and its tokens; with `pairs` their segments too."""
+    """Return the decoded text and the tokens of each list of token IDs; with `pairs`, also segments."""
     tokenized = []
     for name, given in zip(names, texts, strict=True):
         text, encoding = _spelled(tokenizer, given)
@@ -120,7 +120,7 @@ def tokenized_ids(
 
 
 def _spelled(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
-    """Return the text of token ids, or the two of a pair, and where each token is in it."""
+    """Return the decoded text or pair, and an encoding with the offsets of its tokens."""
     ends = {getattr(tokenizer, f"{role}_token_id") for role in END_ROLES}
     special = [number in ends for number in given.ids]
     types = given.types or [0] * len(given.ids)
@@ -140,13 +140,13 @@ def _spelled(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text,
 
 
 def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of token ids, and the first and last place of each token in it.
+    """Return the decoded text of token IDs, and each token's start and end offset.
 
-    A token is read behind the one before it, by which tokenizers decide on spaces; the tokens that share a character
-    have the same places.
+    Each token is decoded together with its predecessor, which determines leading spaces. Tokens that share a character
+    have equal offsets.
     """
     text, spans = "", list[tuple[int, int]]()
-    anchor = 0  # the token before the first of those that are not in the text yet
+    anchor = 0  # last decoded token, the context for the next ones
     for end in range(1, len(ids) + 1):
         begun = len(spans)
         before = _decoded(tokenizer, ids[anchor:begun])

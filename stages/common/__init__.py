@@ -1,1 +1,1 @@
-"""Shared by all stages: the command, params.yaml, unfinished work and its lock, checks before the work."""
+"""Shared code of the stages: the command, params.yaml, unfinished work and its lock."""

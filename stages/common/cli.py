@@ -1,4 +1,4 @@
-"""Runs a stage as a command: sets up the process, reads params.yaml, and turns errors and signals into one line."""
+"""The command that runs a stage: process setup, reading of params.yaml, one-line messages for errors and signals."""
 
 import errno
 import gc
@@ -18,9 +18,9 @@ from stages.common.parameters import read_parameters
 from stages.common.resume import describe_unfinished, is_first_process, lock_stage
 
 QUIETED_LIBRARIES = ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch")
-"""Libraries that log what they do as information."""
+"""Libraries with verbose logging at level INFO."""
 SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
-"""Errors that the user can fix: permissions, full and read-only disks, links."""
+"""Operating system errors that the user can fix: permissions, full and read-only disks, links."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
@@ -29,7 +29,7 @@ MEMORY_PARAMETERS = {
     "faithfulness": "capture.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }
-"""Parameters that decide how much memory a stage takes."""
+"""Parameters that determine the memory use of each stage."""
 STAGES = (
     "sources",
     "download",
@@ -44,12 +44,12 @@ STAGES = (
 )
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Their messages, of each retry and each missing head: the pipeline reports errors itself. A level that is set by
-    # `logging` would be set anew by the import.
+    # The pipeline reports errors itself; these libraries log every retry and every missing head. A level set through
+    # `logging` would be reset by the import.
     **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Variables that libraries read when they are imported."""
+"""Variables that libraries read at import."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -65,10 +65,10 @@ def main(arguments: Sequence[str]) -> None:
         environment.set_variables(parameters.arithmetic)
         with frozen_imports():
             stage = import_module(f"stages.{name}")
-            gc.collect()  # imports leave 6 MB of copies of `sys.modules` behind, which would be kept as well
+            gc.collect()  # imports leave 6 MB of copies of `sys.modules`, which would otherwise be frozen too
         with lock_stage(name):
             stage.main(parameters)
-        if "torch" in sys.modules:  # which not every stage loads
+        if "torch" in sys.modules:  # not every stage imports torch
             from attnmix.core.device import end_process_group
 
             end_process_group()
@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def as_command(stage: str) -> Iterator[None]:
-    """Log to stderr; end after an error or a stop signal with one line.
+    """Log to stderr, and exit with a one-line message after an error or a stop signal.
 
-    The exit status is 1 after an error; after a signal it is the shell's, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit status is 1 after an error; after a signal, it follows the shell: 130 for Ctrl-C, 143 for SIGTERM.
     """
     log_to_terminal(logging.INFO)
     for name in QUIETED_LIBRARIES:
@@ -88,7 +88,7 @@ def as_command(stage: str) -> Iterator[None]:
             yield
     except BaseException as error:
         number = received_signal()
-        if number is not None:  # whatever exception a library turns the signal into
+        if number is not None:  # libraries may raise other exceptions for the signal
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
             sys.exit(128 + number)
@@ -99,11 +99,11 @@ def as_command(stage: str) -> Iterator[None]:
 
 
 def _explain(error: BaseException, stage: str) -> str | None:
-    """Return the line for an error that the user can do something about, and None for any other."""
+    """Return the message for an error that the user can fix; None for any other error."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
-        # The second name is the destination of a copy or move; a failed write has no name.
+        # `filename2` is the destination of a copy or move; a failed write lacks both names.
         return f"the system refuses {error.filename2 or error.filename or 'to write'}: {error.strerror}"
     if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"

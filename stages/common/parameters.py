@@ -1,6 +1,6 @@
-"""All parameters, and the reader of params.yaml.
+"""All parameters, and reading of params.yaml.
 
-All mistakes in params.yaml (an unknown key, a wrong type, an impossible value) are one `InputError`, before any work.
+A single `InputError` reports all mistakes in params.yaml (unknown keys, wrong types, invalid values) at the start.
 """
 
 import difflib
@@ -34,13 +34,13 @@ class Parameters(settings.Section):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """Those that are measured: only one if nothing was trained and no base is named, as both would be the same."""
+        """The measured checkpoints; only one without training and `model.base`, as both would be identical."""
         trained = self.finetune.epochs > 0 or self.model.base
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
     @model_validator(mode="after")
     def _texts_are_as_reviews(self) -> Self:
-        """Raise where free texts are single ones and reviews are pairs, or the other way round."""
+        """Raise if free texts and reviews differ in kind (single texts or pairs)."""
         pairs = not isinstance(self.dataset.text_column, str)
         kinds = ("one text", "a pair of texts")
         for number, text in enumerate(self.capture.texts):
@@ -53,8 +53,8 @@ class Parameters(settings.Section):
 
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
-    """Return the checked parameters; raise `InputError` where the file or a value in it is not usable."""
-    # DVC writes params.yaml as YAML 1.2, where 2e-05 is a number; PyYAML would read a string.
+    """Return the validated parameters; raise `InputError` for an invalid file or value."""
+    # DVC writes params.yaml as YAML 1.2, with numbers such as 2e-05; PyYAML would read a string.
     try:
         values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -71,14 +71,14 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 
 def _explain(problem: ErrorDetails) -> str:
-    if not problem["loc"]:  # of all sections together, with its keys in the message
+    if not problem["loc"]:  # a validator of all sections together; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:
         section, names = "finetune.lora", names[1:]
         sections[section] = list(settings.LoraParameters.model_fields)
-    # After the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
+    # For a union or constrained type, pydantic appends the branch to the key: `train_limit`, `int`.
     key = ".".join([section, *names[:1]] if section in sections else [section])
     key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
     if problem["type"] == "extra_forbidden":

@@ -1,8 +1,8 @@
-"""Unfinished work, from which a killed stage resumes, and the lock that one run of a stage at a time holds.
+"""Unfinished work for resuming killed stages, and a lock against concurrent runs of a stage.
 
-DVC deletes a stage's outputs before it runs the stage again, so work in progress is elsewhere, in a folder named after
-the digest of everything that the result depends on: the parameters, data and code that dvc.yaml declares for the stage,
-the installed packages and the kind of machine. Work done for anything else is never resumed.
+DVC deletes a stage's outputs before it reruns the stage, so work in progress is stored elsewhere, in a folder named by
+a digest of everything that the result depends on: the parameters, data and code declared in dvc.yaml, the installed
+packages and the kind of machine. Work for a different digest is never resumed.
 """
 
 import hashlib
@@ -32,12 +32,12 @@ NAME_AND_VERSION = re.compile(r"^(?:Name|Version): *(.*?)\s*$", re.MULTILINE)
 
 
 def is_first_process() -> bool:
-    """Return True in the first process of a run, by the rank that torchrun and accelerate set."""
+    """Return True in the first process of a run, based on the rank set by torchrun and accelerate."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
-    """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
+    """Return the folder below `root` for unfinished work on the stage's current inputs; remove other such folders."""
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
@@ -62,7 +62,7 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
 
 
 def describe_unfinished(stage: str) -> str:
-    """Return a sentence on the work that a stopped stage has finished."""
+    """Return a sentence on the completed work of a stopped stage."""
     if any(path.is_file() for path in (UNFINISHED / stage).rglob("*")):
         return f"the work that {stage} has finished is kept in {UNFINISHED / stage}; `dvc repro` resumes from there"
     return f"{stage} had finished nothing that is kept"
@@ -70,9 +70,9 @@ def describe_unfinished(stage: str) -> str:
 
 @contextmanager
 def lock_stage(stage: str) -> Iterator[None]:
-    """Raise `InputError` where another run of `stage` is at work here, or where its outputs cannot be written.
+    """Hold the lock of `stage`; raise `InputError` if `stage` is already running here or its outputs are not writable.
 
-    The system takes the lock from a run that is killed. Of several processes of one run the first holds it.
+    The operating system releases the lock of a killed run. In a run with several processes, the first holds the lock.
     """
     if not is_first_process():
         yield
@@ -97,7 +97,7 @@ def lock_stage(stage: str) -> Iterator[None]:
 def _packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
-    `Distribution.version` would parse each file to the end of its description, which takes six times as long.
+    `Distribution.version` would parse each file including its long description, six times slower.
     """
     packages = set()
     for distribution in distributions():
