@@ -221,7 +221,8 @@ def center(vectors: Tensor) -> Tensor:
 def share(own: Tensor, others: Tensor) -> Tensor:
     """Return |others| / (|others| + |own|)."""
     length: Tensor = others.norm(dim=-1)
-    return length / (length + own.norm(dim=-1))
+    ratio: Tensor = length / (length + own.norm(dim=-1))
+    return ratio
 
 
 CONTESTS = [
