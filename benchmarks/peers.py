@@ -154,7 +154,7 @@ def roll_out(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 def roll_out_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
     """Return attention rollout of the attention weights that transformers returns."""
-    rollouts = []
+    rollouts: list[Tensor] = []
     for layers in run_eagerly(model, texts).attentions:
         weights_NTT = layers.mean(1)
         step_NTT = (weights_NTT + torch.eye(weights_NTT.shape[-1])) / 2
@@ -220,8 +220,9 @@ def center(vectors: Tensor) -> Tensor:
 
 def share(own: Tensor, others: Tensor) -> Tensor:
     """Return |others| / (|others| + |own|)."""
-    length = others.norm(dim=-1)
-    return length / (length + own.norm(dim=-1))
+    length: Tensor = others.norm(dim=-1)
+    ratio: Tensor = length / (length + own.norm(dim=-1))
+    return ratio
 
 
 CONTESTS = [

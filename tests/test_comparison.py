@@ -361,7 +361,7 @@ def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.
     loaded = attnmix.load_result(measured.save(tmp_path / "result.zip"))
     pd.testing.assert_frame_equal(loaded.own_share(max_texts=100, max_length=5), table)
     pd.testing.assert_frame_equal(loaded.own_share("parts", max_texts=3), measured.own_share("parts", max_texts=3))
-    with pytest.raises(InputError, match=r"^model: a loaded result"):
+    with pytest.raises(InputError, match=r"^model: .* was not saved with the result; allowed: values"):
         loaded.own_share(max_texts=4)
     compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
     np.testing.assert_allclose(compared.by_layer("own_share")["after"], expected, atol=1e-5)

@@ -205,7 +205,7 @@ def test_of_training_runs_the_page_shows_the_first_and_says_so(folders: tuple[Pa
 def test_a_loaded_result_has_no_page_and_the_error_says_why(compared: attnmix.Comparison, tmp_path: Path) -> None:
     loaded = attnmix.load_result(compared.results[0][0].save(tmp_path / "result.zip"))
     again = attnmix.compare(loaded, loaded)
-    with pytest.raises(InputError, match=r"^model: a loaded result has the name of model alone"):
+    with pytest.raises(InputError, match=r"^model: model was not saved with the result; allowed: values"):
         again.to_html(tmp_path / "page.html")
     with pytest.raises(InputError, match=r"^path: there is no folder"):
         again.to_html(tmp_path / "missing" / "page.html")

@@ -100,8 +100,8 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
 
-    `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they were
-    measured. Bands are 95 % intervals over texts.
+    `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they
+    were measured. Bands are 95 % intervals over texts.
     """
     method = preferred_ratio(mixing["method"].unique().tolist())
     names = [name for name in CHECKPOINTS if name in set(mixing["checkpoint"])]

@@ -270,9 +270,10 @@ def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list
         rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
     detailed = detailed_documents_of(run)
     notes = {}
-    for row in rows:
-        lacks_details = bool(detailed) and row["document"] not in detailed
-        notes[row["document"]] = document_note(row, wording_of(run).truncation, lacks_details)
+    for document in rows:
+        name = document["document"]
+        lacks_details = bool(detailed) and name not in detailed
+        notes[name] = document_note(document, wording_of(run).truncation, lacks_details)
     by_name = {row["document"]: row for row in rows}
     return [
         {

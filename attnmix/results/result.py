@@ -94,7 +94,7 @@ class Measures:
     @property
     def layers(self) -> int:
         """The number of layers."""
-        return self.measurements.ratios[0].shape[1]
+        return int(self.measurements.ratios[0].shape[1])
 
     @property
     def control_totals(self) -> dict[str, Sums]:
