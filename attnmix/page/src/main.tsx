@@ -12,7 +12,7 @@ import { Text } from "./text";
 import { Select, Slider } from "./ui";
 import { nameOf } from "./words";
 
-const texts = data.documents.map(({ name, begins }) => `${name}: ${begins}`);
+const texts = data.documents.map(({ heading }) => heading);
 
 const Bar = () => (
   <div id="bar" role="region" aria-label="What is shown">
