@@ -72,7 +72,9 @@ function uncover(id: string): HTMLElement | null {
 }
 
 followAddress();
-render(<Page />, document.getElementById("app")!);
+const app = document.getElementById("app")!;
+app.replaceChildren(); // of the static picture, which is shown until here
+render(<Page />, app);
 drawFirstScreen();
 addEventListener("click", ({ target }) => {
   const link = target instanceof Element && target.closest<HTMLAnchorElement>('a[href^="#"]');
