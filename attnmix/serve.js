@@ -1,6 +1,6 @@
 // The shell of `attnmix serve`: sends typed texts, shows their page in the frame, and supports the Back button.
-const ids = ["ask", "text", "other", "state", "page"];
-const [form, field, otherField, state, frame] = ids.map((id) => document.getElementById(id));
+const ids = ["ask", "text", "other", "state", "page", "save"];
+const [form, field, otherField, state, frame, save] = ids.map((id) => document.getElementById(id));
 const button = form.querySelector("button");
 const textsOf = new Map(); // texts by page name; the address and the browser's history contain only names
 
@@ -18,6 +18,7 @@ function open(name) {
   const choices = new URLSearchParams(shown?.choices ?? "");
   frame.dataset.word = shown?.word ?? "";
   const texts = textsOf.get(name) ?? [];
+  Object.assign(save, { href: `/page/${encodeURIComponent(name)}`, hidden: false });
   if (texts.length > 1)
     for (const [choice, text] of [
       ["document", "0"],
@@ -26,7 +27,8 @@ function open(name) {
       choices.set(choice, text);
   // Replace the frame's history entry: Back then navigates between texts.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
-  if (texts.length > 0) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
+  // The example that the server opens with is no text that was typed: the next one is measured without its other half.
+  if (texts.length > 0 && name !== about.opening.page) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
 }
 
 async function measure(texts) {
@@ -50,9 +52,9 @@ async function measure(texts) {
 
 function follow() {
   const name = location.hash.slice(1);
-  say("");
-  if (name) open(name);
-  else frame.hidden = true;
+  say(name ? "" : "The page shows an example.");
+  open(name || about.opening.page);
+  if (!name) [field.value, otherField.value] = ["", ""];
 }
 
 form.addEventListener("submit", (event) => {
@@ -69,6 +71,8 @@ addEventListener("popstate", follow);
 
 const about = await (await fetch("/about")).json();
 document.getElementById("model").textContent = about.model;
+textsOf.set(about.opening.page, about.opening.texts);
+[field.placeholder, otherField.placeholder] = about.opening.texts;
 document.getElementById("examples").append(
   ...Object.entries(about.examples).map(([name, texts]) => {
     const [item, chip] = ["li", "button"].map((kind) => document.createElement(kind));

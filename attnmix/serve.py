@@ -63,6 +63,7 @@ EXAMPLES = {
     "telescope or beard": ("I saw the man with the telescope", "I saw the man with the beard"),
 }
 """Minimal pairs by the words in which they differ."""
+OPENING_TEXTS = next(iter(EXAMPLES.values()))
 SUBJECTS = ("the text", "the text to compare with")  # subjects of error messages
 SHELL = Path(__file__).with_name("serve.html")
 SCRIPT = SHELL.with_suffix(".js")
@@ -175,6 +176,8 @@ class Pages:
         self.names = tuple(names) or None
         """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
+        self.opening: dict[str, str] = {}
+        """The page with which the server opens, by its name; it is kept as long as the server runs."""
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
@@ -183,6 +186,14 @@ class Pages:
         results = self.measurer.results(tokenized(texts, self.measurer))
         results.model_names = self.names
         return page_text(results, self.subject)
+
+    def write_opening(self) -> None:
+        """Measure the first example, which the server opens with; this also compiles what a page needs."""
+        self.opening = {secrets.token_urlsafe(16): self.write(OPENING_TEXTS)}
+
+    def find(self, name: str) -> str | None:
+        """Return the page with a name; None where it is no longer kept."""
+        return self.opening.get(name) or self.kept.get(name)
 
     async def add(self, texts: Sequence[str]) -> str:
         """Queue and measure one or two texts, keep their page, and return its random, unguessable name."""
@@ -237,7 +248,8 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         model = short_name(pages.subject.model)
         if len(pages.measurer.engines) > 1 and pages.names is None:
             model = f"{model}, before and after fine-tuning"
-        return JSONResponse({"model": model, "examples": EXAMPLES, "limit": max_tokens(pages.measurer)})
+        opening = {"page": next(iter(pages.opening)), "texts": OPENING_TEXTS}
+        return JSONResponse({"model": model, "examples": EXAMPLES, "opening": opening})
 
     async def measure(request: Request) -> Response:
         started = time.monotonic()
@@ -245,7 +257,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return JSONResponse({"page": name, "seconds": round(time.monotonic() - started, 2)})
 
     async def page(request: Request) -> Response:
-        text = pages.kept.get(request.path_params["name"])
+        text = pages.find(request.path_params["name"])
         if text is None:
             raise HTTPException(404, "This text is no longer kept; type it again.")
         return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
@@ -284,7 +296,7 @@ def serve(
     compared = names if len(names) > 1 else None
     with quiet():
         pages = Pages(load_measurer(checkpoints, compared), models_subject(names), compared or ())
-        pages.write(next(iter(EXAMPLES.values())))  # warm-up: compiles functions for pages before the first request
+        pages.write_opening()
         compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(

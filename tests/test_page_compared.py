@@ -17,6 +17,7 @@ from page_run import choose, save_page, tokens
 
 import attnmix
 
+TITLES = ("“the film was not good ,…”", "“the film was good , it…”")
 PAIR = ("the film was not good , it was great", "the film was good , it was not great")
 DIFFERENCE_LIMIT = 0.25  # the difference of two shares from which on the colour is full
 ALIKE = 2.5  # the largest CIEDE2000 distance that the screen's rounding makes
@@ -103,10 +104,10 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
     page = pair.page
     assert {page.locator(f"#{name}").input_value() for name in ("document", "compare")} == {"0", "1"}
     titles = page.locator(".levels b").all_inner_texts()
-    assert titles == [f"text/0: {PAIR[0]}", f"text/1: {PAIR[1]}", "Difference: text/1 minus text/0"]
+    assert titles == [*PAIR, f"Difference: {TITLES[1]} minus {TITLES[0]}"]
     assert page.locator("#unlike").inner_text() == (
-        "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; "
-        "“not” in text/1, nothing in text/0."
+        f"Tokens that differ (framed), in 2 of 12 columns: “not” in {TITLES[0]}, nothing in {TITLES[1]}; "
+        f"“not” in {TITLES[1]}, nothing in {TITLES[0]}."
     )
     choose(page, "share", "parts")
     layer = int(page.locator("#layer").input_value())
@@ -122,7 +123,7 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
     assert abs(numbers_in(page.locator("#chosen-text").inner_text())[2]) == pytest.approx(most, abs=0.06)
     legend = page.locator("#difference-legend")
     said = re.sub(r"\s+", " ", legend.inner_text())
-    sides = "left, more in text/0; right, more in text/1"
+    sides = f"left, more in {TITLES[0]}; right, more in {TITLES[1]}"
     assert said == f"{MINUS}25 +25 percentage points: {sides} (full colour from 25 on)."
     _, content = pair.file("grid", "SVG")
     frames = re.findall(r'<rect [^>]*fill="none"[^>]*stroke="#1a1e26"[^>]*stroke-width="1.5"', content.decode("utf-8"))
@@ -148,7 +149,7 @@ def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Opened) ->
     assert page.locator("#compare").input_value() == "0"
     page.keyboard.press("ArrowLeft")
     assert page.locator("#chosen-text").inner_text().startswith("“not” after layer")
-    assert "In text/0, no token stands in this column." in page.locator("#chosen-text").inner_text()
+    assert f"In {TITLES[0]}, no token stands in this column." in page.locator("#chosen-text").inner_text()
     for _ in range(3):
         page.keyboard.press("ArrowUp")
     assert page.locator("#document").input_value() == "0"  # at the token nearest to the gap

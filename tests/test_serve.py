@@ -7,6 +7,7 @@ import difflib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,7 +31,7 @@ from attnmix.__main__ import listen
 from attnmix.core.errors import InputError
 from attnmix.core.names import INPUT_PARTS
 from attnmix.runs.text_results import load_measurer
-from attnmix.serve import EXAMPLES, OneLineErrors, tokenized
+from attnmix.serve import EXAMPLES, OPENING_TEXTS, OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
@@ -163,6 +164,29 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, tab: Any) 
     assert {folder: digest(folder) for folder in before} == before
 
 
+def test_server_opens_with_a_measured_example_and_its_page_can_be_saved(shell: Any, tmp_path: Path) -> None:
+    page = shell
+    page.get_by_role("status").filter(has_text="example").wait_for()
+    frame = page.frames[1]
+    frame.locator(WHOLE).wait_for(state="attached")
+    assert frame.locator(".levels b").all_inner_texts()[:2] == list(OPENING_TEXTS)
+    fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
+    assert [each.input_value() for each in fields] == ["", ""]  # so that a typed text is measured alone
+    assert tuple(each.get_attribute("placeholder") for each in fields) == OPENING_TEXTS
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Save this page").click()
+    download.value.save_as(tmp_path / "saved.html")
+    saved = (tmp_path / "saved.html").read_text(encoding="utf-8")
+    assert saved == page.evaluate("fetch(document.getElementById('save').href).then(answer => answer.text())")
+    assert OPENING_TEXTS[0] in saved
+    fields[0].fill("a film")
+    fields[0].press("Enter")
+    page.get_by_role("status").filter(has_text="Measured").wait_for()
+    assert shown(page).locator("#grid h2").inner_text().startswith("“a film”")
+    page.go_back()
+    expect(page.get_by_role("status")).to_have_text("The page shows an example.", timeout=LIMIT_MILLISECONDS)
+
+
 def test_chosen_word_layer_and_head_are_kept_for_the_next_text(shell: Any) -> None:
     page = shell
 
@@ -202,9 +226,8 @@ def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(shel
         fields[1].press("Enter")
         page.get_by_role("status").filter(has_text="Measured").wait_for()
         titles = shown(page).locator(".levels b").all_inner_texts()
-        assert titles[::3] == [f"text/0: {texts[0]}"]
-        assert titles[-2] == f"text/1: {texts[1]}"
-        assert titles[-1] == "Difference: text/1 minus text/0"
+        assert titles[:2] == list(texts)
+        assert re.fullmatch(f"Difference: “{texts[1][:9]}.*” minus “{texts[0][:9]}.*”", titles[2])
     fields[1].fill("")
     page.get_by_role("button", name="Measure").click()
     page.get_by_role("status").filter(has_text="Measured").wait_for()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attnmix.core.names import SPACE
+from attnmix.core.names import OWN_SHARE, SPACE
 from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.results import Results
@@ -23,6 +23,7 @@ from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import as_json, pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe, details_note
+from attnmix.page.static_picture import draw_result
 from attnmix.page.wording import RUN_WORDING, Wording, detailed_documents_of, wording_of
 
 HERE = Path(__file__).parent
@@ -50,10 +51,12 @@ def page_text(run: Results, subject: Subject) -> str:
     if "</script" in script.lower():
         raise AssertionError("the script would end the element that holds it")
     points = [site["point"] for site in data["sites"]]
+    opening = data["documents"][data["opens"]["document"]]
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     return _template().render(
         policy=_content_security_policy(script),
-        # The template does not escape these four: files of the project, and JSON without a "<".
+        # The template does not escape these: the project's own files, JSON without a "<", and the picture, whose names
+        # are escaped.
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
         licences=LICENCES.read_text(encoding="utf-8"),
@@ -63,6 +66,11 @@ def page_text(run: Results, subject: Subject) -> str:
         versions=package_versions(),
         documents_left_out=_documents_left_out(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
+        headline=data["answer"]["headline"],
+        lead=[_without_terms(sentence) for sentence in data["answer"]["sentences"]],
+        picture_title=opening["title"],
+        texts_noun=wording.texts,
+        picture=draw_result(run, opening["name"], words["checkpoints"], data["curves"].get(OWN_SHARE, {})),
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
@@ -71,6 +79,11 @@ def page_text(run: Results, subject: Subject) -> str:
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
+
+
+def _without_terms(sentence: str) -> str:
+    """Return a sentence without the braces around terms of the glossary, which the script explains."""
+    return sentence.replace("{", "").replace("}", "")
 
 
 @cache

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,8 @@ from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer, own_shares
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
-from attnmix.page.sentences import class_shares, document_note, map_note, most_and_least
+from attnmix.page.documents import describe_documents
+from attnmix.page.sentences import class_shares, map_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, model_wording_of, wording_of
 
@@ -52,7 +51,6 @@ PROBE_LABELS = {
 }
 """Quantities of `class_use.csv` and their groups."""
 MIN_WORD = 5  # letters of the word that is selected when the page opens
-NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -110,7 +108,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "classShares": _series(_class_share_rows(run), layers, "quantity") if has_classifier else {},
         "probes": _probes(run, layers) if has_classifier else {},
         "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
-        "documents": _documents(tokens, run, has_classifier),
+        "documents": describe_documents(tokens, run),
         "encoder": texts.encoder,
         "readings": [
             {
@@ -261,58 +259,6 @@ def _reviews(table: pd.DataFrame) -> Data:
         grid_LR[rows["layer_place"], rows["place"]] = rows["mean"]
         values.setdefault(checkpoint, {})[method] = quantise(grid_LR, 0, 1)
     return {"names": reviews.tolist(), "total": len(documents), "values": values}
-
-
-def _documents(tokens: pd.DataFrame, run: Results, has_classifier: bool) -> list[Data]:
-    table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    rows: list[Data] = []
-    for row in table.to_dict("records"):
-        rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
-    detailed = detailed_documents_of(run)
-    notes = {}
-    for document in rows:
-        name = document["document"]
-        lacks_details = bool(detailed) and name not in detailed
-        notes[name] = document_note(document, wording_of(run).truncation, lacks_details)
-    by_name = {row["document"]: row for row in rows}
-    return [
-        {
-            "name": name,
-            "start": int(rows.index[0]),
-            "length": len(rows),
-            "begins": _beginning(run.texts[str(name)]),
-            "direction": _direction(run.texts[str(name)]),
-            "note": notes[name],
-            **_classes_of(by_name[name]),
-        }
-        for name, rows in tokens.groupby("document", sort=False)
-    ]
-
-
-def _classes_of(row: Mapping[str, Any]) -> Data:
-    """Return the label and the prediction of a text; None for what it does not have."""
-    label = row["label_name"]
-    label_text = None if label is None else visible(label, kept="")
-    if "predicted" not in row:
-        return {"label": label_text, "predicted": None, "probability": None, "reads": None}
-    position = int(row["read_position"])
-    return {
-        "label": label_text,
-        "predicted": visible(row["predicted"], kept=""),
-        "probability": float(row["probability"]),
-        "reads": position if position >= 0 else None,
-    }
-
-
-def _direction(text: str) -> str:
-    """Return `rtl` where the first letter of a text that has a direction is written from right to left."""
-    directions = map(unicodedata.bidirectional, text)
-    return "rtl" if next((each for each in directions if each in ("L", "R", "AL")), "L") != "L" else "ltr"
-
-
-def _beginning(text: str) -> str:
-    line = visible(" ".join(text.split()), kept="")
-    return line if len(line) <= NAME_CHARACTERS else f"{line[:NAME_CHARACTERS].rstrip()}…"
 
 
 def _token_numbers(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -47,12 +47,14 @@ SHAPE: Data = {
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
-    # `start` is the number of a document's first token, `direction` is ltr or rtl.
+    # `name` is the key, `title` the name in sentences, `heading` the name in lists; `start` is the number of the first
+    # token, `direction` is ltr or rtl, `caution` says which words the model cannot read.
     # `label` is the labelled class, `predicted` the one that the classifier names with a `probability`;
     # `reads` is the position of the token that it reads, if one.
     "documents": [
         {
-            **{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str},
+            **{"name": str, "title": str, "heading": str, "start": int, "length": int, "direction": str},
+            **{"note": str, "caution": str},
             **{"label": str | None, "predicted": str | None, "probability": _NUMBER, "reads": int | None},
         }
     ],

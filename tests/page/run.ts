@@ -195,7 +195,8 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     probes: {},
     neighboursKept: {},
     documents: texts.map((text, n) => ({
-      ...{ name: names[n], start: starts[n], length: text.length, begins: text.slice(1, -1).join(" ") },
+      ...{ name: names[n], start: starts[n], length: text.length, title: names[n] },
+      ...{ heading: `${names[n]}: ${text.slice(1, -1).join(" ")}`, caution: "" },
       ...{ direction: rightToLeft ? "rtl" : "ltr", note: "", label: n === 0 ? "negative" : null },
       ...{ predicted: "positive", probability: PROBABILITIES[n % 3], reads: n === 0 ? 0 : null },
     })),

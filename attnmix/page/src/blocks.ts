@@ -34,7 +34,7 @@ export type Block = {
 
 export const modelTitle = (model: string) =>
   model === CHANGE ? `Change ${data.wording.by_change}` : data.labels.checkpoints[model];
-export const textTitle = (text: number) => `${data.documents[text].name}: ${data.documents[text].begins}`;
+export const textTitle = (text: number) => data.documents[text].heading;
 
 /** The chosen text in each model; or two texts in one model, and their difference. */
 export const blocks = computed((): Block[] => {
@@ -47,7 +47,7 @@ export const blocks = computed((): Block[] => {
     });
   }
   const [{ first, second, columns }, model] = [comparison.value, wordsModel.value];
-  const title = `Difference: ${data.documents[second].name} minus ${data.documents[first].name}`;
+  const title = `Difference: ${data.documents[second].title} minus ${data.documents[first].title}`;
   const tokens = columns.map((column) => column.first ?? column.second);
   return [
     { ...shown, title: textTitle(first), model, tokens: columns.map((column) => column.first) },
@@ -60,7 +60,7 @@ export const blocks = computed((): Block[] => {
 export function titleInText({ model, tokens, isDifference }: Block): string {
   if (comparison.value === null) return modelTitle(model).toLowerCase();
   const { first, second } = comparison.value;
-  const [one, other] = [first, second].map((text) => data.documents[text].name);
+  const [one, other] = [first, second].map((text) => data.documents[text].title);
   if (isDifference) return `${other} minus ${one}`;
   return tokens === blocks.value[0].tokens ? one : other;
 }

@@ -312,7 +312,7 @@ export function Canvas() {
     canvas.current!.title =
       token === null
         ? ""
-        : `${nameHere(token)}, position ${positionOf(token)} of ${data.documents[documentOf[token]].name}`;
+        : `${nameHere(token)}, position ${positionOf(token)} of ${data.documents[documentOf[token]].title}`;
   };
   return (
     <canvas

@@ -12,7 +12,7 @@ import { nameInText } from "./words";
 const LISTED = 6; // differences
 const NAMED = 8; // tokens that differ
 
-const nameOfText = (text: number) => data.documents[text].name;
+const nameOfText = (text: number) => data.documents[text].title;
 const said = (token: number) => `“${nameInText(token)}”`;
 
 /** The token of the chosen text in a column, or the other's. */

@@ -107,7 +107,7 @@ function cellBeside(right: number, down: number): Cell {
 }
 
 function canvasLabel(): string {
-  const name = (text: number) => data.documents[text].name;
+  const name = (text: number) => data.documents[text].title;
   const texts = comparison.value ? [comparison.value.first, comparison.value.second] : [state.document.value];
   const sizes = texts.map((text) => `${name(text)}: ${data.documents[text].length} tokens`);
   return `${sizes.join("; ")}; ${layerCount} layers. Arrow keys choose a token and a layer.`;
@@ -245,7 +245,7 @@ const Legend = () => (
 const differenceEnd = (value: number) => signed(100 * value, state.stretch.value ? 1 : 0);
 
 function DifferenceLegend({ first, second }: Comparison) {
-  const [one, other] = [first, second].map((text) => data.documents[text].name);
+  const [one, other] = [first, second].map((text) => data.documents[text].title);
   return (
     <p class="legend" id="difference-legend">
       <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points: left, more in {one}; right,
@@ -298,7 +298,7 @@ function textRows() {
 
 /** One row for each column of both texts and layer. */
 function comparedRows({ first, second, columns }: Comparison) {
-  const [one, other] = [first, second].map((text) => data.documents[text].name);
+  const [one, other] = [first, second].map((text) => data.documents[text].title);
   const model = wordsModel.value;
   const cells = (token: Maybe, layer: number) =>
     token === null ? [null, null, null] : [positionOf(token), nameOf(token), measures.valueOf(token, layer, model)];
@@ -320,7 +320,7 @@ function PartsNote() {
   const hasParts = (text: number) => "parts" in (data.contributions[data.documents[text].name] ?? {});
   const text = texts.find((each) => !hasParts(each));
   if (text === undefined) return null;
-  const { name, length } = data.documents[text];
+  const { title: name, length } = data.documents[text];
   const isLong = length > data.partsLimit;
   if (state.share.value !== "parts" && !isLong) return null;
   const subject = texts.length > 1 ? `The text ${name}` : "This text";
@@ -347,13 +347,26 @@ function pictureText(): string {
   return `share of each token's vector from others, after each layer${change}${model}`;
 }
 
+/** Which tokens of the texts the model cannot read as words, if any. */
+const Cautions = (props: { texts: number[] }) => (
+  <>
+    {props.texts
+      .filter((text) => data.documents[text].caution)
+      .map((text) => (
+        <p class="note caution">
+          <bdi>{data.documents[text].title}</bdi>: {data.documents[text].caution}
+        </p>
+      ))}
+  </>
+);
+
 /** The texts with their predictions, and what the picture shows of them. */
 const PictureTitle = (props: { texts: number[] }) => (
   <>
     {props.texts.map((text, n) => (
       <>
         {n > 0 && "; "}
-        <bdi>{data.documents[text].name}</bdi> <Prediction text={text} />
+        <bdi>{data.documents[text].title}</bdi> <Prediction text={text} />
       </>
     ))}
     : {pictureText()}
@@ -366,7 +379,7 @@ export function Grid() {
     if (!printing.peek()) screenWidth.value = width;
   }, [width]);
   const shown = comparison.value ? [comparison.value.first, comparison.value.second] : [state.document.value];
-  const name = shown.map((text) => data.documents[text].name).join(" and ");
+  const name = shown.map((text) => data.documents[text].title).join(" and ");
   const others = [null, ...texts.filter((text) => text !== state.document.value)];
   const names = Object.fromEntries(
     others.map((text) => [String(text), text === null ? "no other text" : textTitle(text)]),
@@ -387,6 +400,7 @@ export function Grid() {
         {texts.length > 1 && <Select choice="compare" label="Compare with" names={names} options={others} />}
         {comparison.value && <DifferenceLegend {...comparison.value} />}
       </div>
+      <Cautions texts={shown} />
       <PartsNote />
       <div class="grid" ref={box}>
         <Scroll class="grid-box">

@@ -216,7 +216,7 @@ function MissingHeads() {
       {texts.map((each, n) => (
         <>
           {n > 0 && ", "}
-          <button onClick={() => set({ document: each })}>{data.documents[each].name}</button>
+          <button onClick={() => set({ document: each })}>{data.documents[each].title}</button>
         </>
       ))}
       {texts.length > 0 && "."}
@@ -240,7 +240,7 @@ export function Heads() {
     });
   return (
     <>
-      <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
+      <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].title}, ${where}`} rows={rows}>
         <p class="small noprint">
           Each line goes from a token to a token that it attends to; the larger its{" "}
           {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. The view opens with a head

@@ -12,7 +12,7 @@ import { Text } from "./text";
 import { Select, Slider } from "./ui";
 import { nameOf } from "./words";
 
-const texts = data.documents.map(({ name, begins }) => `${name}: ${begins}`);
+const texts = data.documents.map(({ heading }) => heading);
 
 const Bar = () => (
   <div id="bar" role="region" aria-label="What is shown">
@@ -72,7 +72,9 @@ function uncover(id: string): HTMLElement | null {
 }
 
 followAddress();
-render(<Page />, document.getElementById("app")!);
+const app = document.getElementById("app")!;
+app.replaceChildren(); // of the static picture, which is shown until here
+render(<Page />, app);
 drawFirstScreen();
 addEventListener("click", ({ target }) => {
   const link = target instanceof Element && target.closest<HTMLAnchorElement>('a[href^="#"]');

@@ -36,7 +36,7 @@ const COLOURS = {
   ...{ class: "kind of token", position: "position in the text" },
 };
 const model = run.modelText(captured);
-const textName = (token: number) => data.documents[documentOf[token]].name;
+const textName = (token: number) => data.documents[documentOf[token]].title;
 
 /** What share of neighbours the map keeps here, and what chance would keep. */
 function Badge() {

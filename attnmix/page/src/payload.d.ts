@@ -58,11 +58,13 @@ export type Payload = {
   neighboursKept: Record<string, (number | null)[][]>;
   documents: {
     name: string;
+    title: string;
+    heading: string;
     start: number;
     length: number;
-    begins: string;
     direction: string;
     note: string;
+    caution: string;
     label: string | null;
     predicted: string | null;
     probability: number | null;

@@ -162,7 +162,7 @@ const Controls = () => (
 
 export function Text() {
   const { document, effect, layer, token } = state;
-  const { name, note, predicted } = data.documents[document.value];
+  const { title: name, note, predicted } = data.documents[document.value];
   const title = `${name}, ${measures.shownModel()}, layer ${layer.value}`;
   return (
     <Pane id="text" title={<bdi>{title}</bdi>} file={title} rows={rows}>

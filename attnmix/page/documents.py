@@ -1,0 +1,124 @@
+"""What the page says of each text: its names, label, prediction, and which tokens the model cannot read as words."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from attnmix.core import names
+from attnmix.core.store.results import Results
+from attnmix.page.arrays import visible
+from attnmix.page.sentences import document_note
+from attnmix.page.shape import Data
+from attnmix.page.wording import detailed_documents_of, wording_of
+
+HEADING_CHARACTERS, TITLE_CHARACTERS = 40, 24  # at the beginning of a text, in a list and in a sentence
+OWN_TEXT = "text/"  # at the beginning of the name of a text that is from no data set
+MAX_LETTERS = 0.5  # of the tokens of words, from which on single letters are reported
+
+
+def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
+    """Return what the page says of each text that has `tokens` on it; `attnmix.page.shape` names the keys."""
+    has_classifier = len(run.predictions) > 0
+    table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
+    rows: list[Data] = []
+    for row in table.to_dict("records"):
+        rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
+    detailed = detailed_documents_of(run)
+    notes = {}
+    for document in rows:
+        name = document["document"]
+        lacks_details = bool(detailed) and name not in detailed
+        notes[name] = document_note(document, wording_of(run).truncation, lacks_details)
+    by_name = {row["document"]: row for row in rows}
+    headings = name_documents(run.texts)
+    return [
+        {
+            "name": name,
+            "start": int(rows.index[0]),
+            "length": len(rows),
+            **headings[str(name)],
+            "direction": _find_direction(run.texts[str(name)]),
+            "note": notes[name],
+            "caution": find_cautions(rows, by_name[name]["unknown_tokens"]),
+            **_read_classes(by_name[name]),
+        }
+        for name, rows in tokens.groupby("document", sort=False)
+    ]
+
+
+def _read_classes(row: Mapping[str, Any]) -> Data:
+    """Return the label and the prediction of a text; None for what it does not have."""
+    label = row["label_name"]
+    label_text = None if label is None else visible(label, kept="")
+    if "predicted" not in row:
+        return {"label": label_text, "predicted": None, "probability": None, "reads": None}
+    position = int(row["read_position"])
+    return {
+        "label": label_text,
+        "predicted": visible(row["predicted"], kept=""),
+        "probability": float(row["probability"]),
+        "reads": position if position >= 0 else None,
+    }
+
+
+def _find_direction(text: str) -> str:
+    """Return `rtl` where the first letter of a text that has a direction is written from right to left."""
+    directions = map(unicodedata.bidirectional, text)
+    return "rtl" if next((each for each in directions if each in ("L", "R", "AL")), "L") != "L" else "ltr"
+
+
+def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
+    """Return the `title` of each text in sentences and its `heading` in lists, by its name.
+
+    Texts of one's own have their first words as their title, those of a data set their name.
+    """
+    headings = {name: _shorten(text, HEADING_CHARACTERS) for name, text in texts.items()}
+    titles = {name: _shorten(text, TITLE_CHARACTERS) for name, text in texts.items()}
+    named = {}
+    for name in texts:
+        if name.startswith(OWN_TEXT):
+            title = f"“{_number_alike(name, titles)}”"
+            named[name] = {"title": title, "heading": _number_alike(name, headings)}
+        else:
+            named[name] = {"title": name, "heading": f"{name}: {headings[name]}"}
+    return named
+
+
+def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
+    """Return the beginning of a text of one's own, with a number where other such texts begin in the same way."""
+    own = [each for each in beginnings if each.startswith(OWN_TEXT)]
+    alike = [each for each in own if beginnings[each] == beginnings[name]]
+    return beginnings[name] if len(alike) == 1 else f"{beginnings[name]} ({alike.index(name) + 1})"
+
+
+def _shorten(text: str, characters: int) -> str:
+    """Return a text's first words, in at most so many characters; the beginning of the first word if it is longer."""
+    line = visible(" ".join(text.split()), kept="")
+    if len(line) <= characters:
+        return line
+    words = line[: characters + 1].rsplit(" ", 1)[0]
+    return f"{words[:characters].rstrip()}…"
+
+
+def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
+    """Return which tokens of a text the model cannot read as words; an empty text without any."""
+    sentences = []
+    if unknown:
+        verb = "is" if unknown == 1 else "are"
+        sentences.append(f"{unknown} of its {len(tokens)} tokens {verb} unknown to the model.")
+    words = tokens[tokens["token_class"].isin(["word", "subword"])]
+    pieces = words[words["token_class"] == "subword"]  # a word of one letter, such as "I", is a word
+    letters = sum(_is_letter(str(token)) for token in pieces["token"])
+    if letters >= MAX_LETTERS * len(words) > 0:
+        sentences.append(f"The vocabulary hardly has its words: {letters} of {len(words)} tokens are single letters.")
+    return " ".join(sentences)
+
+
+def _is_letter(token: str) -> bool:
+    """Return True for a token of one letter of an alphabet; characters that stand for a word are none."""
+    character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
+    return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

@@ -1,0 +1,54 @@
+"""What the page says of texts: how they are named, and which tokens the model cannot read as words."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from attnmix.page.documents import find_cautions, name_documents
+
+
+def test_own_texts_are_named_by_their_first_words_and_told_apart() -> None:
+    trophy = "the trophy did not fit into the suitcase because it was too"
+    texts = {
+        "test/3": "A film that everybody should see at once, today",
+        "text/0": f"{trophy} big",
+        "text/1": f"{trophy} small",
+        "text/2": "good",
+        "text/3": "supercalifragilisticexpialidocious" * 2,
+    }
+    named = name_documents(texts)
+    assert [each["title"] for each in named.values()] == [
+        "test/3",
+        "“the trophy did not fit… (1)”",
+        "“the trophy did not fit… (2)”",
+        "“good”",
+        "“supercalifragilisticexpi…”",
+    ]
+    assert [each["heading"] for each in named.values()][:4] == [
+        "test/3: A film that everybody should see at…",
+        "the trophy did not fit into the suitcase… (1)",
+        "the trophy did not fit into the suitcase… (2)",
+        "good",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "unknown", "expected"),
+    [
+        ({"[CLS]": "cls", "good": "word", "film": "word"}, 0, ""),
+        ({"i": "word"}, 0, ""),  # a word of one letter
+        ({"un": "subword", "##s": "subword", "##e": "subword", "film": "word", "was": "word"}, 0, ""),
+        ({"[CLS]": "cls", "[UNK]": "word", "film": "word"}, 1, "1 of its 3 tokens is unknown to the model."),
+        ({"[UNK]": "word", "x": "word", "y": "word"}, 2, "2 of its 3 tokens are unknown to the model."),
+        (
+            {"ש": "subword", "##ל": "subword", "##ם": "subword"},
+            0,
+            "The vocabulary hardly has its words: 3 of 3 tokens are single letters.",
+        ),
+        ({"東": "subword", "##京": "subword"}, 0, ""),  # characters that stand for words
+    ],
+)
+def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], unknown: int, expected: str) -> None:
+    table = pd.DataFrame({"token": list(tokens), "token_class": list(tokens.values())})
+    assert find_cautions(table, unknown) == expected
