@@ -98,7 +98,7 @@ class Card:
             "finetune": {"batch_size": self.size.batch_texts, "max_length": longest, "epochs": 2},
             "capture": {"max_length": longest, "drawn": self.size.test},
             "measure": {"documents": self.size.measured, "gradient_documents": 0, "matrices": []},
-            "faithfulness": {"max_length": min(longest, 96)},
+            "faithfulness": {"documents": 8, "max_length": min(longest, 96)},
         }
         for name, keys in sections.items():
             values[name] |= keys

@@ -44,8 +44,8 @@ from attnmix.models.segments import read_segments
 from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
-COSTLY_REVIEWS = 16
-"""Reviews in which scores that take a forward pass per token are computed."""
+SAMPLED_REVIEWS = 16
+"""Reviews in which references and costly scores are judged."""
 
 
 def main(parameters: Parameters) -> None:
@@ -76,17 +76,17 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
     """Return `faithfulness.csv` of the reviews in which tokens are replaced, each cut to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
-    costly_numbers = set(np.linspace(0, len(documents) - 1, COSTLY_REVIEWS).astype(int))
+    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))
     drops, agreements = [], []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
         undefined = np.full((1, len(document)), np.nan)
         scores = {
-            name: undefined if method.costly and number not in costly_numbers else method.scores(review)
+            name: undefined if method.sampled and number not in sample else method.scores(review)
             for name, method in methods.items()
         }
         drops.append(list(probability_drops(review, scores).values()))
-        reference_T = scores[REFERENCE][0]
+        reference_T = review.gradient_norm()
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
     agreement_NM = np.array(agreements)
     agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # with itself

@@ -308,7 +308,7 @@ class MeasureParameters(Section):
 
 class FaithfulnessParameters(Section):
     documents: Count = 100
-    max_length: Tokens = 48
+    max_length: Tokens = 32
 
 
 MAX_PARTS_TOKENS = 128

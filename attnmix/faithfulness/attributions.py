@@ -142,7 +142,7 @@ class Attribution(NamedTuple):
 
     formula: Callable[[Review], Doubles]  # to `[T]`, or `[draws, T]` of a score that is drawn
     obstacle: Callable[[Family], str | None] = lambda family: None  # why a family does not have it, if so
-    costly: bool = False  # True for a score that takes a forward pass per token
+    sampled: bool = False  # True for references, and for scores that are costly, which are judged in few reviews
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`, of one draw where nothing is drawn."""
@@ -164,14 +164,16 @@ SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
-        name: Attribution(partial(Review.matrix_row, method=name), partial(_matrix_obstacle, name))
+        name: Attribution(
+            partial(Review.matrix_row, method=name), partial(_matrix_obstacle, name), sampled=name != "alti_rollout"
+        )
         for name in SCORING_MATRICES
     },
     "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
     "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
-    REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
-    "gradient_x_input": Attribution(Review.gradient_by_input),  # Shrikumar et al., 2017
-    "leave_one_out": Attribution(Review.left_out, costly=True),  # Li et al., 2016
+    REFERENCE: Attribution(Review.gradient_norm, sampled=True),  # Simonyan et al., 2014
+    "gradient_x_input": Attribution(Review.gradient_by_input, sampled=True),  # Shrikumar et al., 2017
+    "leave_one_out": Attribution(Review.left_out, sampled=True),  # Li et al., 2016
 }
 """Every token score by its name."""
 

@@ -20,7 +20,7 @@ from attnmix.faithfulness.attributions import RANDOM_REMOVAL, Review, word_posit
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.measures.documents import Document
 
-SHARES = (0.1, 0.3, 0.5)
+SHARES = (0.2, 0.5)
 """Fractions of a review's tokens, highest scores first, that are replaced or kept."""
 COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
 MASK, DONOR = "mask", "donor"
