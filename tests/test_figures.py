@@ -162,7 +162,13 @@ def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int)
     assert figure.get_size_inches()[1] <= style.PAGE_HEIGHT
     panels = [axes for axes in figure.axes if axes.collections]
     assert len(panels) == 2 + layers * len(POST_LN)
-    assert len({(*axes.get_xlim(), *axes.get_ylim()) for axes in panels}) == 1
+    scales = set()
+    for axes in panels:
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        box = axes.get_window_extent()
+        scales.add((round((left + right) / 2, 6), round((bottom + top) / 2, 6), round(box.width / (right - left), 6)))
+        assert box.width / (right - left) == pytest.approx(box.height / (top - bottom))
+    assert len(scales) == 1
     (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
     entries = {
         text.get_text(): mpl.colors.to_hex(handle.get_color()).upper()

@@ -318,4 +318,4 @@ def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: 
     apply_overrides(tmp_path / "params.yaml", lines)  # as `dvc exp run -S` does
     parameters = read_parameters(tmp_path / "params.yaml")
     texts = parameters.dataset.test_limit
-    assert texts is None or max(parameters.capture.documents) < texts
+    assert texts is None or max(parameters.capture.documents, default=0) < texts

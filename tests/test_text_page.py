@@ -18,6 +18,7 @@ from torch import Tensor
 
 import attnmix
 from attnmix.core.errors import InputError
+from attnmix.core.names import DEFAULT_CONTROL_NAMES, RATIO_CONTROL_NAMES
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
 from attnmix.measures import identities
 from attnmix.measures.batches import STATISTICS
@@ -39,8 +40,10 @@ TEXTS: dict[str, list[Any]] = {
 
 
 def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pages measure everything and make every table."""
-    monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *STATISTICS))
+    """Let pages measure every statistic but optional controls, which they would show, and make every table."""
+    optional = set(RATIO_CONTROL_NAMES) - set(DEFAULT_CONTROL_NAMES)
+    statistics = [name for name in STATISTICS if name not in optional]
+    monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *statistics))
     monkeypatch.setattr(text_results, "page_tables", mixing_tables)
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
-from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT
+from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT, ROLLOUT
 from attnmix.core.paths import read_path
 from attnmix.core.progress import show_progress
 from attnmix.core.statistics import Sums
@@ -328,13 +328,15 @@ class Measures:
         return array if layer is None else array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
-        """Compute the matrix of one text; raise `InputError` if the model's family has none."""
+        """Compute the matrix of one text and its rollout, which costs little more; raise `InputError` if the model's family has none."""
         with self._engine() as engine:
             family = family_of(engine.base.config)
             if not family.present([name]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
+            layer_matrix = name.removesuffix(ROLLOUT)
+            names = [each for each in (layer_matrix, layer_matrix + ROLLOUT) if each in MATRICES]
             with show_progress(name, self.layers) as progress:
-                engine.add_matrices(self.measurements, text, [name], advance=progress.advance)
+                engine.add_matrices(self.measurements, text, names, advance=progress.advance)
 
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
         """Return what each token of one text contributed to every vector, from the embeddings to each layer.
