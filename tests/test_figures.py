@@ -176,7 +176,7 @@ def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int)
     }
     words = {word: colour for word, colour in entries.items() if colour in TRACK_COLOURS}
     assert set(words) <= {*TEXT} - {"arr", "##ow"}  # a piece of a word is not tracked
-    assert len(words) == min(len(TRACK_COLOURS), len({*TEXT} - {"arr", "##ow"}))
+    assert 4 <= len(words) <= len(TRACK_COLOURS)
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
     last = groups.get_group((layers, "layer_output" if layers else "embedding_output"))[["x", "y"]].to_numpy()
     drawn = {

@@ -328,7 +328,7 @@ class Measures:
         return array if layer is None else array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
-        """Compute the matrix of one text and its rollout, which costs little more; raise `InputError` if the model's family has none."""
+        """Compute the matrix of one text and its rollout; raise `InputError` if the model's family has none."""
         with self._engine() as engine:
             family = family_of(engine.base.config)
             if not family.present([name]):
