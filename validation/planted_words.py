@@ -84,7 +84,7 @@ def _train(model: Any, generator: np.random.Generator) -> None:
         loss.backward()
         optimizer.step()
     raise InputError(
-        f"seed: the loss is {float(loss):.3g} after {MAX_STEPS} steps; allowed: a seed that reaches {MAX_LOSS}"
+        f"seed: the loss is {loss.item():.3g} after {MAX_STEPS} steps; allowed: a seed that reaches {MAX_LOSS}"
     )
 
 
