@@ -62,6 +62,7 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, OutputSignature, check_unedited, quiet
 from attnmix.models.checkpoint import check_length, longest_text
 from attnmix.models.families import family_of, layer_counts, present_names
+from attnmix.notebook_picture import draw_notebook_picture
 from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.saved_results import (
     SavedModel,
@@ -223,6 +224,8 @@ class Measures:
         layers, tokens = self.ratios_by_text[0].shape[1], len(self.tokens)
         texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
         return f"Measures({texts}, {tokens} tokens, {layers} layers of {self.model.name}; {', '.join(self.methods)})"
+
+    _repr_html_ = draw_notebook_picture
 
     @property
     def texts(self) -> list[str]:
