@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import zlib
@@ -206,3 +207,22 @@ def test_every_identity_is_checked_in_the_first_text_of_a_model(
     first = page_text(measurer.results(texts), Subject("a model"))
     monkeypatch.setattr(identities, "_source_errors", wrong)
     assert page_text(measurer.results(texts), Subject("a model")) == first
+
+
+def test_notebook_shows_a_result_with_the_own_shares_of_its_first_text(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = attnmix.load(str(tiny_bert))
+    assert repr(model).count("\n") == 0
+    result = attnmix.measure(model, ["the film <b> was good .", "time flies"])
+    shown = result._repr_html_()
+    assert len(shown) < 20_000
+    assert html.escape(repr(result)) in shown
+    assert shown.count("<svg") == 1
+    assert "<b>" not in shown
+    known = np.isfinite(result.measurements.token_shares[0]).sum()
+    assert len(re.findall(r"M[\d.]+,[\d.]+h", shown)) == known > 0
+    monkeypatch.setattr("attnmix.results.result.MAX_TOKENS", 3)
+    long = attnmix.measure(model, "time flies like an arrow")
+    assert "<svg" not in long._repr_html_()  # whose own shares would take a while
+    assert long.measurements.token_shares == {}

@@ -37,6 +37,7 @@ from attnmix.results.arrays import label_matrix, label_parts, tabulate_ratios
 from attnmix.results.controls import select_controls, sink_totals, warn_of_total_effects
 from attnmix.results.measure_names import CONTROL_NAMES, OWN_SHARE, check_name
 from attnmix.results.measured_model import MeasuredModel, SavedModel
+from attnmix.results.notebook import MAX_TOKENS, draw_notebook_view
 from attnmix.results.tables import control_table, mean_table
 from attnmix.results.totals import select_method, subtract_control, sum_quantities, sum_ratios
 from attnmix.runs.tokens import TokenizedTexts
@@ -105,6 +106,15 @@ class Measures:
         texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
         extent = f"{texts}, {len(self.tokens)} tokens, {self.layers} layers of {self.model.name}"
         return f"Measures({extent}; {', '.join(self.methods)})"
+
+    def _repr_html_(self) -> str:
+        """Return the view of a notebook; missing own shares are computed if the first text is short."""
+        known = self.measurements.token_shares
+        if 0 not in known and len(self.documents[0]) <= MAX_TOKENS and self.own_share_obstacle() is None:
+            with self._engine() as engine:
+                engine.add_token_shares(self.measurements, 0)
+        tokens = self.tokens.loc[self.tokens["text"] == 0, "token"].tolist()
+        return draw_notebook_view(repr(self), self.model.name, tokens, known.get(0))
 
     @property
     def texts(self) -> list[str]:

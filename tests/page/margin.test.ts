@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
-import { openPage, textOf } from "./open";
+import { elementsOf, openPage, textOf } from "./open";
 import { LAYERS, makeRun, MODELS, numbers, product, total } from "./run";
 
 const TEXTS = ["[CLS] the film was not the end [SEP]", "[CLS] a good film and the plot [SEP]"];
@@ -105,6 +105,7 @@ test("a measure without a mean over reviews, and a page of few texts, have the m
     assert.equal(text.length, LAYERS);
   }
   assert.doesNotMatch(textOf(page.means.MeansText()), /reviews/);
+  for (const { d } of elementsOf(page.means.Margin(), "path")) assert.match(d, /^M[\d.]+,/); // none is empty
   const few = makeRun([run.texts[0]]);
   for (const model of MODELS)
     Object.assign(few.payload.curves.own_share[model], {

@@ -63,7 +63,7 @@ export function Margin() {
               <line x1={x} x2={x} y1={top} y2={bottom} stroke="var(--line)" />
             ))}
             {band.length > 0 && <path d={`M${pathOf(band)}Z`} fill={colour} fill-opacity="0.2" />}
-            <path d={`M${pathOf(means)}`} fill="none" stroke={colour} stroke-width="1.5" />
+            {means.length > 0 && <path d={`M${pathOf(means)}`} fill="none" stroke={colour} stroke-width="1.5" />}
             {means.map((point) => (
               <circle cx={point.x} cy={point.y} r={DOT} fill={colour} />
             ))}

@@ -1,0 +1,28 @@
+"""The view of a result in a notebook: its description, and a picture of the first text."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_TOKENS = 64  # length of a text whose own shares are computed for the picture, within about a second
+CAPTION = "Own share of each token's vector after each layer, by exchange: 0% has the colour of the background."
+
+
+def draw_notebook_view(description: str, model: str, tokens: list[str], shares: npt.NDArray[np.float32] | None) -> str:
+    """Return the description of a result and the own shares of a text, as HTML.
+
+    Args:
+        description: One line.
+        model: Name of the model.
+        tokens: Tokens of the text.
+        shares: Own shares `[layers, tokens]`; None: the description only.
+    """
+    view = f"<pre>{escape(description)}</pre>"
+    if shares is None:
+        return view
+    from attnmix.page.static_picture import ModelShares, draw_own_shares  # only if a notebook shows a result
+
+    return f"{view}<p>{CAPTION}</p>{draw_own_shares(tokens, [ModelShares(model, shares)])}"
