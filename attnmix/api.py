@@ -57,7 +57,7 @@ from attnmix.measures.controls import CONTROLS, left_out_sentence
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.input_parts import RULES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import RESULT_MATRICES, with_rollout
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.model import Model, OutputSignature, check_unedited, quiet
 from attnmix.models.checkpoint import check_length, longest_text
@@ -481,10 +481,11 @@ class Measures:
         """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
         `layer` where no `layer` is given.
 
-        `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
-        `value_zeroing_without_bias`, `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the
-        layer. Raise `InputError` for a matrix, layer or text that is not there, and without a `layer` where encoder and
-        decoder read other tokens.
+        `name` is one of `attnmix.measures.matrices.RESULT_MATRICES`: `attention`, `norm` (lengths of F_ij),
+        `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a rollout
+        such as `alti_rollout`, from the embeddings to the layer; or `exchange`, how far a token's vector moves if one
+        token of the input is replaced. Raise `InputError` for a matrix, layer or text that is not there, and without a
+        `layer` where encoder and decoder read other tokens.
 
         >>> matrix = result.matrix("alti", layer=6)
         >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
@@ -492,7 +493,7 @@ class Measures:
         """
         import xarray
 
-        check_name("matrix", name, MATRICES)
+        check_name("matrix", name, RESULT_MATRICES)
         self._check_text(text)
         self._check_layer(layer)
         self._check_unedited()
@@ -502,7 +503,7 @@ class Measures:
             if not family.present([name]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
             with self._engine() as engine, show_progress(name, model.layers) as progress:
-                engine.add_matrices(self._computed, text, [name], advance=progress.advance)
+                engine.add_matrices(self._computed, text, with_rollout(name), advance=progress.advance)
         matrix_LTT = self._computed.matrices[text][name]
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}

@@ -26,7 +26,7 @@ from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import RESULT_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
@@ -56,6 +56,7 @@ AMOUNTS = {
     "`layer_n`": "layer_n",
     "ALTI": "alti",
     "GlobEnc": "globenc",
+    "contribution weights": "contribution_weights",
     "weights": "attention",
 }
 """The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
@@ -66,6 +67,7 @@ PLANTED = {
     "less corpus mean": "attnresln_n - corpus_value",
     "without b_V": "attnresln_n, without_value_bias",
     "`layer_n`": "layer_n",
+    "contribution weights": "contribution_weights",
     "Value Zeroing": "value_zeroing",
     "same, no b_V": "value_zeroing_without_bias",
     "raw, others' sum": "value_zeroing_sum",
@@ -95,7 +97,7 @@ def tables() -> dict[str, str]:
     ]
     matrices = [
         (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.rows, each.source)
-        for each in MATRICES.values()
+        for each in RESULT_MATRICES.values()
     ]
     controls = [
         (f"`{name}`", _code(each.definition), "its own" if each.own_pass else "the same")
