@@ -25,7 +25,7 @@ from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import RESULT_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
@@ -55,6 +55,7 @@ AMOUNTS = {
     "parts, projected": "parts_projection",
     "`attnresln_n`": "attnresln_n",
     "ALTI": "alti",
+    "contribution weights": "contribution_weights",
 }
 """The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
 PLANTED = {
@@ -63,6 +64,7 @@ PLANTED = {
     "less `text_mean_value`": "attnresln_n - text_mean_value",
     "less `corpus_value`": "attnresln_n - corpus_value",
     "`layer_n`": "layer_n",
+    "contribution weights": "contribution_weights",
     "Value Zeroing": "value_zeroing",
     "ALTI": "alti",
     "parts": "parts",
@@ -81,7 +83,11 @@ def tables() -> dict[str, str]:
     ratios = [
         (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source) for name, each in RATIOS.items()
     ]
-    matrices = [(f"`{each.name}`", _code(each.definition), each.source) for each in LAYER_MATRICES.values()]
+    matrices = [
+        (f"`{each.name}`", _code(each.definition), each.source)
+        for each in RESULT_MATRICES.values()
+        if "rollout" not in each.name
+    ]
     controls = [(f"`{name}`", _code(each.definition)) for name, each in CONTROLS.items()]
     points = [
         (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)

@@ -348,6 +348,7 @@ class ReferenceLayer:
         F = np.zeros((tokens, tokens, W_O.shape[-1]))
         for h in range(w.heads):
             F += self.attention[h][:, :, None] * (value[h] @ W_O[h])[None]
+        self.projected = F
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
@@ -476,9 +477,11 @@ class ReferenceLayer:
 
     def contributions(self) -> dict[str, Array]:
         """Of the measures that the family has, one matrix [token, source]."""
+        output = self.weights.linear("out", self.points["attention_heads"])
         values = {
             "attention": self.attention.mean(0),
             "norm": np.linalg.norm(self.F, axis=-1),
+            "contribution_weights": np.einsum("ijd,id->ij", self.projected, output) / (output**2).sum(-1)[:, None],
             "value_zeroing": normalised(self.value_zeroing(np.zeros_like(self.value_bias))),
             "value_zeroing_without_bias": normalised(self.value_zeroing(self.value_bias)),
         }

@@ -280,7 +280,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     documents["pretrained"]["test/1"]["agreement"][0, 1:, 2] = np.nan
     documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
     sums = {name: summed(by_review) for name, by_review in documents.items()}
-    tables = derivative_tables(sums, list(lengths), ["attn_w"], ["attention"], seed=0)
+    tables = derivative_tables(sums, list(lengths), ["attn_w"], ["attention", "attention_rollout"], seed=0)
     table = tables["derivatives"]
     assert tuple(table) == TABLE_COLUMNS["derivatives"]
     assert table[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # two documents

@@ -18,6 +18,7 @@ from attnmix.measures.exchange import (
     Displacements,
     choose_donors,
     choose_positions,
+    exchange_matrix,
     exchange_sums,
     exchange_words,
     measure_exchange,
@@ -103,6 +104,31 @@ def test_displacements_of_every_family_are_those_of_plain_transformers(name: str
             np.testing.assert_allclose(found_4L, expected_4L, rtol=1e-4, atol=1e-9)
     others = np.setdiff1d(np.arange(TOKENS), POSITIONS)
     assert np.isnan(np.stack(measured)[..., others]).all()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@torch.inference_mode()
+def test_exchange_matrix_is_that_of_plain_transformers(name: str) -> None:
+    base: Any = load_base(tiny_folder(name)).double()
+    model = copy.deepcopy(base)
+    ids, donors = drawn_ids(0), [drawn_ids(1), drawn_ids(2)]
+    donors[0][[0, 3, -1]] = ids[[0, 3, -1]]  # special tokens, and a word that both have
+    donors[1][[0, -1]] = ids[[0, -1]]
+    kinds = {"same_class": donors[:1], "other_class": donors[1:]}
+    found_LTT = exchange_matrix(base, document(ids), kinds, batch_tokens=3 * TOKENS)
+    original = np.stack(states(model, ids))
+    for source in range(TOKENS):
+        squares = []
+        for donor in donors:
+            if donor[source] != ids[source]:
+                text = ids.copy()
+                text[source] = donor[source]
+                squares.append(((np.stack(states(model, text)) - original) ** 2).sum(-1))
+        expected_LT = np.full(original.shape[:2], np.nan)
+        if squares:
+            expected_LT = np.sqrt(np.mean(squares, axis=0) / (original**2).sum(-1))
+        np.testing.assert_allclose(found_LTT[:, :, source], expected_LT, rtol=1e-6, atol=1e-9)
+    assert np.isnan(found_LTT).all(1).any(0).tolist() == [True, *[False] * (TOKENS - 2), True]
 
 
 def test_equal_tokens_are_excluded_and_donors_without_a_difference_do_not_count() -> None:

@@ -34,7 +34,7 @@ from attnmix.measures.documents import Document
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.input_parts import RULES, PartsReader, source_shares
 from attnmix.measures.layers import run_layers
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models import families
 from attnmix.models.capture_points import recording, widths
@@ -220,7 +220,7 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
 def test_matrices_follow_their_definition(
     base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
 ) -> None:
-    measurer = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
+    measurer = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
     ids, reference = np.array(texts[1], np.int32), references[1]
     values = measurer.contributions(ids)
     for number, layer in enumerate(reference.layers):

@@ -525,7 +525,7 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     assert reviews["pretrained"] == reviews["finetuned"]
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
-    sizes = {"level": 3 * 2 * 3 * 3, "ratio": 3 * 3 * len(RATIOS), "from_input": 3 * 3 * 7, "agreement": 2 * 2 * 3 * 16}
+    sizes = {"level": 3 * 2 * 3 * 3, "ratio": 3 * 3 * len(RATIOS), "from_input": 3 * 3 * 5, "agreement": 2 * 2 * 3 * 14}
     sizes |= {"swap": 3 * 3 * 4, "coherence": 3 * 3}
     assert table["quantity"].value_counts().to_dict() == sizes
     assert table["mean"].between(-1, 1).all()

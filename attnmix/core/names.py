@@ -20,6 +20,7 @@ ROLLOUT = "_rollout"
 MATRIX_NAMES = (
     "attention",
     "norm",
+    "contribution_weights",
     "value_zeroing",
     "value_zeroing_without_bias",
     "alti",
@@ -33,6 +34,8 @@ MATRIX_NAMES = (
 """Contribution matrices: those of one layer, then the rollouts."""
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
+EXCHANGE = "exchange"
+"""The matrix of the displacements by single exchanged tokens of the input."""
 RATIO_CONTROL_NAMES = (
     "random_weights",
     "shuffled_words",

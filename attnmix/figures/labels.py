@@ -61,13 +61,14 @@ RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()}
 _MATRICES = {
     "attention": "Attention weights",
     "norm": "Norms of single sources",
+    "contribution_weights": "Contribution weights",
     "value_zeroing": "Value Zeroing",
     "value_zeroing_without_bias": "Value Zeroing without b_V",
     "alti": "ALTI",
     "globenc": "GlobEnc",
 }
 _ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
-MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout"}
+MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout", "exchange": "Exchange of one token"}
 """Labels of matrices, distinct from labels of other quantities in `RATIO_LABELS`."""
 
 # Okabe and Ito's colours, distinguishable with any common colour blindness; all points have different markers.

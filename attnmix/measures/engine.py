@@ -23,7 +23,16 @@ from transformers import PreTrainedModel
 
 from attnmix.core.draw import stratified_draw
 from attnmix.core.lazy import cached_property
-from attnmix.core.names import ALL_DONORS, INPUT_PARTS, NEUTRAL, OTHER_CLASS, OTHER_TEXTS, OWN_SHARE, SAME_CLASS
+from attnmix.core.names import (
+    ALL_DONORS,
+    EXCHANGE,
+    INPUT_PARTS,
+    NEUTRAL,
+    OTHER_CLASS,
+    OTHER_TEXTS,
+    OWN_SHARE,
+    SAME_CLASS,
+)
 from attnmix.core.progress import show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
@@ -37,6 +46,7 @@ from attnmix.measures.exchange import (
     Displacements,
     choose_positions,
     draw_exchanged_texts,
+    exchange_matrix,
     exchange_sums,
     exchanged_texts,
     measure_exchange,
@@ -287,6 +297,8 @@ class Engine:
         Without heads, `advance` is called after each layer.
         """
         known = measurements.matrices.setdefault(number, {})
+        if EXCHANGE in names and EXCHANGE not in known:
+            known[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
         missing = [name for name in self._present(names) if name not in known]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
@@ -360,15 +372,24 @@ class Engine:
             document: The text, or its first tokens.
             positions: Positions of the tokens whose vectors are measured.
         """
+        donors = self._exchanged_texts(texts, number, document)
+        displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
+        return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
+
+    def _exchanged_texts(self, texts: Texts, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
+        """Return the token ids of the exchanged texts of a document by kind of donor."""
         kinds = self.donor_kinds(texts)
         if kinds == (NEUTRAL,):
             neutral = [self._neutral_document(text) for text in NEUTRAL_TEXTS]
-            donors = {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), len(neutral))}
-        else:
-            classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
-            donors = draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
-        displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
-        return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
+            return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), len(neutral))}
+        classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
+        return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
+
+    def _exchange_matrix(self, texts: Texts, number: int) -> Array:
+        """Return the matrix `EXCHANGE` of a text `[layers, tokens, sources]`."""
+        document = texts.document(number)
+        donors = self._exchanged_texts(texts, number, document)
+        return exchange_matrix(self.base, document, donors, self.batch_tokens)[1:]
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:

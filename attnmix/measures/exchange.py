@@ -196,6 +196,41 @@ def measure_exchange(
     return Displacements(*means)
 
 
+def exchange_matrix(
+    base: PreTrainedModel, document: Document, donors: Mapping[str, Sequence[Ids]], batch_tokens: int
+) -> Doubles:
+    """Return how far each vector moves if one token of the document is replaced, relative to the vector's length.
+
+    Args:
+        base: The model without head, in evaluation mode.
+        document: The text.
+        donors: Token ids of the exchanged text, as from `exchange_words`, of each donor by its kind.
+        batch_tokens: Largest number of tokens in a forward pass.
+
+    Returns:
+        The root mean square over all donors with another token at the source's position, `[L, T, T]`, token by source;
+        NaN for sources that were not exchanged.
+    """
+    ids_T = document.ids
+    tokens = len(document)
+    reader = _Reader(base, np.arange(tokens, dtype=np.int32))
+    originals = reader.read_whole(ids_T[None])
+    length_LT = _on_host([level[0].double().square().sum(-1) for level in originals])
+    exchanged = [ids for kind in donors.values() for ids in kind]
+    squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
+    batch_rows = max(1, batch_tokens // tokens)
+    for squares_LTT, donor_T in zip(squares_XLTT, exchanged, strict=True):
+        sources = np.flatnonzero(donor_T != ids_T)
+        for start in range(0, len(sources), batch_rows):
+            batch = sources[start : start + batch_rows]
+            texts_RT = np.repeat(ids_T[None], len(batch), 0)
+            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]
+            moved = reader.read_whole(texts_RT)
+            squares_LRT = _on_host([_squared_distance(*pair) for pair in zip(moved, originals, strict=True)])
+            squares_LTT[:, :, batch] = squares_LRT.swapaxes(1, 2)
+    return np.sqrt(_mean_of_known(squares_XLTT) / length_LT[..., None])
+
+
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens of each quantity `[1 + K, L]`, by the names of `QUANTITIES`.
 

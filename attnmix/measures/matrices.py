@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnmix.core.names import ROLLOUT
+from attnmix.core.names import EXCHANGE, ROLLOUT
 
 if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
@@ -29,7 +29,7 @@ class Matrix:
     definition: str
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
-    min_raw_sum: float = 0.0
+    min_raw_sum: float = float("-inf")
     """A row with a smaller sum, before it is made to sum to 1, shows no structure."""
 
 
@@ -53,6 +53,16 @@ class LayerMatrix(Matrix):
 def _alti(chunk: SourceChunk) -> Tensor:
     y_TD = chunk.layer_pass.attended
     return (y_TD.abs().sum(-1) - (y_TD - chunk.T_JTD).abs().sum(-1)).clamp_min(0)
+
+
+def _contribution_weights(chunk: SourceChunk) -> Tensor:
+    """Return the signed share of each source in the output of W_O, by projection.
+
+    b_V is a part of the values; b_O belongs to no source, so that a row sums to 1 - <b_O, o_i> / |o_i|^2.
+    """
+    output_TD = chunk.layer_pass.projected
+    products_JT = (chunk.projected_JTD * output_TD).sum(-1)
+    return products_JT / output_TD.square().sum(-1)
 
 
 def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
@@ -82,6 +92,14 @@ _DECLARED = (
         source="Kobayashi et al., EMNLP 2020, equation 5",
         rows="as they are",
         rollout=None,  # without the second LayerNorm it would say the wrong thing (Modarressi et al. 2022)
+    ),
+    LayerMatrix(
+        name="contribution_weights",
+        formula=_contribution_weights,
+        definition="<c_ij, o_i> / |o_i|^2, c_ij = sum_h a^h_ij f_h(x_j), o_i the output of W_O",
+        source="Cunningham and Cirone, ICML 2026, summed over heads",
+        rows="as they are",
+        rollout=None,
     ),
     LayerMatrix(
         name="value_zeroing",
@@ -123,10 +141,24 @@ ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for eac
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
 """Every contribution matrix by its name, in the order of `MATRIX_NAMES`: those of one layer, then their rollouts."""
 
+_EXCHANGE = Matrix(
+    name=EXCHANGE,
+    definition="|y_i(x'_j, x_{-j}) - y_i(x)| / |y_i(x)|, from the input: only token j is replaced by a donor's",
+    source="docs/measures/exchange.md",
+    rows="as they are",
+)
+RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
+"""The matrices that `Measures.matrix` returns: also one that needs donors, which a single captured text lacks."""
+
 
 def sort_matrices(names: Collection[str]) -> list[str]:
     """Return the names of matrices in the order of `MATRICES`."""
     return [name for name in MATRICES if name in names]
+
+
+def with_rollout(name: str) -> list[str]:
+    """Return the names of a matrix and of its rollout, if it has one, by the name of either."""
+    return [each for each in RESULT_MATRICES if each.removesuffix(ROLLOUT) == name.removesuffix(ROLLOUT)]
 
 
 def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:

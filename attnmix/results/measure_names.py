@@ -15,7 +15,7 @@ from attnmix.core.names import POINTS
 from attnmix.core.terminal import shorten
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.input_parts import RULES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import RESULT_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sinks import SINK_MEASURES
 
@@ -50,7 +50,7 @@ def list_measures() -> pd.DataFrame:
     rows = []
     for name, ratio in RATIOS.items():
         rows.append((name, "ratio", f"measure(model, texts, methods=[{name!r}])", ratio.definition, ratio.source))
-    for name, matrix in MATRICES.items():
+    for name, matrix in RESULT_MATRICES.items():
         rows.append((name, "matrix", f"result.matrix({name!r})", matrix.definition, matrix.source))
     descriptions = {name: control.definition for name, control in CONTROLS.items()} | SHARES
     for name, description in descriptions.items():
@@ -61,7 +61,7 @@ def list_measures() -> pd.DataFrame:
 def _registries() -> Iterator[tuple[str, Iterable[str]]]:
     """Yield each registry of names, after what its names are and the call that takes them."""
     yield "a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS
-    yield "a contribution matrix: result.matrix({name})", MATRICES
+    yield "a contribution matrix: result.matrix({name})", RESULT_MATRICES
     yield "a control: measure(model, texts, controls=[{name}])", CONTROL_NAMES
     yield "a share of parts: result.own_share()", (OWN_SHARE,)
     yield "a measure of sinks: result.sinks()", ("attention_to_first", *SINK_MEASURES)

@@ -16,7 +16,7 @@ import pandas as pd
 from attnmix.core.disk import check_new_file
 from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
-from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT, ROLLOUT
+from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT
 from attnmix.core.paths import read_path
 from attnmix.core.progress import show_progress
 from attnmix.core.statistics import Sums
@@ -27,7 +27,7 @@ from attnmix.measures.controls import CONTROLS
 from attnmix.measures.documents import Document
 from attnmix.measures.engine import Engine, Measurements, OwnShareSample
 from attnmix.measures.input_parts import RULES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import RESULT_MATRICES, with_rollout
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.model import Model
 from attnmix.models.families import family_of
@@ -318,16 +318,17 @@ class Measures:
         """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
         `layer` where no `layer` is given.
 
-        `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
-        `value_zeroing_without_bias`, `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the
-        layer. Raise `InputError` for a matrix, layer or text that is not there, and without a `layer` where encoder and
-        decoder read other tokens.
+        `name` is one of `attnmix.measures.matrices.RESULT_MATRICES`: `attention`, `norm` (lengths of F_ij),
+        `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a rollout
+        such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a token's vector if
+        one token of the input is replaced. Raise `InputError` for an unknown matrix, layer or text, and without a
+        `layer` if encoder and decoder read different tokens.
 
         >>> matrix = result.matrix("alti", layer=6)
         >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
         (('token', 'source'), (7, 7), 1.0)
         """
-        check_name("matrix", name, MATRICES)
+        check_name("matrix", name, RESULT_MATRICES)
         self._check_text(text)
         self._check_layer(layer)
         self.measured_model.check_unedited()
@@ -343,10 +344,8 @@ class Measures:
             family = family_of(engine.base.config)
             if not family.present([name]):
                 raise InputError(f"matrix: the model family {family.model_type} has no {name}")
-            layer_matrix = name.removesuffix(ROLLOUT)
-            names = [each for each in (layer_matrix, layer_matrix + ROLLOUT) if each in MATRICES]
             with show_progress(name, self.layers) as progress:
-                engine.add_matrices(self.measurements, text, names, advance=progress.advance)
+                engine.add_matrices(self.measurements, text, with_rollout(name), advance=progress.advance)
 
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
         """Return what each token of one text contributed to every vector, from the embeddings to each layer.
