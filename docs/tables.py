@@ -20,7 +20,7 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS, ROLLOUT
+from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
