@@ -32,7 +32,6 @@ from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent
 from docs.texts import render_texts
-from experiments.study import SETTINGS
 from stages.common.parameters import Parameters
 from validation.planted_amounts import CASES as PLANTED_AMOUNTS
 from validation.planted_cases import CASES
@@ -44,11 +43,11 @@ DOCUMENTS = (
         f"docs/measures/{name}.md"
         for name in ("controls", "exchange", "faithfulness", "geometry", "matrices", "planted", "ratios")
     ),
-    *("docs/imdb/README.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
+    *("docs/imdb/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents that have generated parts."""
 PLOTS, VALIDATION = "reports/plots/", "docs/measures/"
-IMDB, STUDY = "docs/imdb/", "docs/study/"
+IMDB = "docs/imdb/"
 AMOUNTS = {
     "exchange": "exchange",
     "parts": "parts",
@@ -144,15 +143,13 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """Return the tables of the default run, the study and the validation."""
+    """Return the tables of the default run, the run on IMDb and the validation."""
     return {
         "overall": _overall(read),
         "maps": _maps(read),
         "planted": planted(read),
         "own_share": _own_share(read),
         "amounts": _amounts(read),
-        "study_fit": _study_fit(read),
-        "study_tests": _study_tests(read),
         "imdb_own_share": _own_share(read, IMDB),
         "scores": _token_scores(read),
     }
@@ -198,33 +195,6 @@ def _amounts(read: Read) -> str:
         cells = ["" if np.isnan(number) else f"{number:.2f}" for number in numbers]
         rows.append((f"`{case.name}`: {case.planted}", f"{expected[case.name]:.2f}", *cells))
     return _markdown(("case", "own share", *AMOUNTS), rows)
-
-
-def _study_fit(read: Read) -> str:
-    """Return how well the training runs of each setting of the study fit their labels; ranges are over the runs."""
-    runs = read(f"{STUDY}runs.csv")
-    values = runs[runs["layer"].isna()].pivot_table(index="setting", columns="quantity", values="value", aggfunc=list)
-    rows = []
-    for setting in SETTINGS:
-        fit = values.loc[setting]
-        train, margins, test = (fit[name] for name in ("train accuracy", "train margin", "test accuracy"))
-        cells = [f"{len(train)}", f"{percent(min(train), 1)}", f"{min(margins):.1f} to {max(margins):.1f}"]
-        rows.append((setting, *cells, f"{percent(min(test))} to {percent(max(test))}"))
-    head = ("setting", "runs", "training accuracy, lowest, in %", "training margin", "test accuracy in %")
-    return _markdown(head, rows)
-
-
-def _study_tests(read: Read) -> str:
-    """Return the planned rows of the study with their outcomes."""
-    rows = []
-    for number, row in enumerate(read(f"{STUDY}tests.csv").to_dict("records"), start=1):
-        is_equivalence = np.isnan(row["p"])
-        p_values = ["", ""] if is_equivalence else [f"{row['p']:.3f}", f"{row['p_holm']:.3f}"]
-        if is_equivalence:
-            row |= {"ci_low": row["ci90_low"], "ci_high": row["ci90_high"]}
-        name = f"{row['metric']}: {row['difference']}"
-        rows.append((f"{number}", name, change(row), *p_values, f"{row['pairs']:.0f}", row["outcome"]))
-    return _markdown(("row", "difference of changes", "points", "p", "adjusted p", "pairs", "outcome"), rows)
 
 
 def _token_scores(read: Read) -> str:

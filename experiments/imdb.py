@@ -20,11 +20,9 @@ from experiments.tables import DIGITS
 PROFILE = Path("profiles/imdb.txt")
 SEEDS = ("111", "112")
 TABLES = (
-    "finetune/finetune_fit",
     "measure/exchange",
     "measure/mixing_weighted",
     "measure/mixing_controls",
-    "faithfulness/faithfulness",
     "reduce/map_quality",
 )
 """Tables of the first run, below reports/plots."""
@@ -36,7 +34,7 @@ def publish(folders: Sequence[Path], to: Path) -> None:
     """Copy tables, metrics and figures of the first run, and write `seeds.csv` of all runs.
 
     Args:
-        folders: Folder of each run, in the order of `SEEDS`.
+        folders: Folder of each finished run, in the order of `SEEDS`.
         to: Folder for the results.
     """
     to.mkdir(parents=True, exist_ok=True)
@@ -47,7 +45,7 @@ def publish(folders: Sequence[Path], to: Path) -> None:
         shutil.copyfile(reports / "metrics" / f"{name}.json", to / f"{name}.json")
     for figure in FIGURES:
         shutil.copyfile(reports / "figures" / f"{figure}.png", to / f"{figure}.png")
-    seeds = pd.DataFrame([read_seed(folder, seed) for folder, seed in zip(folders, SEEDS, strict=True)])
+    seeds = pd.DataFrame([read_seed(folder, seed) for folder, seed in zip(folders, SEEDS, strict=False)])
     seeds.round(DIGITS).to_csv(to / "seeds.csv", index=False, lineterminator="\n")
     print(seeds.to_string(index=False))
 
