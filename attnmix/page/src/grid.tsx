@@ -296,9 +296,9 @@ function textRows() {
   };
 }
 
-/** One row for each column of both texts and layer. */
+/** One row for each column of both texts and layer; texts have the names of the library's tables. */
 function comparedRows({ first, second, columns }: Comparison) {
-  const [one, other] = [first, second].map((text) => data.documents[text].title);
+  const [one, other] = [first, second].map((text) => data.documents[text].name);
   const model = wordsModel.value;
   const cells = (token: Maybe, layer: number) =>
     token === null ? [null, null, null] : [positionOf(token), nameOf(token), measures.valueOf(token, layer, model)];
@@ -400,7 +400,6 @@ export function Grid() {
         {texts.length > 1 && <Select choice="compare" label="Compare with" names={names} options={others} />}
         {comparison.value && <DifferenceLegend {...comparison.value} />}
       </div>
-      <Cautions texts={shown} />
       <PartsNote />
       <div class="grid" ref={box}>
         <Scroll class="grid-box">
@@ -411,6 +410,7 @@ export function Grid() {
         <PointedText width={width} />
       </div>
       {comparison.value && <Differences />}
+      <Cautions texts={shown} />
       <MeansText />
       <ChosenText />
       {!comparison.value && <Changes />}
