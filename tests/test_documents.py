@@ -113,7 +113,6 @@ def test_facts_that_several_documents_state_are_the_same_and_true() -> None:
         r"make repro[^.]*?(\w+ to \w+ minutes) on 2 cores": {"four to eight minutes"},
         r"(\d+) families": {str(len(FAMILIES))},
         r"Python (3\.\d+ to 3\.\d+)": {"3.11 to 3.13"},
-        r"torch for GPUs \(([\d.]+) GB\)": {"2.7"},
         r"CPU build has ([\d.]+) GB|CPU build \(([\d.]+) GB\)": {"0.2"},
         r"([\d.]+) \(AMD\) to [\d.]+ times|take ([\d.]+) times as long as with": {"1.15"},
     }.items():

@@ -276,7 +276,8 @@ def test_a_run_of_the_study_is_read_from_its_tables() -> None:
     geometry = pd.read_csv(REPOSITORY / "reports/plots/measure/geometry.csv")
     geometry = geometry[(geometry["checkpoint"] == "finetuned") & (geometry["point"] == "attention")]
     shares = geometry.set_index(["measure", "layer"])["mean"]
-    share = run[(run["quantity"] == study.CLASS_SHARE) & (run["layer"] == 6)]["value"].item()
+    rows = run.query("quantity == @study.CLASS_SHARE and layer == 6 and checkpoint == 'finetuned'")
+    share = rows["value"].item()
     assert share == pytest.approx(shares["share_class", 6] - shares["share_class_permuted", 6])
 
 

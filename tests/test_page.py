@@ -83,8 +83,10 @@ def test_opening_text_is_the_median_of_the_captured_ones(run: Path) -> None:
         matrix = np.asarray(files.matrix("finetuned", document["name"], "alti")[curves.idxmax() - 1], dtype=float)
         matrix /= matrix.sum(axis=1, keepdims=True)
         np.fill_diagonal(matrix, 0)
-        labels = files.tokens.query(f"document == '{document['name']}'")["token"].tolist()
-        words = [n for n, text in enumerate(labels) if text.isalpha() and len(text) >= 5] or list(range(len(labels)))
+        table = files.tokens.query(f"document == '{document['name']}'").set_index("position")
+        own_shares = rows[rows["document"] == document["name"]].set_index("position")["own_share"]
+        words = table[table["token_class"].isin(["word", "subword"]) & own_shares.notna()].index.tolist()
+        words = [n for n in words if table["token"][n].isalpha() and len(table["token"][n]) >= 5] or words
         assert matrix[position, words].max() == matrix[np.ix_(words, words)].max()
 
 

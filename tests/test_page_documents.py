@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from attnmix.figures.tokens import DisplayToken
 from attnmix.page.documents import find_cautions, name_documents
+from attnmix.page.payload import _opening_candidates
 
 
 def test_own_texts_are_named_by_their_first_words_and_told_apart() -> None:
@@ -52,3 +55,19 @@ def test_own_texts_are_named_by_their_first_words_and_told_apart() -> None:
 def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], unknown: int, expected: str) -> None:
     table = pd.DataFrame({"token": list(tokens), "token_class": list(tokens.values())})
     assert find_cautions(table, unknown) == expected
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ([False, True, True, True, True, False], [2, 3]),  # long words
+        ([False, True, False, False, True, False], [1]),  # of any length, but no punctuation
+        ([False] * 6, [2, 3]),
+    ],
+)
+def test_page_opens_with_a_word_whose_own_share_was_measured(measured: list[bool], expected: list[int]) -> None:
+    texts = {"[CLS]": "cls", "a": "word", "great": "word", "movie": "word", ".": "punctuation", "[SEP]": "sep"}
+    pieces = [DisplayToken(text, True, name) for text, name in texts.items()]
+    assert _opening_candidates(pieces, np.array(measured)) == expected
+    marks = [pieces[0], pieces[5]]
+    assert _opening_candidates(marks, np.array([False, False])) == [0, 1]

@@ -3,7 +3,7 @@
 Call each function within `paper_style`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -172,6 +172,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     reports the number of vectors outside.
     """
     document, places, labels = example_text(table, captured, TRACKED_WORDS, [*POINTS, DECODER_INPUT])
+    labels = {site: _keep_distinct(words) for site, words in labels.items()}
     everywhere = table[["x", "y"]].to_numpy(np.float64)
     margin = (1 - AXES_SHARE) / 2
     low, high = np.quantile(everywhere, [margin, 1 - margin], axis=0)
@@ -205,6 +206,12 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
         title += f"; {outside} of {len(everywhere)} vectors outside"
     figure.suptitle(title, y=1 - 0.1 / figure.get_figheight(), va="top", fontsize=8)
     return figure
+
+
+def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
+    """Return one token of each word, the first."""
+    first = {word: index for index, word in reversed(words.items())}
+    return {index: word for index, word in words.items() if first[word] == index}
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:

@@ -15,7 +15,7 @@ from attnmix.core.store.heads import Parts
 from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
-from attnmix.figures.tokens import CapturedTexts, read_captured
+from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
 from attnmix.measures.matrices import MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer, own_shares
@@ -212,30 +212,49 @@ def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts:
     names_D = tokens["document"].unique()
     means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
     detailed = detailed_documents_of(run)
-    candidates = np.flatnonzero(np.isin(names_D, detailed)) if detailed else np.arange(len(names_D))
-    order = np.argsort(means.to_numpy()[candidates], kind="stable")
-    document = int(candidates[order[(len(order) - 1) // 2]])
-    words = [
-        _opening_word(name, np.flatnonzero(tokens["document"] == name), value_T, most, texts, run) for name in names_D
-    ]
+    candidates_D = np.flatnonzero(np.isin(names_D, detailed)) if detailed else np.arange(len(names_D))
+    order = np.argsort(means.to_numpy()[candidates_D], kind="stable")
+    document = int(candidates_D[order[(len(order) - 1) // 2]])
+    is_measured_T = np.ones(len(tokens), bool)
+    if OWN_SHARE in rows:
+        own_share_T = _by_token(rows, tokens, np.zeros(len(rows), int), 1, [OWN_SHARE])[0, 0]
+        is_measured_T = np.isfinite(own_share_T)
+    words = []
+    for name in names_D:
+        own = np.flatnonzero(tokens["document"] == name)
+        candidates = _opening_candidates([texts.readings[0][number] for number in own], is_measured_T[own])
+        words.append(_opening_word(name, own, candidates, value_T, most, run))
     return {"document": document, "positions": words}
+
+
+def _opening_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
+    """Return the positions among which the chosen word is looked for, as the page opens.
+
+    They are the long words whose own share was measured; without any, words of any length, words without an own share,
+    or all tokens.
+    """
+    words = [place for place, piece in enumerate(pieces) if piece.token_class in ("word", "subword")]
+    long_words = [place for place in words if pieces[place].text.isalpha() and len(pieces[place].text) >= MIN_WORD]
+    for places in (long_words, words):
+        measured = [place for place in places if is_measured[place]]
+        if measured:
+            return measured
+    return long_words or words or list(range(len(pieces)))
 
 
 def _opening_word(
     document: str,
     own: npt.NDArray[np.int64],
+    words: Sequence[int],
     value_T: npt.NDArray[np.float64],
     most: pd.Series,
-    texts: CapturedTexts,
     run: Results,
 ) -> int:
-    """Return the position of the word of a text with the largest single source.
+    """Return the position of the one of `words` with the largest single source.
 
-    The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
+    The source is another of them, by the preferred measure of sources in the layer of `most`; without one, the word has
     the largest of the ratios `value_T`. `own` are the numbers of the text's tokens.
     """
-    labels_T = [texts.readings[0][number].text for number in own]
-    words = [n for n, text in enumerate(labels_T) if text.isalpha() and len(text) >= MIN_WORD] or list(range(len(own)))
     strength = np.nan_to_num(value_T[own])
     stored = run.matrices(most["checkpoint"], document)
     methods = [method for method in ("alti", *MATRICES) if method in stored]

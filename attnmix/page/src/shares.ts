@@ -28,6 +28,8 @@ const EXPLANATIONS: Record<string, string> = {
   parts:
     "The vector as a sum of one part for each token of the input: the length of the other tokens' sum, divided by that plus the length of its own part.",
   attention: "The mean of the heads' attention weights; the vectors that they weight do not count.",
+  contribution_weights:
+    "The projection of each weighted value vector on what attention adds, relative to its squared length (Cunningham and Cirone, 2026).",
   norm: "The lengths of the weighted value vectors that attention adds up.",
   value_zeroing: "How much the direction of the layer's output changes if a token's value vector is set to zero.",
   value_zeroing_without_bias:
