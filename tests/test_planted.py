@@ -219,6 +219,8 @@ def test_committed_table_has_the_same_verdicts_and_the_document_shows_it(table: 
     committed, keys = pd.read_csv(REPOSITORY / "docs/measures/planted.csv"), ["case", "measure", "fooled"]
     # Without a skip connection both ratios are near 1, and which texts are drawn decides the sign of their difference.
     stable = committed["measure"] != "attn_n - corpus_value"
+    # The projection is relative to the squared length of attention's output, which is close to 0 in this case.
+    stable &= (committed["measure"] != "contribution_weights") | (committed["case"] != "elsewhere")
     pd.testing.assert_frame_equal(committed.loc[stable, keys], table.loc[stable, keys])
     document = (REPOSITORY / "docs/measures/planted.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- table: planted -->\n(.*?)<!-- end of table -->", document, re.DOTALL)

@@ -45,7 +45,7 @@ PAGE_DPI = 200  # matplotlib keeps the raster images of all pages in memory unti
 
 # Joint grid
 TRACKED_WORDS = 5
-TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
+TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's, and a brown
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
 AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
 
