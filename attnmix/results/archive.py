@@ -38,7 +38,7 @@ FACTS_FILE = "facts.json"
 TEXTS_FILE = "texts.parquet"
 TOKENS_FILE = "tokens.parquet"
 ARRAYS_FILE = "arrays.npz"
-FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date in zip files; a fixed date makes files of equal results identical
+FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date in zip files; a fixed date makes files reproducible
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 

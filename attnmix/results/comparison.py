@@ -70,8 +70,8 @@ class Comparison:
                      training runs
 
     Otherwise both verdicts are `inconclusive` if an interval includes 0, `too few texts` with fewer than 20, `too few
-    runs` if a list of several has fewer than three training runs, or there is no such list, and `no interval` if all
-    texts, or all training runs, have the same difference.
+    runs` unless every list of several training runs has at least three, and `no interval` if all texts, or all
+    training runs, have the same difference.
 
     `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
     create the interactive page of both models.
