@@ -61,7 +61,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
-    """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
+    """Return the page's data for `tokens`; `checkpoints` has labels, with the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves = run.table("measure/mixing")
     steps = run.steps.dropna(subset="mean")

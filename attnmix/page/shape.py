@@ -109,4 +109,4 @@ def typescript(shape: Any = SHAPE) -> str:
 if __name__ == "__main__":
     print("// Written by attnmix/page/shape.py.")
     for name, each in {**TYPES, "Payload": SHAPE}.items():
-        print(f"export type {name} = {typescript(dict(each))};")  # a copy, because `typescript` returns the name for the shape itself
+        print(f"export type {name} = {typescript(dict(each))};")  # a copy: `typescript` would return the name
