@@ -235,7 +235,7 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
         key = KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)
         if case.stream is not None:
             positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
-            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # undoes the division by the constant's deviation
+            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # undoes the norm's division
             module.attn.c_attn.weight.copy_(torch.cat([QUERY, key, layer.value], 1))
             module.attn.c_proj.weight.copy_(layer.output)
             continue
