@@ -748,7 +748,7 @@ def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Call
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage of the last commit, their sum, and the seconds after a change of `umap.metric`."""
+    """Return the seconds of each stage of the last commit, their sum, and the seconds with another `umap.metric`."""
     subprocess.run(["git", "clean", "-qfdx"], check=True)
     parameters = Path("params.yaml").read_bytes()
     seconds = {stage: process_seconds("-m", "stages", stage) for stage in STAGES}

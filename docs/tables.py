@@ -198,7 +198,7 @@ def _amounts(read: Read) -> str:
 
 
 def _token_scores(read: Read) -> str:
-    """Return each token score's mean fall of the probability in each test, and its share of decisive words found."""
+    """Return the mean drop in probability for each token score and test, and the share of decisive words found."""
     table = read(f"{PLOTS}faithfulness/faithfulness.csv").query("share == 'all'")
     hits = read(f"{VALIDATION}planted_words.csv").set_index("score")["hits"]
     tests = list(table.groupby(["test", "replacement"], sort=False).groups)
@@ -216,7 +216,7 @@ def _maps(read: Read) -> str:
     names = [name for name in LAYOUTS if name in quality.index.get_level_values("layout")]
     rows = []
     for measure, label in MAP_MEASURES.items():
-        # A layout with a map for each point has no measures within points: all of its measures are.
+        # Layouts with a map for each point lack measures within points, because all their measures are within points.
         cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
         shown = ("" if cell is None else f"{decimal(cell['value'])} ({decimal(cell['chance'])})" for cell in cells)
         rows.append((label, *shown))

@@ -35,13 +35,13 @@ NOT_EMULATED = ("download", "tokenize")
 
 
 class Surroundings(NamedTuple):
-    """The environment of a clone, which must not show in a result."""
+    """The environment of a clone, which must not affect the results."""
 
-    name: str  # also of the clone's folder
+    name: str  # also the name of the clone's folder
     threads: int
     umask: int
     variables: dict[str, str]
-    cpu: str | None = None  # qemu's name for it; None is this machine's
+    cpu: str | None = None  # CPU model in qemu; None for this machine's processor
 
 
 # The time zones are 25 hours apart, so the dates always differ. Paths may contain spaces and non-ASCII letters.
