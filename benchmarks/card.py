@@ -476,7 +476,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The rows of the table, in order. Rows after `capture` use the model of the last fine-tuning before it, in fp32."""
+"""The rows of the table, in order. Rows from `capture` on use the model of the last fine-tuning row, in fp32."""
 
 
 def main() -> None:

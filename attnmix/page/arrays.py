@@ -31,7 +31,7 @@ MAX_INT16 = 32_767
 VECTOR_BYTES = 4_000_000  # total size of texts with all vectors on the page, before compression
 HEAD_BYTES = 1_400_000
 """The maximum size of queries and keys on a page: one text of 64 tokens, for a page of 4 MB."""
-ROUNDING = 1e-4  # tolerance for the sum of the weights of a row without an attention sink, which is 1
+ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
 _CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
 _DELETE_AND_C1 = range(0x7F, 0xA0)
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -210,7 +210,7 @@ def _bytes_in_16_bits(parts: Parts) -> int:
 
 
 def _encode_common(parts: Parts) -> dict[str, Any]:
-    """Return the arrays common to both encodings; `sums` `[L, H, T]` only for rows with a sum below 1 (sinks)."""
+    """Return the arrays common to both encodings; `sums` `[L, H, T]` only if an attention sink reduces row sums."""
     encoded = {
         "scores": parts["scores"].tolist(),
         "reach": encode(parts["reach"].astype(np.uint16)),

@@ -361,8 +361,8 @@ class Measures:
         """Return the contribution of each token of one text to every vector, from the embeddings to each layer.
 
         A vector y_i is the sum of one part P_ij for each source token j and a part of the biases; this identity is
-        checked. Attention weights and standard deviations of norms are held fixed. Layer 0 is the input of the first
-        layer. In encoder-decoder models, only the encoder is decomposed.
+        checked. Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is
+        the input of the first layer. In encoder-decoder models, only the encoder is decomposed.
 
         `length`            |P_ij| by `layer`, `token` and `source`
         `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources

@@ -112,7 +112,7 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
 
 
 def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the common verdict of the intervals over texts and over training runs, or which interval is missing."""
+    """Return the common verdict of the intervals over texts and over training runs, or why an interval is missing."""
     missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
