@@ -6,9 +6,9 @@ The protocol follows the authors' public scripts (`data_extract.py`, `mixing_rat
 at most 128 tokens, with 12 % of their tokens masked. `<texts>` is a json file of records with `tokens` of the form
 `[CLS] A [SEP] B [SEP]`, or a parquet, csv or jsonl file with the columns `first` and `second`, or `text`, or a plain
 file with one text per line; single texts are split after half of their words. `--protocol plain` measures unchanged
-texts in one segment without masking. Prints the mean, maximum and minimum of each method over all tokens and layers in per cent,
-the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and `attention_gain` and
-`expansion_rate` of each layer.
+texts in one segment without masking. Prints the mean, maximum and minimum of each method over all tokens and layers in
+per cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and `attention_gain`
+and `expansion_rate` of each layer.
 """
 
 from __future__ import annotations
