@@ -1,13 +1,14 @@
-"""Check and time one GPU: are the numbers the CPU's, is a training the same twice, what takes the time.
+"""Check and time one GPU: agreement with the CPU, reproducibility of training, and the speed of each stage.
 
     python -m benchmarks.card                                # five to six minutes on an H200; writes card.csv
     python -m benchmarks.card --small                        # tiny, on a CPU too: does it all run?
     python -m benchmarks.card --checkpoint models/mine       # compares a real model's numbers as well
-    python -m benchmarks.card --pack models/mine mine.int8   # first makes a real model small enough to carry
+    python -m benchmarks.card --pack models/mine mine.int8   # compresses a real model for the transfer
 
-Needs no network: the model is a random one of BERT-base's shape, and the texts are random words, some of which name the
-class. Each row of the table is a function below, and is written as soon as it is known. benchmarks/RESULTS.md explains
-the rows. A failed row says why, the others still run, and the exit status is 1.
+No network is needed: the model has the shape of BERT-base and random weights, and the texts are random words, including
+words that determine the class. Each row of the table is a function below and is written immediately.
+benchmarks/RESULTS.md explains the rows. A failed row states the reason, the remaining rows still run, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
     "llama": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
 }
-"""Random models whose numbers are compared: post-LN, pre-LN, gated, and with rotary positions."""
-SCALE = ".scale"  # ends the names of a packed model's scales
-MEMORY_LIMIT = 0.002  # share of the GPU's memory: less than the model needs
-KILL_SECONDS = 300  # after which a training that left no checkpoint is given up
+"""Random models for the comparison with the CPU: post-LN, pre-LN, gated, and with rotary positions."""
+SCALE = ".scale"  # suffix of the names of scales in a packed model
+MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, less than the model needs
+KILL_SECONDS = 300  # timeout for the first checkpoint of a training run
 
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of the model, and how much is trained, captured and measured."""
+    """The shape of the model, and the numbers of texts for training, capture and measures."""
 
-    model: dict[str, int] = field(default_factory=dict)  # BERT-base's, but for these
+    model: dict[str, int] = field(default_factory=dict)  # changes to the configuration of BERT-base
     train: int = 1024
     test: int = 512
     words: int = 250  # in the longest text
@@ -84,7 +85,7 @@ SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8
 
 @dataclass(frozen=True)
 class Card:
-    """State that the rows share: a folder in which the stages run, the device, and the user's choices."""
+    """State shared by the rows: the working folder of the stages, the device, and the user's options."""
 
     run: Run
     size: Size
@@ -92,7 +93,7 @@ class Card:
     checkpoint: Path | None
 
     def write_parameters(self, **sections: dict[str, Any]) -> None:
-        """Write `params.yaml`: one checkpoint is measured, and what is not set here is the default."""
+        """Write `params.yaml` with the settings of the benchmark, `sections`, and defaults for all other keys."""
         longest = self.size.words + 2
         values: dict[str, dict[str, Any]] = {
             "finetune": {"batch_size": self.size.batch_texts, "max_length": longest, "epochs": 2},
@@ -115,7 +116,7 @@ class Card:
             return time.perf_counter() - start
 
     def start_finetune(self, root: Path) -> subprocess.Popen[bytes]:
-        """Start the stage `finetune` of the folder `root` in a process of its own."""
+        """Start the stage `finetune` of the folder `root` in a separate process."""
         folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
         output: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -123,11 +124,11 @@ class Card:
 
 
 class NotHereError(Exception):
-    """A row that this machine cannot have, with the reason."""
+    """A row that cannot be measured on this machine, with the reason."""
 
 
 def machine(card: Card) -> str:
-    """Return the device and the versions of what computes on it."""
+    """Return the device and the versions of CUDA, torch and transformers."""
     name = device_name(card.device)
     if card.device.type == "cuda":
         name += (
@@ -137,7 +138,7 @@ def machine(card: Card) -> str:
 
 
 def same_numbers(name: str) -> Callable[[Card], str]:
-    """Return the row that compares a family's ratios and matrices with the CPU's."""
+    """Return the row that compares ratios and matrices of a family on the device and on the CPU."""
 
     def row(card: Card) -> str:
         folder = card.run.root / "families" / name
@@ -148,7 +149,7 @@ def same_numbers(name: str) -> Callable[[Card], str]:
 
 
 def same_numbers_of_a_checkpoint(card: Card) -> str:
-    """Return how far a real model's numbers are from the CPU's."""
+    """Return the largest difference from the CPU for a real model."""
     if card.checkpoint is None:
         raise NotHereError("no --checkpoint")
     if not card.checkpoint.is_file():
@@ -159,7 +160,7 @@ def same_numbers_of_a_checkpoint(card: Card) -> str:
 
 
 def compared(folder: Path, device: torch.device) -> str:
-    """Return the largest difference of ratios and matrices from those of the CPU, in their unit, which is 1."""
+    """Return the largest absolute difference of ratios and matrices from the CPU."""
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     differences = []
     results = [attnmix.measure(attnmix.load(folder, device=place), texts) for place in (device, "cpu")]
@@ -175,7 +176,7 @@ def compared(folder: Path, device: torch.device) -> str:
 
 
 def tensor_float(card: Card) -> str:
-    """Return how far ratios differ where the user has turned TensorFloat-32 on."""
+    """Check that ratios and the user's setting do not change if TensorFloat-32 is enabled."""
     folder = card.run.root / "families" / "bert"
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     model = attnmix.load(folder, device=card.device)
@@ -194,7 +195,7 @@ def tensor_float(card: Card) -> str:
 
 
 def training(**changes: Any) -> Callable[[Card], str]:
-    """Return the row of a training with these keys of `finetune`: its speed, accuracy and memory."""
+    """Return the row of a training run with these keys of `finetune`: speed, accuracy and memory."""
 
     def row(card: Card) -> str:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
@@ -209,7 +210,7 @@ def training(**changes: Any) -> Callable[[Card], str]:
 
 
 def training_twice(card: Card) -> str:
-    """Return whether two trainings, and one that is killed and resumed, give the same bytes."""
+    """Check that two training runs, and a third run that is killed and resumed, have identical weights."""
     digests = {}
     for way in ("once", "again", "killed"):
         root = card.run.root / way
@@ -231,7 +232,7 @@ def training_twice(card: Card) -> str:
 
 
 def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> None:
-    """Send SIGKILL once the training has saved an epoch; raise where it ends, or takes too long, before."""
+    """Send SIGKILL after the first saved epoch; raise if the process ends or times out before."""
     deadline = time.monotonic() + KILL_SECONDS
     while not list(root.glob(".unfinished/finetune/*/checkpoint-*/trainer_state.json")):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -243,7 +244,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> Non
 
 
 def out_of_memory(stage: str) -> Callable[[Card], str]:
-    """Return the row of a stage on a GPU with too little memory: one line that names the key to lower."""
+    """Return the row of a stage with too little GPU memory: a one-line error that names the key to reduce."""
 
     def row(card: Card) -> str:
         if card.device.type != "cuda":
@@ -267,7 +268,7 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
 
 
 def capture_speed(place: int) -> Callable[[Card], str]:
-    """Return the row of `capture` beside bare forward passes, at one of the sizes of a batch."""
+    """Return the row of `capture` compared with bare forward passes, for one batch size."""
 
     def row(card: Card) -> str:
         if place >= len(card.size.batch_tokens):
@@ -282,7 +283,7 @@ def capture_speed(place: int) -> Callable[[Card], str]:
 
 
 def measure_speed(place: int) -> Callable[[Card], str]:
-    """Return the row of `measure`, both controls of it included, beside bare forward passes, at a size of a batch."""
+    """Return the row of `measure`, including both controls, compared with bare forward passes, for one batch size."""
 
     def row(card: Card) -> str:
         batch_tokens = card.size.batch_tokens[place]
@@ -296,7 +297,7 @@ def measure_speed(place: int) -> Callable[[Card], str]:
 
 
 def faithfulness(card: Card) -> str:
-    """Return what the stage takes: token scores, probes and interventions, on the reviews that `measure` measured."""
+    """Return time and memory of token scores, probes and interventions on the reviews measured by `measure`."""
     with watched(card.device) as use:
         seconds = card.stage("faithfulness")
     rows = len(card.run.table("faithfulness/faithfulness"))
@@ -304,7 +305,7 @@ def faithfulness(card: Card) -> str:
 
 
 def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
-    """Return the speed of a stage, which reads the texts of a kind, and that of bare forward passes of them."""
+    """Return the speed of a stage, and of bare forward passes of the same texts."""
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
     with watched(card.device) as use:
         seconds = card.stage(stage)
@@ -312,10 +313,10 @@ def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> 
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
-    """Return the number of tokens in the texts of a kind, and the seconds of the library's own forward passes."""
+    """Return the number of tokens in the texts of a kind, and the seconds of forward passes in transformers."""
     base: Any = load_base(card.run.finetuned).to(card.device)
     base.set_attn_implementation("sdpa")
-    run = Run(card.run.root)  # which reads the tables anew
+    run = Run(card.run.root)  # a new instance without cached tables
     captured = kind == "captured"
     documents = read_documents(run.captured) if captured else read_reviews("measured", run.drawn_reviews)
     texts = [document.ids.tolist() for document in documents]
@@ -333,11 +334,11 @@ def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
 
 @dataclass
 class Use:
-    """Time and memory that a stage took of the GPU."""
+    """GPU utilization and peak memory of a stage."""
 
     peak_bytes: int = 0
     busy: list[float] = field(default_factory=list)
-    """Percent of the time in which a kernel ran, one number for each fifth of a second."""
+    """GPU utilization in per cent, sampled five times per second."""
 
     def __str__(self) -> str:
         parts = [f"peak {self.peak_bytes / 2**30:.1f} GiB"] if self.peak_bytes else ["no GPU memory"]
@@ -346,7 +347,7 @@ class Use:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Use]:
-    """Yield what is taken of the GPU; it is known when the context ends."""
+    """Yield the use of the GPU, which is filled in when the context ends."""
     use = Use()
     if device.type != "cuda":
         yield use
@@ -371,7 +372,7 @@ def watched(device: torch.device) -> Iterator[Use]:
 
 @contextmanager
 def training_speed() -> Iterator[list[float]]:
-    """Yield a list that gets the samples a second of each training, as the library's trainer counts them."""
+    """Yield a list for the samples per second of each training run, as reported by the Trainer of transformers."""
     speeds: list[float] = []
     train = transformers.Trainer.train
 
@@ -388,7 +389,7 @@ def training_speed() -> Iterator[list[float]]:
 
 
 def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
-    """Return reviews of random words and lengths, classes in turn, in each of which some words name the class."""
+    """Return reviews with random words and lengths and alternating classes; some words determine the class."""
     generator, rows = np.random.default_rng(seed), []
     for place in range(number):
         label = place % 2
@@ -399,7 +400,7 @@ def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
 
 
 def write_model(folder: Path, family: str, shape: dict[str, Any]) -> None:
-    """Write a random classifier of a family, and a tokenizer of whole words."""
+    """Write a random classifier of a family, and a word-level tokenizer."""
     vocabulary = [*SPECIAL, *WORDS, *CLASS_WORDS[0], *CLASS_WORDS[1]]
     model = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]")
     tokenizer = Tokenizer(model)
@@ -418,7 +419,7 @@ def write_model(folder: Path, family: str, shape: dict[str, Any]) -> None:
 
 
 def lay_out(root: Path, size: Size) -> None:
-    """Write what `finetune` reads: reviews and a model of BERT's family."""
+    """Write the inputs of `finetune`: reviews and a BERT model."""
     run = Run(root)
     run.reviews.mkdir(parents=True)
     for seed, (split, number) in enumerate((("train", size.train), ("validation", size.test), ("test", size.test))):
@@ -427,7 +428,7 @@ def lay_out(root: Path, size: Size) -> None:
 
 
 def pack(folder: Path, file: Path) -> None:
-    """Write a checkpoint as one file of a quarter of its size: each row of a matrix in int8, with a scale."""
+    """Write a checkpoint as one file with a quarter of its size: matrices in int8, with a scale for each row."""
     packed = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -441,7 +442,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint that `pack` made small; its weights are rounded, the same on every device."""
+    """Write the checkpoint from a file of `pack`; its rounded weights are the same on every device."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)
@@ -475,7 +476,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The table, in order. The rows from `capture` on take the model of the fine-tuning in fp32, the last before them."""
+"""The rows of the table, in order. Rows from `capture` on use the model of the last fine-tuning row, in fp32."""
 
 
 def main() -> None:
@@ -504,7 +505,7 @@ def main() -> None:
                 result = row(card)
             except NotHereError as reason:
                 result = f"not here: {reason}"
-            except Exception as error:  # one row's fault must not take the others
+            except Exception as error:  # the remaining rows must still run
                 failed, result = True, f"FAILED: {type(error).__name__}: {error}".splitlines()[0]
             seconds = f"{time.perf_counter() - start:.1f}"
             table.writerow([title, result, seconds])

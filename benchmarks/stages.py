@@ -1,17 +1,17 @@
-"""Time and memory of the stages, compared with bare forward passes and with the plain way to the same numbers.
+"""Time and memory of the stages, compared with bare forward passes and with simple alternatives for the same results.
 
-    python -m benchmarks.stages                                   # all cases, which takes more than an hour
+    python -m benchmarks.stages                                   # all cases; needs more than an hour
     python -m benchmarks.stages --cases capture --repeats 3       # some cases
     python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # does it all run? Writes nothing
 
-Each case replaces its section in benchmarks/RESULTS.md, which says which command and machine made it. Every run is a
-fresh process, with the same number of threads, the ways of a case in turn. Before a case is timed each of its ways runs
-once, and what they made is compared. Texts are reviews of IMDb where IMDB_FOLDER names a copy, else of the sample; the
-models are the fine-tuned default model and others with random weights. Needs what `make repro` makes. The libraries of
-`peers`, nnsight and TransformerLens, are in no lock: run that case with a Python that has them.
+Each case replaces its section in benchmarks/RESULTS.md, with its command and machine. Every run is a new process with
+the same number of threads; the ways of a case alternate. Before timing, each way of a case runs once and the results
+are compared. Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews of the sample; the models are
+the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
+needs nnsight and TransformerLens, which are not in the lock files, in the Python environment.
 
-All cases are in this one file, so that each way can be read beside the others.
+All cases are in one file, to make the ways comparable.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MEASURED = "measured.json"
 
 
 class Timing(NamedTuple):
-    """One run of one way; no peak where several ways shared the process."""
+    """One run of one way; the peak is None if several ways shared the process."""
 
     seconds: float
     peak_mb: float | None
@@ -82,19 +82,19 @@ class Case(NamedTuple):
 
     title: str
     folder: str
-    """The name of one of the folders that `lay_out` makes."""
+    """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """Each a process of its own; one that times itself, or several ways in turn, returns their seconds."""
+    """Functions that run in separate processes; they return seconds if they measure themselves, or several ways."""
     check: Callable[[], str]
-    """Runs after every way ran once and returns what was compared; raises where results differ."""
+    """Runs after the first run of every way; returns a description of the comparison, or raises if results differ."""
     references: Sequence[str] = ()
-    """Ways that the others are set against; by default the first."""
+    """The reference ways of the table; by default the first."""
     growing: bool = False
-    """The ways do more and more of the same work: the first alone warms up, and the check is of the last."""
+    """True for ways with increasing amounts of the same work: only the first warms up, and the last is checked."""
 
 
 def synchronize() -> None:
-    """Wait for what the device has still to compute."""
+    """Wait for pending computations of the device."""
     import torch
 
     from attnmix.core.device import chosen_device
@@ -104,7 +104,7 @@ def synchronize() -> None:
 
 
 def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple[float, str]:
-    """Return the wall time of `python <arguments>` in `folder`, imports included, and what it printed."""
+    """Return the wall time of `python <arguments>` in `folder`, including imports, and its output."""
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": str(REPOSITORY)}
     if (folder / "params.yaml").is_file() and read_parameters(folder / "params.yaml").arithmetic == PORTABLE:
         environment |= SETTINGS
@@ -118,7 +118,7 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple
 
 
 def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
-    """Return the timing of one run of a way, or those of several ways that share its process."""
+    """Return the timing of one run of a way, or the timings of several ways in the same process."""
     seconds, _ = fresh_process(["-m", "benchmarks.stages", "--way", case, way], folder, threads)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
     if not measured["seconds"]:
@@ -142,14 +142,14 @@ def in_this_process(case: str, way: str) -> None:
 
 
 def peak_memory() -> float:
-    """Return the peak resident memory of this process and of its workers, summed, in MB."""
+    """Return the total peak resident memory of this process and its workers, in MB."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     statuses = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in processes]
     return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
 
 
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
-    """Return Markdown with a row for each way, its median set against those of the `references`."""
+    """Return a Markdown table with a row for each way, and its median relative to the `references`."""
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     references = references or list(timings)[:1]
     ratios = [f"ratio to *{name}*" for name in references] if len(timings) > 1 else []
@@ -165,7 +165,7 @@ def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) ->
 
 
 def machine(threads: int) -> str:
-    """Return processor, cores, threads, GPU, load and versions, as lines for the head of a table."""
+    """Return processor, cores, threads, GPU, load and versions, as lines above a table."""
     program = (
         "import torch, joblib, numba; from attnmix.core.device import chosen_device, device_name; "
         "device = chosen_device(); "
@@ -191,11 +191,11 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-# Folders in which the ways run.
+# Working folders of the ways.
 
 
 class Size(NamedTuple):
-    """Texts of the default model and of BERT-base's shape, tokens of a text, layers of that shape, documents."""
+    """Numbers of texts for the default model and for BERT-base's shape, tokens per text, BERT layers, documents."""
 
     texts: int = 200
     bert_texts: int = 60
@@ -205,15 +205,15 @@ class Size(NamedTuple):
 
 
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
-LENGTH, BATCH_TOKENS = 32, 1024  # tokens of a text of the measured corpora, and of a batch: several for 100 documents
+LENGTH, BATCH_TOKENS = 32, 1024  # tokens per text and per batch of the measured corpora: several batches for 100 texts
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 SHORT_BATCH = 512  # tokens
-LONG = 330  # tokens of a text of the captured corpora: 100 texts fill a shard of the default model
+LONG = 330  # tokens per text of the captured corpora: 100 texts fill a shard of the default model
 WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
 def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
-    """Make the folder `name` of `Case.folder`, as the stages expect it."""
+    """Create the folder `name` (see `Case.folder`) with the inputs of the stages."""
     reviews = pd.read_parquet(split_file("train", Run(REPOSITORY).reviews))["text"].tolist()
     run = Run(folder)
     if name == "clone":
@@ -239,7 +239,7 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
         return
     run.finetuned.parent.mkdir(parents=True)
     run.reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
-    predictions = run.test_predictions_file.parent  # which tokenize reads
+    predictions = run.test_predictions_file.parent  # an input of `tokenize`
     predictions.parent.mkdir()
     predictions.symlink_to(Run(REPOSITORY).test_predictions_file.parent)
     number = size.bert_texts if name == "bert" else size.texts
@@ -247,7 +247,7 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
         random_bert(run.finetuned, num_hidden_layers=size.layers)
     else:
         run.finetuned.symlink_to(Run(REPOSITORY).finetuned)
-    if name == "full":  # all texts as long as allowed
+    if name == "full":  # all texts have the maximum length
         count = max(size.tokens, SHORT_BATCH) // 10
         texts, longest = [joined(reviews, i, count) for i in range(number)], size.tokens
     else:  # lengths differ
@@ -257,12 +257,12 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return a text of this many reviews."""
+    """Return a text that joins this number of reviews."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 
 def real_reviews(number: int) -> list[str]:
-    """Return reviews of IMDb's test split if IMDB_FOLDER names a copy in the hub's layout, else none."""
+    """Return IMDb test reviews if IMDB_FOLDER is set to a copy in the hub's layout, else an empty list."""
     if not (named := os.environ.get("IMDB_FOLDER")):
         return []
     (file,) = Path(named).rglob("test-*.parquet")
@@ -281,7 +281,7 @@ def write_test_split(run: Run, texts: list[str]) -> None:
 
 
 def random_bert(folder: Path, **shape: int) -> None:
-    """Write a classifier of BERT's kind with random weights and the default model's tokenizer."""
+    """Write a BERT classifier with random weights and the tokenizer of the default model."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -292,7 +292,7 @@ def random_bert(folder: Path, **shape: int) -> None:
 
 
 def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[str, Any]) -> None:
-    """Write `params.yaml` with the defaults, but for the arithmetic and what is `changed` in its sections."""
+    """Write `params.yaml` with default values, except for the arithmetic and the `changed` sections."""
     values = Parameters().model_dump() | {"arithmetic": arithmetic}
     for section_name, section_values in changed.items():
         values[section_name] |= section_values
@@ -300,16 +300,16 @@ def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[st
         YAML(typ="safe", pure=True).dump(values, file)
 
 
-# Capture: the stage, bare forward passes, and other ways to the same vectors, all with the same batches.
+# Capture: the stage, bare forward passes, and alternatives for the same vectors, all with the same batches.
 
 FINETUNED = Run(Path()).finetuned
 PLAIN = Path("plain")
 PADDED = 512
-ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # of float16; other batches give other last digits
+ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # of float16; results depend slightly on the batch
 
 
 class Inputs(NamedTuple):
-    """The pipeline's own model, token ids, and padded batches in its order."""
+    """The model, token IDs and padded batches of the pipeline, in its order."""
 
     base: Any
     encoded: list[list[int]]
@@ -318,7 +318,7 @@ class Inputs(NamedTuple):
     folder: Path
 
     def batches(self, length: int | None = None) -> Iterator[tuple[list[int], Any]]:
-        """Yield numbers of the texts and what the model reads; all texts padded to `length`, if it is given."""
+        """Yield text numbers and model inputs of each batch, optionally padded to `length`."""
         import torch
 
         from attnmix.models.encoding import batches_by_tokens, padded
@@ -334,7 +334,7 @@ class Inputs(NamedTuple):
 
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
-    """Return the seconds of loading, tokenising and `way`, once everything is imported."""
+    """Return the seconds of loading, tokenization and `way`, without imports."""
     from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
@@ -351,10 +351,10 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
 
 
 def stage_capture(name: str) -> Seconds:
-    """Return the seconds of the stages `tokenize` and `capture`, once they are imported."""
+    """Return the seconds of the stages `tokenize` and `capture`, without imports."""
     from stages import capture, tokenize
 
-    shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC removes a stage's outputs
+    shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # DVC also removes the outputs of a stage
     start = time.perf_counter()
     tokenize.main(read_parameters())
     capture.main(read_parameters())
@@ -370,7 +370,7 @@ def forward_passes(inputs: Inputs, length: int | None = None) -> None:
 
 
 def point_modules(base: Any) -> dict[str, tuple[str, str]]:
-    """Return the path of the module of every captured point, and whether its input or output is the point."""
+    """Return the module path of every captured point, and whether the point is its input or output."""
     from attnmix.models.families import family_of
 
     family, points = family_of(base.config), read_parameters().capture.points
@@ -387,7 +387,7 @@ def point_modules(base: Any) -> dict[str, tuple[str, str]]:
 
 
 class Writer:
-    """Rows of each point in one array of float16, written by `numpy.save` at the end."""
+    """A float16 array for each point, written by `numpy.save` at the end."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.encoded, self.folder = inputs.encoded, inputs.folder
@@ -410,7 +410,7 @@ class Writer:
 
 
 def hooks(inputs: Inputs) -> None:
-    """Write the vectors of a hook at every point."""
+    """Write the vectors from a forward hook at every point."""
     import torch
 
     features: dict[str, Any] = {}
@@ -432,7 +432,7 @@ def hooks(inputs: Inputs) -> None:
 
 
 def hidden_states(inputs: Inputs) -> None:
-    """Write what transformers itself gives: the residual stream, one vector a layer."""
+    """Write the hidden states of transformers: the residual stream, one vector per layer."""
     import torch
 
     writer = Writer(inputs)
@@ -445,15 +445,15 @@ def hidden_states(inputs: Inputs) -> None:
 
 
 def nnsight(inputs: Inputs) -> None:
-    """Write all points, saved in one trace of each batch."""
+    """Write all points, saved in one trace per batch."""
     import torch
     from nnsight import NNsight
 
     model = NNsight(inputs.base)
-    # BERT's modules of the name `output` are hidden behind the library's own `output`, so by their paths.
+    # nnsight's attribute `output` hides the BERT modules with this name, which are accessed by path instead.
     modules = dict(model.modules(names=True))
     envoys = [(name, modules[f"model.{path}"], side) for name, (path, side) in point_modules(inputs.base).items()]
-    # A value is asked for in the order in which the model computes it; a layer's input before what it makes of it.
+    # nnsight requires that values are requested in the order of computation.
     writer = Writer(inputs)
     with torch.inference_mode():
         for batch, given in inputs.batches():
@@ -478,7 +478,7 @@ LENS_HOOKS = {
 
 
 def transformer_lens(inputs: Inputs) -> None:
-    """Write all points, from the cache of each batch; the bridge wants a head for masked words, which costs more."""
+    """Write all points from the cache of each batch; the bridge needs a masked language model, which costs more."""
     import torch
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
@@ -505,7 +505,7 @@ def transformer_lens(inputs: Inputs) -> None:
 
 
 def same_vectors() -> str:
-    """Raise where a way wrote other rows than the stage."""
+    """Raise an error if the rows of a way differ from the stage."""
     sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     compared = []
@@ -526,7 +526,7 @@ def same_vectors() -> str:
 
 
 def capture_case(title: str, folder: str, ways: Mapping[str, Callable[[Inputs], None]]) -> Case:
-    """Return a case of bare forward passes, the stage, and other ways."""
+    """Return a case with bare forward passes, the stage, and other ways."""
     timed = {name: partial(timed_capture, way, name) for name, way in ways.items()}
     bare, stage = "bare forward passes", "stage capture"
     first = {bare: partial(timed_capture, forward_passes, bare), stage: partial(stage_capture, stage)}
@@ -544,15 +544,15 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: one process times all ways in turn, batch by batch, so that a busy machine slows all of them alike.
+# Ratios: all ways alternate in one process, batch by batch, to distribute the load of a busy machine equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
-SHORT_BATCHES = 10  # of texts of each length; one text of 512 tokens is then among the sampled documents
+SHORT_BATCHES = 10  # for each text length; the sampled documents then include one text of 512 tokens
 SAMPLED_SHARE = 10  # a run with default parameters checks all identities in a tenth of its documents
-SHORT_TEXTS = (512, 256, 64)  # tokens of all texts in a short batch
+SHORT_TEXTS = (512, 256, 64)  # text lengths in short batches, in tokens
 ALL_MEASURES = "all that `measure` reads"
-RATIO_ROUNDING = 1e-6  # of a ratio in float32, whose tokens are computed in other blocks
+RATIO_ROUNDING = 1e-6  # tolerance of float32 ratios that are computed in different blocks of tokens
 Batch = list[Any]  # of attnmix.measures.documents.Document
 
 
@@ -580,12 +580,12 @@ class Measuring(NamedTuple):
         return measurer.ratios(batch)
 
     def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
-        """Return the measures; all identities are checked in those `sampled`, about as many as in a run's sample."""
+        """Return the measures; all identities are checked in the `sampled` texts, with the sampling rate of a run."""
         self._observe()
         return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
 
     def identities(self, batch: Batch) -> list[Any]:
-        """Return the ratios, with identities as in a run."""
+        """Return the ratios, with the identity checks of a run."""
         self._observe()
         return list(self.measurer.measures(batch, [place == 0 for place in range(len(batch))], ()))
 
@@ -596,7 +596,7 @@ class Measuring(NamedTuple):
 
 
 def prepare_measuring(length: int | None = None) -> Measuring:
-    """Return batches of texts of at most so many tokens; by default as many as the parameters say."""
+    """Return batches of texts with a maximum of `length` tokens, by default from the parameters."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -640,7 +640,7 @@ def ratios_in_turn() -> Seconds:
 
 
 def short_batches_in_turn() -> Seconds:
-    """Return the seconds of bare passes and of all measures in batches of 512 tokens, by the length of their texts."""
+    """Return the seconds of bare passes and of all measures in batches of 512 tokens, by text length."""
     seconds: Seconds = {}
     for length in SHORT_TEXTS:
         ready = prepare_measuring(length)
@@ -660,13 +660,13 @@ def short_batches_in_turn() -> Seconds:
 
 
 def short_ways(length: int) -> tuple[str, str]:
-    """Return the names of the bare passes and of the measures of texts of this length."""
+    """Return the names of the bare passes and of the measures for texts with this length."""
     texts = f"{SHORT_BATCH // length} x {length} tokens"
     return f"{SDPA}, {texts}", f"{ALL_MEASURES}, {texts}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Return how long a call takes until the device has done it."""
+    """Return the seconds of a call, including pending computations of the device."""
     start = time.perf_counter()
     work()
     synchronize()
@@ -681,7 +681,7 @@ def short_documents() -> str:
 
 
 def same_ratios() -> str:
-    """Return how far both ways to the ratios agree, how exact the parts are, and what eager attention changes."""
+    """Return the agreement of both ways to the ratios, the error of the parts, and the effect of eager attention."""
     ready = prepare_measuring()
     batch = ready.batches[0]
     sdpa, eager = (ready.forward(batch, name) for name in ("sdpa", "eager"))
@@ -700,7 +700,7 @@ def same_ratios() -> str:
     )
 
 
-# Corpora: `measure` and `capture` as the number of documents grows. Imports count.
+# Corpora: `measure` and `capture` for increasing numbers of documents, including imports.
 
 
 def measure_documents(documents: int) -> None:
@@ -744,11 +744,11 @@ def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Call
     return Case(f"Stage {stage}, by number of documents", folder, ways, check, growing=True)
 
 
-# The default run, each stage a process, from nothing.
+# The default run from scratch, with a process for each stage.
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage of the last commit, of all, and of a run with another metric of the maps."""
+    """Return the seconds of each stage of the last commit, their sum, and the seconds with another `umap.metric`."""
     subprocess.run(["git", "clean", "-qfdx"], check=True)
     parameters = Path("params.yaml").read_bytes()
     seconds = {stage: process_seconds("-m", "stages", stage) for stage in STAGES}
@@ -756,7 +756,7 @@ def default_run() -> Seconds:
     process_seconds("-m", "dvc", "commit", "--quiet", "--force")
     command = ("-m", "dvc", "exp", "run", "--set-param", "umap.metric=cosine")
     seconds["`dvc exp run -S umap.metric=cosine`"] = process_seconds(*command)
-    Path("params.yaml").write_bytes(parameters)  # which the experiment changed
+    Path("params.yaml").write_bytes(parameters)  # undoes the change by the experiment
     return seconds
 
 
@@ -814,7 +814,7 @@ def main() -> None:
 
 
 def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
-    """Return a case's heading, what made it, what was compared, and its table."""
+    """Return the section of a case: heading, command and machine, comparison, and table."""
     case, threads = CASES[name], arguments.threads
     size = SMALL if arguments.small else Size()
     ways = list(case.ways)[: len(size.documents)] if case.growing else list(case.ways)
@@ -837,12 +837,12 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
 
 
 def check(name: str, folder: Path, threads: int) -> str:
-    """Return what a case reports of the files that its ways left."""
+    """Return the report of `Case.check` on the files of a case."""
     return fresh_process(["-m", "benchmarks.stages", "--way", name, "check"], folder, threads)[1]
 
 
 def replace_section(section: str) -> None:
-    """Write a section to RESULTS, in the place of the one with its title, or at the end."""
+    """Replace the section with the same title in RESULTS, or append a new section."""
     head, *sections = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
     by_title = {each.partition("\n")[0]: each.strip() for each in (*sections, section.removeprefix(TITLE))}
     RESULTS.write_text("\n".join([head, *(f"{TITLE}{each}\n" for each in by_title.values())]), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Compare integrated gradients by captum with the token scores of the library, in the tests of `faithfulness`.
+"""Compare integrated gradients of captum with the token scores of attnmix, in the tests of `faithfulness`.
 
     python -m benchmarks.token_scores [--documents 100] [--steps 24] [--to benchmarks/token_scores.csv]
 
-The command needs the results of `make repro`, and captum (`pip install captum`), which is in no lock. Integrated
-gradients (Sundararajan et al., ICML 2017) lead from a text of [MASK], special tokens kept, to the text. The columns are
-those of `reports/plots/faithfulness/faithfulness.csv`, with the rank correlation with `decompx` in the place of that
-with the gradient norm. Removal by [MASK] favours a score whose baseline is [MASK].
+The command needs the results of `make repro`, and captum (`pip install captum`), which is not in the lock files. The
+baseline of integrated gradients (Sundararajan et al., ICML 2017) is the text with all tokens except special tokens
+replaced by [MASK]. The columns follow `reports/plots/faithfulness/faithfulness.csv`, but the rank correlation is with
+`decompx` instead of the gradient norm. Removal by [MASK] favours scores with the baseline [MASK].
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def integrate_gradients(gradients: Any, review: Review, steps: int) -> Doubles:
-    """Return the integrated gradients `[T]` of the predicted class's logit from a text of [MASK]."""
+    """Return the integrated gradients `[T]` of the predicted class's logit, with the baseline [MASK]."""
     baseline = review.without(review.words)
     device = review.classifier.model.device
     ids_1T, baseline_1T = (torch.tensor([ids], device=device) for ids in (review.ids, baseline))

@@ -1,9 +1,9 @@
-"""Run the pipeline on a tiny random model of each architecture behind classifiers on the hub: docs/classifiers.csv.
+"""Run the pipeline on a tiny random model of each classifier architecture on the hub, for docs/classifiers.csv.
 
     PYTHONPATH=tests python -m docs.classifiers [ARCHITECTURE ...]
 
-`docs/classifiers.yaml` names the architectures. Each model has its kind of tokenizer, pooling and head
-(`tests/tiny_families.yaml`) and goes from fine-tuning to the page, or is refused. `make docs` makes the table in
+`docs/classifiers.yaml` lists the architectures. Each model has the tokenizer type, pooling and head of its architecture
+(`tests/tiny_families.yaml`), and runs from fine-tuning to the page, or is rejected. `make docs` creates the table in
 docs/classifiers.md.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from attnmix.core.arithmetic import environment
 
-environment.set_variables(environment.PORTABLE)  # before NumPy is loaded, as the tests' modules do
+environment.set_variables(environment.PORTABLE)  # must be set before NumPy is imported, as in the tests
 
 # ruff: noqa: E402  # the imports below must come after the lines above
 import pandas as pd
@@ -37,11 +37,11 @@ RESULTS = Path("docs/classifiers.csv")
 CLASSIFIERS: dict[str, dict[str, Any]] = yaml.safe_load(Path("docs/classifiers.yaml").read_text("utf-8"))
 WORKS = "works"
 COUNTED = {"points": POINTS, "ratios": RATIOS, "matrices": LAYER_MATRICES}
-"""The columns of the results that count what a family has, with the names of all there are."""
+"""The count columns of the results, with all names that are counted."""
 
 
 def outcome(architecture: str) -> dict[str, object]:
-    """Return the row of one architecture: `works` with what it has, or the sentence with which it is refused."""
+    """Return the row of one architecture: `works` with its counts, or the error message."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         own_code = CLASSIFIERS[architecture].get("own_code", False)
         config = write_family("bert" if own_code else architecture, Path("model")) / "config.json"
@@ -63,12 +63,12 @@ def outcome(architecture: str) -> dict[str, object]:
 
 
 def refusal(error: InputError) -> str:
-    """Return the error's sentence without the list of what is allowed."""
+    """Return the error message without the list of allowed values."""
     return str(error).partition(";")[0]
 
 
 def main(names: list[str]) -> None:
-    """Write the rows of `names`, or of all architectures, each as soon as it is there."""
+    """Write the rows of `names`, or of all architectures, each immediately after its run."""
     for name in names or CLASSIFIERS:
         row = outcome(name)
         old = read_results(RESULTS).to_dict("records") if RESULTS.is_file() else []

@@ -18,7 +18,7 @@ POINTS = r"(\d+) points"
 
 
 class Work(NamedTuple):
-    """A row of the plan: a section of the results, and one of its ways."""
+    """A row of the plan: a section of the results, and a way in this section."""
 
     name: str
     section: str
@@ -48,7 +48,7 @@ def terabytes(section: str) -> float:
 
 
 def read_rates(row: str, path: str = "benchmarks/card_h200.csv") -> tuple[int, int]:
-    """Return the tokens a second of a row of the measurements on a GPU, and those of the bare forward passes."""
+    """Return the tokens per second in a row of the GPU measurements, for the stage and for bare forward passes."""
     result = read_results(Path(path)).set_index("row").loc[row, "result"]
     return _number(r"([\d,]+) tokens/s", result), _number(r"bare ([\d,]+)", result)
 

@@ -1,4 +1,4 @@
-"""How measured numbers are written in the documents."""
+"""Formats of measured numbers in the documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def points(change: float, digits: int = 1) -> str:
 
 
 def interval(row: Mapping[str, Any], number: Callable[..., str] = points, *digits: int) -> str:
-    """Return the ends of a row's interval in brackets, formatted by `number`."""
+    """Return the limits of a row's interval in brackets, formatted by `number`."""
     return f"[{number(row['ci_low'], *digits)}, {number(row['ci_high'], *digits)}]"
 
 

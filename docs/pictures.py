@@ -5,8 +5,8 @@
 `docs/page.gif` selects a word in the picture of tokens by layers and moves through the layers; `docs/social_card.png`
 is for links to the repository.
 
-Those of figures are the same bytes every time; those of the page are what an installed Chromium shows of it, and need
-the packages of the tests.
+Pictures of figures are reproducible byte by byte. Pictures of the page are screenshots of an installed Chromium, and
+need the packages of the tests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WIDTH = 1100  # pixels
 COLORS = 256
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SCREEN = {"width": 1200, "height": 1500}
-SHARPER = 2  # pixels of a picture for each of the screen
-MARGIN = 6  # pixels of the screen
+SHARPER = 2  # picture pixels per screen pixel
+MARGIN = 6  # screen pixels
 GALLERY = {
     "answer": ("#headline", "#grid > .title", "#grid .grid", "#chosen-text"),
     "text": ("#text h3", "#text .reader"),
@@ -42,16 +42,16 @@ GALLERY = {
     "neuron": ("#weights h3", "#weight-rows"),
     "map": ("#map-pane h3", "#map-canvas"),
 }
-"""Pictures of the page, and what each shows."""
-# What would lie over a pane, or be cut by the edge of its picture.
+"""Pictures of the page, and the selectors of their contents."""
+# Hides elements that would cover a pane or be cut off by the edge of its picture.
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
-MOTION_SCREEN = {"width": 1100, "height": 640}  # lower, the bar does not stay
-BAR_PIXELS = 62  # height of the bar with the slider, which stays above the picture
+MOTION_SCREEN = {"width": 1100, "height": 640}  # in a lower window, the bar is not sticky
+BAR_PIXELS = 62  # height of the sticky bar with the slider
 MOTION_COLORS = 96
-MOTION_LAYERS = 6  # at most, at equal steps
-SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
+MOTION_LAYERS = 6  # maximum number of equally spaced layers
+SHORT_MS, LONG_MS = 800, 1400  # duration of a frame: a layer; the first and the last
 CARD_SCREEN = {"width": 1280, "height": 640}
 CARD = """<!DOCTYPE html><meta charset="utf-8"><style>
 * {{ margin: 0; box-sizing: border-box }}
@@ -61,7 +61,7 @@ h1 {{ font-size: 50px }} p {{ font-size: 27px; margin: 8px 0 18px; line-height: 
 <p>How much of the vector of a word comes from other words?<br>
 Mixing ratios, ALTI, Value Zeroing, rollouts for {families} families of Transformers</p>
 <img alt="" src="data:image/png;base64,{picture}">"""
-WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more than "the" or "."
+WORD = re.compile(r"[^\W\d_]{6,}")  # the first match is selected: it is more informative than "the" or "."
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def _browser() -> Iterator[Any]:
 
 
 def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
-    """Return the page of the last run, drawn as a whole, in a window of this size."""
+    """Return the completely drawn page of the last run, in a window with this size."""
     looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
     page = browser.new_page(viewport=screen, **looks)
     page.goto(require_output(RUN.page, "render").resolve().as_uri())
@@ -106,16 +106,16 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
 
 
 def _card_picture(browser: Any) -> bytes:
-    """Return the picture of tokens by layers, as the page opens."""
+    """Return the initial picture of tokens by layers."""
     page = _open(browser, CARD_SCREEN | {"width": SCREEN["width"]}, SHARPER)
-    page.add_style_tag(content="#chosen-text { visibility: hidden; }")  # it begins where the picture ends
+    page.add_style_tag(content="#chosen-text { visibility: hidden; }")  # the element below the picture
     picture = _shot(page, ("#grid .grid",))
     page.close()
     return picture
 
 
 def _in_motion(browser: Any) -> list[bytes]:
-    """Return the screen while a word is selected and the layers go by; elements are found by their roles and names."""
+    """Return screenshots while a word and layers are selected; elements are located by roles and names."""
     page = _open(browser, MOTION_SCREEN, 1)
     words = page.get_by_role("listbox", name="Tokens of the text")
     slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
@@ -141,7 +141,7 @@ def _in_motion(browser: Any) -> list[bytes]:
 
 
 def _animate(pictures: list[bytes], output: Path) -> None:
-    """Write the pictures as a GIF with one palette, that of the last, so that nothing flickers."""
+    """Write the pictures as a GIF with the palette of the last picture, to avoid flicker."""
     frames = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
     palette = frames[-1].quantize(MOTION_COLORS, kmeans=4)
     first, *others = (each.quantize(palette=palette, dither=Image.Dither.NONE) for each in frames)
@@ -150,7 +150,7 @@ def _animate(pictures: list[bytes], output: Path) -> None:
 
 
 def _still(page: Any) -> bytes:
-    """Return the screen; what is drawn late has been drawn when the picture stays the same."""
+    """Return a screenshot after it has stopped changing, to include delayed drawing."""
     before, now = b"", page.screenshot()
     while now != before:
         page.wait_for_timeout(500)
@@ -159,7 +159,7 @@ def _still(page: Any) -> bytes:
 
 
 def _gallery_shots(browser: Any) -> dict[str, bytes]:
-    """Return the panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
+    """Return screenshots of the panes in `GALLERY` that exist on the page, with a selected word."""
     page = _open(browser, SCREEN, SHARPER)
     page.add_style_tag(content=LEFT_OUT)
     if page.locator("#weight").count():
@@ -167,14 +167,14 @@ def _gallery_shots(browser: Any) -> dict[str, bytes]:
     words = page.locator("#words span")
     chosen = [n for n, word in enumerate(words.all_inner_texts()) if WORD.fullmatch(word)]
     words.nth(chosen[0] if chosen else 0).click()
-    page.mouse.move(0, 0)  # what is under the pointer is shown too
+    page.mouse.move(0, 0)  # avoids hover effects
     shots = {name: _shot(page, parts) for name, parts in GALLERY.items() if page.locator(parts[0]).is_visible()}
     page.close()
     return shots
 
 
 def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
-    """Return the screen around some elements."""
+    """Return a screenshot of the area around some elements."""
     page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
     _still(page)
     boxes = [page.locator(part).bounding_box() for part in parts]
@@ -187,7 +187,7 @@ def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
 
 
 def _stack(sources: list[Any], output: Path) -> None:
-    """Write one picture above the other, small enough for git."""
+    """Write vertically stacked pictures with a file size suitable for git."""
     parts = [Image.open(path).convert("RGB") for path in sources]
     scaled = [part.resize((WIDTH, round(part.height * WIDTH / part.width)), Image.Resampling.LANCZOS) for part in parts]
     picture = Image.new("RGB", (WIDTH, sum(part.height for part in scaled)), "white")

@@ -1,4 +1,4 @@
-"""The parts of the site that are outside docs/: README as its home, notebooks, parameters; formulas as MathML."""
+"""Hooks of the documentation site: pages from outside docs/ (README, notebooks, parameters), formulas as MathML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCTEST = re.compile(r"(?:^>>> .*\n?)(?:^(?!\s*$).*\n?)*", re.MULTILINE)
 
 
 class Doctests(Extension):
-    """Show the examples of a docstring as code: Markdown takes `>>>` for a quotation."""
+    """Markdown extension that fences docstring examples as code; Markdown would parse `>>>` as a quotation."""
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Fence the examples in an object's docstring."""
@@ -35,7 +35,7 @@ class Doctests(Extension):
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages whose sources are outside docs/, and the page of the default run where it has run."""
+    """Add pages with sources outside docs/, and the page of the default run if it exists."""
     for source, page in GENERATED.items():
         text = LINK.sub(partial(_moved, source, page), _without_badges(ROOT / source))
         if page == "index.md" and (ROOT / PAGE).is_file():
@@ -53,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links to files that are no pages to the repository; drop them where it has no address."""
+    """Redirect links to files that are not pages to the repository; remove them if its address is unknown."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def point(link: re.Match[str]) -> str:
@@ -72,7 +72,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _without_badges(path: Path) -> str:
-    """Return a document without the badges, which are pictures of other servers."""
+    """Return a document without its badges, which are images on external servers."""
     return BADGES.sub("", path.read_text(encoding="utf-8"))
 
 
@@ -106,7 +106,7 @@ def _notebook(path: Path) -> str:
 
 
 def _moved(source: str, page: str, link: re.Match[str]) -> str:
-    """Return a link of the file `source` as one of the file `page` in docs/."""
+    """Return a link in the file `source`, rewritten for the file `page` in docs/."""
     if not link[1]:
         return link[0]
     target = os.path.relpath(ROOT / source / ".." / link[1], ROOT / "docs" / page / "..")

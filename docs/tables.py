@@ -45,7 +45,7 @@ DOCUMENTS = (
     ),
     *("docs/imdb/README.md", "benchmarks/RESULTS.md"),
 )
-"""The documents that have generated parts."""
+"""The documents with generated parts."""
 PLOTS, VALIDATION = "reports/plots/", "docs/measures/"
 IMDB = "docs/imdb/"
 AMOUNTS = {
@@ -78,7 +78,7 @@ MARKED = re.compile(r"(<!-- (table|text): (\w+) -->\n)(.*?)(<!-- end of \2 -->)"
 
 
 def tables() -> dict[str, str]:
-    """Return every table of declarations and benchmarks by its name, as Markdown."""
+    """Return all tables of declarations and benchmarks by name, as Markdown."""
     ratios = [
         (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source) for name, each in RATIOS.items()
     ]
@@ -169,7 +169,7 @@ def _overall(read: Read) -> str:
 
 
 def _own_share(read: Read, folder: str = f"{PLOTS}measure/") -> str:
-    """Return the own share by layer of both checkpoints and their difference, a row for each kind of donors."""
+    """Return the own share by layer of both checkpoints and their difference, with a row for each donor kind."""
     table = read(f"{folder}exchange.csv").query("quantity == 'own_share'")
     rows = []
     for (donor, checkpoint), by_layer in table.groupby(["donor", "checkpoint"], sort=False):
@@ -184,7 +184,7 @@ def _own_share(read: Read, folder: str = f"{PLOTS}measure/") -> str:
 
 
 def _amounts(read: Read) -> str:
-    """Return the own share of every planted model with a known one, by the measures of `AMOUNTS`."""
+    """Return the own share of every planted model with a known own share, by the measures of `AMOUNTS`."""
     table = read(f"{VALIDATION}planted_amounts.csv")
     table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
     values = table.pivot(index="case", columns="measure", values="value")
@@ -198,7 +198,7 @@ def _amounts(read: Read) -> str:
 
 
 def _token_scores(read: Read) -> str:
-    """Return each token score's mean fall of the probability in each test, and its share of decisive words found."""
+    """Return the mean drop in probability for each token score and test, and the share of decisive words found."""
     table = read(f"{PLOTS}faithfulness/faithfulness.csv").query("share == 'all'")
     hits = read(f"{VALIDATION}planted_words.csv").set_index("score")["hits"]
     tests = list(table.groupby(["test", "replacement"], sort=False).groups)
@@ -216,7 +216,7 @@ def _maps(read: Read) -> str:
     names = [name for name in LAYOUTS if name in quality.index.get_level_values("layout")]
     rows = []
     for measure, label in MAP_MEASURES.items():
-        # A layout with a map for each point has no measures within points: all of its measures are.
+        # Layouts with a map for each point lack measures within points, because all their measures are within points.
         cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
         shown = ("" if cell is None else f"{decimal(cell['value'])} ({decimal(cell['chance'])})" for cell in cells)
         rows.append((label, *shown))
@@ -241,7 +241,7 @@ def render_parts(read: Read) -> dict[str, str]:
 
 
 def update(document: str, parts: dict[str, str]) -> str:
-    """Return a document with its generated parts filled in; `KeyError` for one that is not in `parts`."""
+    """Return a document with updated generated parts; raise `KeyError` for an unknown part."""
     return MARKED.sub(lambda match: match[1] + parts[match[3]] + match[5], document)
 
 
@@ -255,17 +255,17 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def read_file(path: str) -> Any:
-    """Return a csv as a table, a metrics file as what it holds."""
+    """Return a csv file as a table, or the content of a metrics file."""
     return parse_results(path, Path(path).read_text(encoding="utf-8"))
 
 
 def parse_results(path: str, text: str) -> Any:
-    """Return the content of a csv as a table, of a metrics file as what it holds."""
+    """Return the content of a csv file as a table, or of a metrics file as Python objects."""
     return json.loads(text) if path.endswith(".json") else read_results(io.StringIO(text))
 
 
 def check_default_run() -> None:
-    """Exit with one line where dvc.lock names another value than the default of a parameter that a stage ran with."""
+    """Exit with an error if a stage in dvc.lock ran with a parameter value other than the default."""
     default = Parameters().model_dump()
     for stage, entry in yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))["stages"].items():
         for key, value in entry.get("params", {}).get("params.yaml", {}).items():

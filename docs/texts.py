@@ -1,9 +1,9 @@
 """Texts of the documents that contain measured numbers, rendered from the result files.
 
 `docs/texts/NAME.md.j2` is the Jinja template of the text between `<!-- text: NAME -->` and `<!-- end of text -->`.
-Expressions take the place of its numbers: `table(path)` is a csv file (`Table`), `metrics(path)` the content of a JSON
-file, and the functions of `docs/number_formats.py` are filters. `require(condition, claim)` is for what a sentence says
-in words: a false condition is an error.
+Expressions compute its numbers: `table(path)` is a csv file (`Table`), `metrics(path)` the content of a JSON file, and
+the functions of `docs/number_formats.py` are filters. `require(condition, claim)` checks a claim in words: a false
+condition is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS = {function.__name__: function for function in (decimal, rounded, percen
 
 
 class Table:
-    """Rows of a results file, which are selected by the values of their columns."""
+    """Rows of a results file, selected by column values."""
 
     def __init__(self, frame: pd.DataFrame, name: str) -> None:
         self.frame = frame
@@ -69,7 +69,7 @@ class Table:
 
 
 def render_texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
-    """Return every text by its name; `ValueError` names the template that cannot be rendered and why.
+    """Return every text by name; raise `ValueError` with the template and the reason if rendering fails.
 
     Args:
         read: Returns a csv file as a table and a JSON file as its content, by the path from the repository's root.

@@ -28,12 +28,12 @@ from attnmix.core.errors import InputError
 from experiments.tables import MIXING, write_table
 
 RUNS = Path("experiments/runs")
-SKIPPED_STAGES = ("sources", "render")  # DVC adds the first where it is needed; figures and page are of one run
+SKIPPED_STAGES = ("sources", "render")  # DVC adds the first if it is needed; figures and page belong to a single run
 RESULTS = ("dvc.lock", "reports")  # the files in git that a run changes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, or 1 where the run of a seed failed."""
+    """Return 0, or 1 if the run of a seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -100,7 +100,7 @@ def run_seeds(
         raise InputError(f"--profile: there is no file {profile}")
     lines = profile.read_text(encoding="utf-8").splitlines()
     overrides = [line for line in lines if line.strip() and not line.startswith("#")]
-    # A local path must be absolute in a clone; DVC's grammar takes any path in single quotes.
+    # A local path must be absolute in a clone; DVC's grammar accepts any path in single quotes.
     name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     name = name.replace("\\", "\\\\").replace("'", "\\'")
     command = [sys.executable, "-m", "dvc", "repro", *targets]
@@ -148,7 +148,7 @@ def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
 
 
 def _update_clone(folder: Path) -> None:
-    """Clone the repository in the current folder, or bring its clone to the last commit and leave its results."""
+    """Clone the repository in the current folder, or update its clone to the last commit and keep its results."""
     if not (folder / ".git").exists():
         subprocess.run(["git", "clone", "--quiet", ".", folder], check=True)
     subprocess.run(["git", "fetch", "--quiet", Path.cwd(), "HEAD"], cwd=folder, check=True)

@@ -3,7 +3,7 @@
     python -m experiments study --dataset stanfordnlp/imdb
 
 Writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned rows) and `study.png`. Stages that are up to date are
-skipped, so that an interrupted study continues.
+skipped; an interrupted study therefore continues.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_rows(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
-    """Return the seeds of each setting whose accuracy on the training labels is `MIN_TRAIN_ACCURACY` or more."""
+    """Return the seeds of each setting with an accuracy of at least `MIN_TRAIN_ACCURACY` on the training labels."""
     accuracies = runs[runs["quantity"] == "train accuracy"]
     fitted = accuracies[accuracies["value"] >= MIN_TRAIN_ACCURACY]
     return {setting: sorted(rows["seed"]) for setting, rows in fitted.groupby("setting")}
@@ -178,7 +178,7 @@ def student_interval(differences: Doubles, level: float) -> tuple[float, float]:
 
 
 def _test_outcome(row: pd.Series) -> str:
-    """Return what the plan says of a row with an expected sign; a row without one is significant or not."""
+    """Return the outcome of a planned row with an expected sign; other rows are significant or not."""
     significant = row["p_holm"] < 1 - LEVEL
     if row["expected_sign"] == 0:
         return "significant" if significant else "not significant"
@@ -194,7 +194,7 @@ def _equivalence_outcome(row: pd.Series) -> str:
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png: own share by layer, one panel per kind of donors; thin lines are single runs."""
+    """Save `path`.png: own share by layer, one panel per donor kind; thin lines are single runs."""
     with paper_style():
         figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)

@@ -30,8 +30,8 @@ from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figu
 
 MIXING = "measure/mixing"
 DIGITS = 6
-REQUIRED_COLUMNS = ("checkpoint", "mean")  # of a csv; the columns before `mean` are the keys of a row
-MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding: the seeds gave the same number
+REQUIRED_COLUMNS = ("checkpoint", "mean")  # of a csv file; the columns before `mean` are the keys of a row
+MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors of equal numbers
 DRAWN_METHODS = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
 LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
 PANEL_HEIGHT = 1.9  # inches
@@ -54,7 +54,7 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     """Return `reports/plots/<csv>.csv` of the experiments in one table `[setting, seed, the csv's columns]`.
 
     A name is a folder with a run, an experiment of DVC, or a commit; without names, all experiments of the current
-    commit are read. `setting` holds the parameters that differ between the experiments, but for the seed.
+    commit are read. `setting` has the parameters that differ between the experiments, except the seed.
     """
     path = f"reports/plots/{csv}.csv"
     parameters, tables = {}, {}
@@ -72,7 +72,7 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
         raise InputError(f"no experiment with {path}; {made}; allowed tables: {_allowed_tables()}")
     by_name = pd.DataFrame(parameters).fillna("absent").T
     differing = [key for key in by_name if key != "seed" and by_name[key].nunique() > 1]
-    parts = {}  # one of several experiments with the same parameters and seed
+    parts = {}  # only the last experiment with the same parameters and seed is kept
     for name, row in by_name.iterrows():
         setting = ", ".join(f"{key}={row[key]}" for key in differing) or "all"
         parts[setting, int(row["seed"])] = tables[name]
@@ -107,7 +107,7 @@ def experiments_of_commit() -> list[str]:
 
 
 def read(name: str, path: str) -> str:
-    """Return the text of a file of an experiment, named by its folder or as DVC names it."""
+    """Return the text of a file of an experiment, identified by its folder or its DVC name."""
     return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
 
 
@@ -130,9 +130,9 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the first of two settings less the second, of the seeds that both have; of any other number nothing.
+    """Return the differences of two settings (first minus second) for their common seeds; empty for other numbers.
 
-    A seed draws the same reviews and the same new head in both, so that pairs of runs are compared.
+    A seed determines the reviews and the new head of both runs, so the runs are compared in pairs.
     """
     settings = list(table["setting"].unique())
     if len(settings) != 2:

@@ -1,11 +1,11 @@
-"""Keep the results in the working tree where a change of the code does not change them: `make accept`.
+"""Accept the existing results for a change of the code that does not affect them: `make accept`.
 
     python -m tools.accept
 
-The pipeline runs on little input (`profiles/tiny.txt`) in two temporary folders: as it is in the last commit, and as it
-is in the working tree. If every output is the same bytes, `dvc commit --force` says in `dvc.lock` that the results
-here are those of the code here, and no stage runs again. Otherwise the first difference of each output is printed, the
-exit status is 1, and nothing changes. Only the code may differ: changed parameters or data need a run.
+The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders, with the code of the last commit and of
+the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that the existing results
+belong to the current code, and no stage runs again. Otherwise the first difference of each output is printed, the exit
+status is 1, and nothing changes. Only the code may differ: changed parameters or data need a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.verify import SURROUNDINGS, apply_profile, clone_commit, git, run_pip
 
 STALE = Path(__file__).parents[1] / ".ci/stale.py"
 INPUTS = ("params.yaml", "data", "reports/sources.json")
-"""Files and folders that decide about results and are no code."""
+"""Files and folders, other than code, that determine results."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_tree(tree: Path) -> None:
-    """Raise `SystemExit` where more than the code has changed, or the outputs here are not those of `dvc.lock`."""
+    """Raise `SystemExit` if more than the code has changed, or if the outputs differ from `dvc.lock`."""
     changed = git(tree, "diff", "--name-only", "HEAD", "--", *INPUTS).split("\n")
     if changed[0]:
         sys.exit(f"error: {changed[0]} has changed since the last commit, not the code alone; run `dvc repro`")
@@ -69,14 +69,14 @@ def check_tree(tree: Path) -> None:
 
 
 def check_lock(commit: Path) -> None:
-    """Raise `SystemExit` where the `dvc.lock` of the last commit is not of its code."""
+    """Raise `SystemExit` if the `dvc.lock` of the last commit does not belong to its code."""
     run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"error: dvc.lock of the last commit is stale there already\n{run.stdout}{run.stderr}".rstrip())
 
 
 def copy_changes(tree: Path, clone: Path) -> None:
-    """Make a clone of the last commit what the working tree is, with files that git does not know yet."""
+    """Copy the changes of the working tree to a clone of the last commit, including untracked files."""
     changed = git(tree, "diff", "--name-only", "--no-renames", "-z", "HEAD")
     new = git(tree, "ls-files", "--others", "--exclude-standard", "-z")
     for name in (changed + new).split("\0"):

@@ -2,7 +2,7 @@
 
     python -m tools.compare_runs ../before .
 
-Both folders hold a finished run. A difference is the key, the row or the number where the format tells, else the byte.
+Both folders contain a finished run. A difference is a key, row or number in known formats, otherwise a byte offset.
 The exit status is 1 if anything differs.
 """
 
@@ -26,7 +26,7 @@ LOCK = "dvc.lock"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the outputs of two runs are the same bytes, else 1."""
+    """Return 0 if the outputs of two runs are identical, else 1."""
     parser = argparse.ArgumentParser(
         "python -m tools.compare_runs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -55,7 +55,7 @@ def differences(first: Path, second: Path, compared: Iterable[str]) -> list[str]
 
 
 def output_difference(first: Path, second: Path, output: str) -> str | None:
-    """Return the first file of an output that differs, and where in it."""
+    """Return the first file of an output that differs, and the location of the difference."""
     files = {
         path.relative_to(clone)
         for clone in (first, second)
@@ -72,7 +72,7 @@ def output_difference(first: Path, second: Path, output: str) -> str | None:
 
 
 def file_difference(first: Path, second: Path, file: Path) -> str:
-    """Return where a file differs between two clones, in the terms of its format or as the offset of a byte."""
+    """Return the location of the first difference of a file, in terms of its format or as a byte offset."""
     one, other = first / file, second / file
     store = next((parent for parent in file.parents if parent.suffix == ".zarr"), None)
     difference = None
@@ -101,7 +101,7 @@ def array_difference(*stores: Path) -> str | None:
 def read_table(path: Path) -> pd.DataFrame:
     if path.suffix == ".parquet":
         return pd.read_parquet(path)
-    return pd.read_csv(path, dtype=str, keep_default_na=False)  # as it is written: 0.1 is not 0.10
+    return pd.read_csv(path, dtype=str, keep_default_na=False)  # values are compared as text: 0.1 differs from 0.10
 
 
 def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:

@@ -144,9 +144,9 @@ def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
 
 
 def run_python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a copy of the repository, whose modules it imports.
+    """Run this Python in a copy of the repository, with the modules of the copy.
 
-    It keeps no bytecode, which would hide a fault of the same length that is applied within the same second.
+    Bytecode is disabled, because it would hide a fault of the same length that is applied within the same second.
     """
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *arguments]

@@ -1,4 +1,4 @@
-"""Run the pipeline in clones with other surroundings and compare every byte of its outputs and of `dvc.lock`.
+"""Run the pipeline in clones with different environments and compare every byte of its outputs and of `dvc.lock`.
 
     python -m tools.verify                             # the default parameters, about three minutes for each clone
     python -m tools.verify --profile profiles/tiny.txt       # on little input
@@ -31,20 +31,20 @@ from tools.compare_runs import LOCK, differences, outputs
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
 NOT_EMULATED = ("download", "tokenize")
-"""Stages that compute nothing with a model: imports alone take minutes on an emulated processor."""
+"""Stages without model computations, which are not emulated because imports alone need minutes."""
 
 
 class Surroundings(NamedTuple):
-    """The environment of a clone, which must not show in a result."""
+    """The environment of a clone, which must not affect the results."""
 
-    name: str  # also of the clone's folder
+    name: str  # also the name of the clone's folder
     threads: int
     umask: int
     variables: dict[str, str]
-    cpu: str | None = None  # qemu's name for it; None is this machine's
+    cpu: str | None = None  # CPU model in qemu; None for this machine's processor
 
 
-# The time zones are 25 hours apart, so the dates always differ. Paths may hold spaces and letters beyond ASCII.
+# The time zones are 25 hours apart, so the dates always differ. Paths may contain spaces and non-ASCII letters.
 SURROUNDINGS = (
     Surroundings("one thread", 1, 0o022, {"TZ": "<-11>11", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}),
     Surroundings("two threads é", 2, 0o077, {"TZ": "<+14>-14", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "4711"}),
@@ -53,7 +53,7 @@ SURROUNDINGS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the clones of the repository in the current folder gave the same bytes, else 1."""
+    """Return 0 if the outputs of all clones of the repository in the current folder are identical, else 1."""
     options = parse_options(arguments)
     surroundings = list(SURROUNDINGS)
     if options.cpus:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         clones = [clone_commit(root / each.name / "clone") for each in surroundings]
         for clone in clones:
             apply_profile(clone, options.profile)
-        # A run keeps little more than one core busy; more than two at once would need the memory of a large machine.
+        # A run uses little more than one core; more than two parallel runs would need much memory.
         with ThreadPoolExecutor(os.cpu_count() if options.cpus else 2) as executor:
             list(executor.map(lambda each, clone: run_pipeline(each, clone, options.until), surroundings, clones))
         lines = [
@@ -136,7 +136,7 @@ def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) 
 def emulated_python(cpu: str, folder: Path) -> Path:
     """Return a folder with a command `python` that runs this environment's Python on an emulated processor.
 
-    The stages but `NOT_EMULATED` are emulated, and so is every process that they start by `sys.executable`; DVC is not.
+    All stages except `NOT_EMULATED`, and the processes that they start by `sys.executable`, are emulated; DVC is not.
     """
     command = folder / "bin/python"
     command.parent.mkdir(parents=True)

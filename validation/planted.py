@@ -1,11 +1,11 @@
-"""Scores of the measures of mixing on planted cases, in which the answer is known.
+"""Scores of the measures of mixing on planted cases with known answers.
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
-A measure is fooled by a case if it says more than `LIMIT` where nothing comes from others, or no more than that, or
-nothing, where something does. Where little comes it must say less than half of what it says of the same message by
-equal weights (`REFERENCE`), and where all does no less than nine tenths. Means are over tokens 2 to 8: in some cases
-the first one is the giver or the sink.
+A case fools a measure if the value exceeds `LIMIT` although nothing comes from other tokens, or if the value is missing
+or at most `LIMIT` although something does. If little comes from others, the value must be below half of the value for
+the same message with uniform attention (`REFERENCE`), and if all comes from others, above nine tenths. Means are over
+tokens 2 to 8, because the first token is the source or the sink in some cases.
 
 Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
 """
@@ -38,10 +38,10 @@ from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
-TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts of exchanges and probes, of ratios and matrices, of derivatives
-NOISE = 0.05  # deviation of noise on what a probe reads; without it nothing is too faint for a probe
+TEXTS, MEASURED, DERIVED = 2000, 64, 8  # numbers of texts: exchanges and probes; ratios and matrices; derivatives
+NOISE = 0.05  # standard deviation of noise on the input of probes, which could otherwise read any weak signal
 LIMIT = 0.02
-ROUNDING = 1e-12  # shorter vectors are made of it
+ROUNDING = 1e-12  # shorter vectors are rounding errors
 REFERENCE = "uniform_average"
 DIGITS = 4
 POINTS = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
@@ -49,7 +49,7 @@ BIAS = "without_value_bias"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table of planted cases, in half a minute."""
+    """Write the table of planted cases; this takes half a minute."""
     parser = argparse.ArgumentParser(
         prog="python -m validation.planted", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_planted(to: Path, seed: int) -> None:
-    """Write `planted.csv` to the folder `to`: every case and measure with its value and whether the case fools it."""
+    """Write `planted.csv` to the folder `to`: case, measure, value, and whether the case fools the measure."""
     table = planted_table(seed)
     to.mkdir(parents=True, exist_ok=True)
     table.to_csv(to / "planted.csv", index=False, lineterminator="\n")
@@ -69,7 +69,7 @@ def write_planted(to: Path, seed: int) -> None:
 
 
 def planted_table(seed: int) -> pd.DataFrame:
-    """Return `[case, measure, value, fooled]`; a value is NaN where a measure has none to be trusted."""
+    """Return `[case, measure, value, fooled]`; the value is NaN if a measure is undefined for a case."""
     values = {case.name: scores(case, torch.Generator().manual_seed(seed)) for case in CASES}
     rows = []
     for case in CASES:
@@ -80,7 +80,7 @@ def planted_table(seed: int) -> pd.DataFrame:
 
 
 def fooled(case: Case, value: float, reference: float) -> bool:
-    """Return whether a value is wrong about the case; `reference` is that of the case `REFERENCE`."""
+    """Return whether a value is wrong for the case; `reference` is the value for the case `REFERENCE`."""
     if case.comes == "nothing":
         return abs(value) > LIMIT
     if case.comes == "little":
@@ -89,7 +89,7 @@ def fooled(case: Case, value: float, reference: float) -> bool:
 
 
 def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
-    """Return what each measure says of the case, by its name."""
+    """Return the value of each measure for the case."""
     contents = case.contents(TEXTS, generator)
     base, others_TT = planted_model(case, contents), case.others_TT
     ids = torch.arange(1, 1 + TEXTS * TOKENS).view(TEXTS, TOKENS)
@@ -114,9 +114,9 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
 
 
 def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, Tensor]:
-    """Return each ratio `[B, T]` of a model of one layer, the ratio minus each control, and the ratio without b_V.
+    """Return each ratio `[B, T]` of a one-layer model, the ratio minus each control, and the ratio without b_V.
 
-    `attn_n` and its controls are 0 where each source gives nothing but rounding, of which they would be the ratio.
+    `attn_n` and its controls are set to 0 if all contributions are rounding errors, as their ratio is meaningless.
     """
 
     def measure(layer_pass: LayerPass) -> Tensor:
@@ -147,9 +147,9 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
 
 
 def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Tensor]:
-    """Return the others' share of the rows `[B, T]` of each matrix, with two layers of each rollout.
+    """Return the share of other tokens in the rows `[B, T]` of each matrix, or of each rollout for two layers.
 
-    `value_zeroing_sum` is the others' part of a row of Value Zeroing before rows are made to sum to 1; the same without
+    `value_zeroing_sum` is the sum over other tokens in a row of Value Zeroing before normalization, with and without
     b_V.
     """
     declared = list(LAYER_MATRICES.values())
@@ -173,9 +173,9 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
 
 
 def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the others' share `[B, T]` of a token's last vector by its parts from the input, by length and projection.
+    """Return the share of other tokens `[B, T]` in a last vector by parts from the input, by length and projection.
 
-    Of token i-2 the length is its part's in the sum of all lengths.
+    In cases about token i-2, the share by length is relative to the sum of the lengths of all parts.
     """
     reader = PartsReader(base)
     lengths, projections = [], []
@@ -188,7 +188,7 @@ def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
 
 
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the others' share of a token's derivative `[B, T]` in each form; of token i-2 in the first one only."""
+    """Return the share of other tokens in derivatives `[B, T]` by form; only the first form in cases about i-2."""
     norms = [derivative_norms(document_chains(base, ids_T[None]), "word_embedding", WIDTH, seed=0) for ids_T in ids_BT]
     if not case.two_before:
         return dict(zip(FORMS, torch.stack([levels(each)[-1] for each in norms], 1), strict=True))
@@ -197,11 +197,11 @@ def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor
 
 
 def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]`: the derivatives weighted by how inputs vary over texts, given the token's own input.
+    """Return a / (a + o) `[T]`: derivatives weighted by the variation of inputs conditional on the own input.
 
         a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
 
-    e_j is x_j - E x_j, for the `others_TT` of i, less its linear regression on x_i over the texts, and 0 for all else.
+    e_j is the residual of x_j in a linear regression on x_i over texts, for the `others_TT` of i, and 0 for other j.
     """
     centred_BTD = x_BTD - x_BTD.mean(0)
     directions = []
@@ -223,10 +223,10 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 def probe_scores(
     contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return how much better the givers' mean first entry is told from a token's own content and its output `[T]`.
+    """Return how well the output of a token predicts the mean first entry of its sources, beyond its own content `[T]`.
 
-    The gain in R^2 over its own content alone, at least 0, of a linear `probe` on the whole output, and on the one
-    dimension that the `head` reads, the receiver's first.
+    The score is the gain in R^2, at least 0, over own content alone: of a linear `probe` on the full output, and of the
+    `head`, which only reads the first receiver dimension.
     """
     noisy_BTD = y_BTD + NOISE * torch.randn(y_BTD.shape, generator=generator, dtype=y_BTD.dtype)
     gains = []
@@ -239,7 +239,7 @@ def probe_scores(
 
 
 def held_out_r2(features_BF: npt.NDArray[Any], target_B: npt.NDArray[Any]) -> float:
-    """Return R^2 on the second half of the texts of least squares on the first half, with an intercept."""
+    """Return R^2 on the second half of the texts for a least-squares fit with intercept on the first half."""
     design, half = np.column_stack([np.ones(len(target_B)), features_BF]), len(target_B) // 2
     coefficients = np.linalg.lstsq(design[:half], target_B[:half], rcond=None)[0]
     held_out = target_B[half:]
@@ -247,7 +247,7 @@ def held_out_r2(features_BF: npt.NDArray[Any], target_B: npt.NDArray[Any]) -> fl
 
 
 def _share(others: Tensor, total: Tensor) -> Tensor:
-    """Return others / total; 0 where there is nothing, but for rounding."""
+    """Return others / total; 0 if the total is a rounding error."""
     return (others / total).masked_fill(total < ROUNDING, 0)
 
 

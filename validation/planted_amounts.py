@@ -2,11 +2,11 @@
 
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
-In each model the last vector of token i is a x_i + b x_{i-1} + c, up to its norm's scale, with contents x of equal
-length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. Where
-several tokens contribute, b is the length of their independent sum. Contents of three tokens in a row are orthogonal
-and have mean 0, so that all vectors have the same mean and deviation and the norms are linear. These models have no
-interactions: attention follows positions alone.
+In each model the last vector of token i is a x_i + b x_{i-1} + c, up to the scale of its norm, with contents x of equal
+length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. If
+several tokens contribute, b is the length of their independent sum. Contents of three consecutive tokens are orthogonal
+and have mean 0, hence all vectors have the same mean and standard deviation and the norms are linear. Attention only
+depends on positions, without interactions of contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -50,7 +50,7 @@ SINK = (1 - SINK_WEIGHT) * BEFORE + SINK_WEIGHT * torch.zeros_like(EYE).index_fi
 
 @dataclass(frozen=True)
 class Amounts:
-    """A planted model and the lengths of what the own token and the others contribute."""
+    """A planted model with the lengths of the contributions of the own token and of other tokens."""
 
     name: str
     planted: str
@@ -60,13 +60,13 @@ class Amounts:
     gain: float = 1.0
     layers: int = 1
     feed_forward: float = 0.0
-    """Factor by which the feed-forward network adds the attended content to the vector once more."""
+    """Coefficient of the attended content in the output of the feed-forward network."""
     bias: float = 0.0
     silent_first: bool = False
     """True if the first token's content is 0 in every text."""
     decoder: bool = False
     position: float = 0.05
-    """Length of a constant in every token, its position, by which attention finds the neighbour."""
+    """Length of the position vector in every token, which attention needs to select the neighbour."""
 
     @property
     def own_share(self) -> float:
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def amounts_table(seed: int) -> pd.DataFrame:
-    """Return `case, measure, expected, value`: the own share that each measure finds in each case."""
+    """Return `case, measure, expected, value`: the expected own share and the value of each measure."""
     rows = []
     for case in CASES:
         base = build_model(case, draw_contents(case, torch.Generator().manual_seed(seed)))
@@ -127,7 +127,7 @@ def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
 
 
 def own_shares(base: Any) -> dict[str, float]:
-    """Return the own share of the last vector by each measure, the mean over texts and `POSITIONS`."""
+    """Return the own share of the last vector by each measure, averaged over texts and `POSITIONS`."""
     ids_BT = np.arange(1, 1 + TEXTS * TOKENS, dtype=np.int32).reshape(TEXTS, TOKENS)
     shares = exchange_shares(base, ids_BT)
     measured = {"input_ids": torch.as_tensor(ids_BT[:MEASURED].astype(np.int64))}
@@ -166,7 +166,7 @@ def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return 1 - ratio of each mixing ratio, of one layer, and the diagonal of the matrices or of their rollouts."""
+    """Return 1 - ratio for each mixing ratio of one layer, and the diagonal of the matrices or of their rollouts."""
     declared = list(LAYER_MATRICES.values())
     texts = range(len(batch["input_ids"]))
 
@@ -191,7 +191,7 @@ def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
-    """Return the case's model in float64, whose word 1 + 8 b + j is token j of text b."""
+    """Return the model of the case in float64; word 1 + 8 b + j of its vocabulary is token j of text b."""
     vocabulary = {"vocab_size": 1 + TEXTS * TOKENS, "attn_implementation": OBSERVED}
     base: Any
     if case.decoder:
@@ -233,9 +233,9 @@ class _Weights(NamedTuple):
 
 
 def _weights(case: Amounts) -> _Weights:
-    """Return matrices by which attention follows positions and adds `gain` times the content that it attends to.
+    """Return matrices for attention by position that adds `gain` times the attended content.
 
-    The network gives factor * (relu(z) - relu(-z)) = factor * z of the content z.
+    The feed-forward network computes factor * (relu(z) - relu(-z)) = factor * z for the content z.
     """
     is_position_D = torch.arange(WIDTH) < CONTENT
     query = torch.diag(is_position_D * WIDTH**0.5 / case.position).double()
@@ -248,7 +248,7 @@ def _weights(case: Amounts) -> _Weights:
 
 
 def _bias(case: Amounts) -> Tensor:
-    """Return a constant with mean 0 in the first dimensions, which are those of positions."""
+    """Return a constant with mean 0 in the first dimensions, the position dimensions."""
     bias_D = torch.zeros(WIDTH, dtype=torch.float64)
     bias_D[0], bias_D[1] = case.bias, -case.bias
     return bias_D
@@ -273,7 +273,7 @@ def _fill_bert(layer: Any, case: Amounts) -> None:
 
 
 def _fill_gpt2(layer: Any, case: Amounts, x_TD: Tensor) -> None:
-    """Set the weights of a pre-LN layer with input `x_TD`; the scale of its norms is undone."""
+    """Set the weights of a pre-LN layer with input `x_TD`, with compensation for the scale of its norms."""
     weights = _weights(case)
     layer.attn.c_attn.weight.copy_(torch.cat(weights[:3], 1))
     for linear, weight in zip((layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj), weights[3:], strict=True):

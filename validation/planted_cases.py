@@ -1,11 +1,11 @@
-"""Planted cases: models whose weights are set by hand, so that it is known what of a token comes from others.
+"""Planted cases: models with manually set weights and known contributions of other tokens.
 
 Every case is a model (BERT, post-LN, or GPT-2, pre-LN) of 8 tokens and width 16, in float64. A token enters as
 
     x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
 
-and each token of each text is a word of its own, whose embedding is its content; the embedding's norm, which would
-change x, is taken out. Attention follows positions, and values put content into the receiver.
+and each token of each text is a separate word with its content as the embedding; the norm of the embedding, which would
+change x, is removed. Attention follows positions, and values write content into the receiver.
 
 Shapes: B texts, T tokens.
 """
@@ -24,14 +24,14 @@ from attnmix.models.attention import OBSERVED
 
 TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS
-CONTENT, RECEIVER = 8, 12  # the first dimension of each; both are 4 wide
-LENGTH = 1.5  # of a position
-SHARPNESS = 60.0  # a score of weight 0 is this far below one of weight 1
-STREAM = 1000.0  # a constant, with either sign, in two dimensions of a pre-LN model
+CONTENT, RECEIVER = 8, 12  # the first dimension of each; both have 4 dimensions
+LENGTH = 1.5  # of a position vector
+SHARPNESS = 60.0  # difference of the attention scores for weights 1 and 0
+STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
 
 
 def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
-    """Return a matrix `[16, 16]` that is 0 but for `entries`."""
+    """Return a matrix `[16, 16]` with these `entries` and 0 elsewhere."""
     made = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     for place, entry in entries.items():
         made[place] = entry
@@ -39,30 +39,30 @@ def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
 
 
 def copying(source: int, width: int = 4, head: int = 0) -> Tensor:
-    """Return a W_V that copies `width` dimensions from `source` on into the first ones of a head."""
+    """Return a W_V that copies `width` dimensions, starting at `source`, to the first dimensions of a head."""
     return matrix({(source + k, head * HEAD + k): 1 for k in range(width)})
 
 
 def by_position(weights_TT: Tensor) -> Tensor:
-    """Return the W_K by which each head has these attention weights."""
+    """Return the W_K that produces these attention weights in each head."""
     scores_TT = weights_TT.log().clamp_min(-SHARPNESS)
-    scores_TT = scores_TT - scores_TT.mean(-1, keepdim=True)  # so that the mean that a norm takes off does not count
+    scores_TT = scores_TT - scores_TT.mean(-1, keepdim=True)  # the norm before attention subtracts the mean
     return torch.cat([(scores_TT.T / LENGTH).repeat(1, HEADS), scores_TT.new_zeros(WIDTH - TOKENS, WIDTH)])
 
 
 EYE = torch.eye(TOKENS, dtype=torch.float64)
 UNIFORM = torch.full_like(EYE, 1 / TOKENS)
-BEFORE, TWO_BEFORE = EYE.roll(-1, 1), EYE.roll(-2, 1)  # a_i,i-1 = 1, in a circle
+BEFORE, TWO_BEFORE = EYE.roll(-1, 1), EYE.roll(-2, 1)  # a_i,i-1 = 1, circular
 FIRST = torch.zeros_like(EYE).index_fill(1, torch.tensor(0), 1)
 SINK = torch.full_like(EYE, 0.1 / (TOKENS - 1)).index_fill(1, torch.tensor(0), 0.9)
 SIGNS = {k: (-1.0) ** k for k in range(4)}
 QUERY = matrix({(p, h * HEAD + p): HEAD**0.5 / LENGTH for p in range(TOKENS) for h in range(HEADS)})
 KEY_IS_CONTENT = matrix({(CONTENT, e): 1 for e in range(WIDTH)} | {(0, e): 2 / LENGTH for e in range(WIDTH)})
 NOTHING, MESSAGE, IDENTITY = matrix({}), copying(CONTENT), torch.eye(WIDTH, dtype=torch.float64)
-GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # head 2 gives -2
-BALANCED = matrix({(CONTENT + k // 2, k): sign for k, sign in SIGNS.items()})  # leaves a norm's mean as it is
+GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # factor -2 in head 2
+BALANCED = matrix({(CONTENT + k // 2, k): sign for k, sign in SIGNS.items()})  # does not change the mean in a norm
 ELSEWHERE = matrix({(CONTENT, 2): 1, (CONTENT, 3): -1})  # into the receiver's last two dimensions
-FIRST_CONSTANT = matrix({(0, k): sign for k, sign in SIGNS.items()})  # of token 1, by its position
+FIRST_CONSTANT = matrix({(0, k): sign for k, sign in SIGNS.items()})  # for token 1, read from its position
 OTHERS_CONSTANT = matrix({(p, k): sign for k, sign in SIGNS.items() for p in range(1, TOKENS)})
 ROTATION = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).double()).Q
 
@@ -73,25 +73,25 @@ def normal(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def cancelling(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents whose sum over each text is 0."""
+    """Return contents with a sum of 0 over each text."""
     drawn = normal(texts, generator)
     return drawn - drawn.mean(1, keepdim=True)
 
 
 def silent_first(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents, token 1's being 0."""
+    """Return contents with 0 for token 1."""
     return normal(texts, generator).index_fill(1, torch.tensor(0), 0)
 
 
 def of_classes(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents whose first entry is shifted by the text's class, -1 or 1."""
+    """Return contents with the first entry shifted by the class of the text, -1 or 1."""
     drawn = normal(texts, generator)
     drawn[..., 0] += (torch.arange(texts) % 2 * 2 - 1).unsqueeze(-1)
     return drawn
 
 
 def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents of equal lengths that sum to 0, so that no norm's mean and deviation tell them apart."""
+    """Return contents of equal length with sum 0; they have equal mean and standard deviation in every norm."""
     pair = normal(texts, generator)[..., :2]
     pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
     return torch.cat([pair, -pair], -1)
@@ -101,7 +101,7 @@ def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
 class Layer:
     """The weights of one layer."""
 
-    weights_TT: Tensor | None = None  # attention weights; without them, keys are contents
+    weights_TT: Tensor | None = None  # attention weights; None: keys are contents
     value: Tensor = MESSAGE  # W_V
     output: Tensor = GIVE  # W_O
     bias: Tensor = NOTHING[0]  # b_V
@@ -115,26 +115,26 @@ class Case:
 
     name: str
     planted: str
-    comes: Literal["all", "some", "little", "nothing"]  # how much of what attention brings comes from others
+    comes: Literal["all", "some", "little", "nothing"]  # how much of the attention output comes from other tokens
     layers: Sequence[Layer]
     contents: Callable[[int, torch.Generator], Tensor] = normal
-    stream: float | None = None  # of a pre-LN model: a constant on the skip connection
+    stream: float | None = None  # for a pre-LN model: a constant on the skip connection
     two_before: bool = False  # True if the answer is about token i-2 alone
 
     @property
     def others_TT(self) -> Tensor:
-        """The tokens j that the answer is about, for each i, as 0 and 1."""
+        """A 0/1 matrix of the tokens j in the answer for each token i."""
         return TWO_BEFORE if self.two_before else 1 - EYE
 
     @property
     def givers_TT(self) -> Tensor:
-        """The share of each of them in the message that reaches i, or would."""
+        """The shares of `others_TT` in the actual or potential message to token i."""
         weights_TT = TWO_BEFORE if self.two_before else self.layers[0].weights_TT
         given_TT = self.others_TT * (UNIFORM if weights_TT is None or weights_TT is EYE else weights_TT)
         return given_TT / given_TT.sum(-1, keepdim=True)
 
     def without_value_bias(self) -> Case:
-        """Return the same function of x with b_V W_O in b_O, as the weights of a row sum to 1."""
+        """Return the same function of x with b_V W_O moved to b_O; attention weights of a row sum to 1."""
         bias_free = [replace(each, bias=NOTHING[0], output_bias=each.bias @ each.output) for each in self.layers]
         return replace(self, layers=bias_free)
 
@@ -210,7 +210,7 @@ CASES = (
 
 
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
-    """Return the case's model in float64, whose word 1 + 8 b + j is token j of text b."""
+    """Return the model of the case in float64; word 1 + 8 b + j of its vocabulary is token j of text b."""
     vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
     base: Any
     if case.stream is None:
@@ -235,7 +235,7 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
         key = KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)
         if case.stream is not None:
             positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
-            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # the constant's deviation is undone
+            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # undoes the norm's division
             module.attn.c_attn.weight.copy_(torch.cat([QUERY, key, layer.value], 1))
             module.attn.c_proj.weight.copy_(layer.output)
             continue

@@ -2,9 +2,9 @@
 
     python -m validation.planted_words [--seed 0] [--to docs/measures]
 
-A tiny BERT is trained until it names the class of every text. A text has filler words and one decisive word, which
-alone determines the class, at a random position. The pointing game (Zhang et al., IJCV 2018) counts the texts in which
-the highest score of a word is that of the decisive one. A random order is right in one of about nine texts.
+A tiny BERT is trained until it predicts the class of every text correctly. A text has filler words and one decisive
+word, which determines the class, at a random position. The pointing game (Zhang et al., IJCV 2018) counts the texts
+with the highest word score on the decisive word. A random order is right for about one in nine texts.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
-    """Return `score, texts, hits`: the share of correctly classified texts whose decisive word ranks first."""
+    """Return `score, texts, hits`: the share of correctly classified texts with the decisive word ranked first."""
     classifier = Classifier(folder, torch.device("cpu"), batch_tokens=1024)
-    generator = np.random.default_rng([seed, 1])  # other texts than those of the training
+    generator = np.random.default_rng([seed, 1])  # texts that were not used for training
     methods = present_attributions(classifier.family)
     hits: dict[str, list[bool]] = {name: [] for name in methods}
     for number in range(TEXTS):

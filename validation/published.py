@@ -2,13 +2,13 @@
 
     python -m validation.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
-Measures as the authors' public scripts do (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of at
-most 128 tokens, 12 % of their tokens masked. `<texts>` is a json file of records whose `tokens` are
+The protocol follows the authors' public scripts (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of
+at most 128 tokens, with 12 % of their tokens masked. `<texts>` is a json file of records with `tokens` of the form
 `[CLS] A [SEP] B [SEP]`, or a parquet, csv or jsonl file with the columns `first` and `second`, or `text`, or a plain
-file with one text a line: a text is parted in the middle of its words. `--protocol plain` takes the texts as they are,
-one segment, nothing masked. Prints each method's mean, largest and smallest value over all tokens and layers in per
-cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and each layer's
-`attention_gain` and `expansion_rate`.
+file with one text per line; single texts are split after half of their words. `--protocol plain` measures unchanged
+texts in one segment without masking. Prints the mean, maximum and minimum of each method over all tokens and layers in
+per cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and `attention_gain`
+and `expansion_rate` of each layer.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ STORED = {
     "attnres_n": (22.25, 19.55),
     "attnresln_n": (18.75, 16.24),
 }
-"""The same as the authors' public notebook `emnlp2021/run.ipynb` has them as its stored output."""
+"""The same means in the stored output of the authors' public notebook `emnlp2021/run.ipynb`."""
 MASKED = 0.12
 MASK_SEED = 0
 
 
 class Text(NamedTuple):
-    """One text's token ids, and the segment, 0 or 1, of each."""
+    """The token IDs of a text, and the segment (0 or 1) of each token."""
 
     ids: list[int]
     segments: list[int]
@@ -99,14 +99,14 @@ def main() -> None:
 
 
 def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """Return the first `documents` pairs of segments; a text without a second word is left out."""
+    """Return the first `documents` pairs of segments; texts with a single word are skipped."""
     if path.suffix == ".json":
         return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
     frame = _read_frame(path)
     if {"first", "second"} <= set(frame):
         pairs = list(zip(frame["first"].astype(str), frame["second"].astype(str), strict=True))
     else:
-        # A token is at least a part of a word, so that of more words none would be left.
+        # Every word has at least one token, so further words would be truncated.
         words = [text.split()[:max_length] for text in _texts(frame, path)]
         halves = [(each[: (len(each) + 1) // 2], each[(len(each) + 1) // 2 :]) for each in words if len(each) > 1]
         pairs = [(" ".join(first), " ".join(second)) for first, second in halves]
@@ -118,17 +118,17 @@ def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 
 
 def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """Return the first `documents` texts, each one segment."""
+    """Return the first `documents` texts, each as one segment."""
     texts = _texts(_read_frame(path), path)[:documents]
     encoded: list[list[int]] = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
     return [Text(ids, [0] * len(ids)) for ids in encoded]
 
 
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
-    """Return the texts with 12 % of their tokens masked, special ones left out, rounded down, at least one.
+    """Return the texts with 12 % of their tokens masked, except special tokens (rounded down, at least one).
 
-    The positions are those of the authors' script where the tokens are the same: drawn text by text without
-    replacement from one `random.Random(0)`.
+    For equal tokens, the positions equal the authors' positions: they are sampled text by text without replacement from
+    one `random.Random(0)`.
     """
     if tokenizer.mask_token_id is None:
         raise InputError("the tokenizer has no mask token, so nothing can be masked; use --protocol plain")
@@ -152,7 +152,7 @@ def measure(
     texts: Sequence[Text],
     batch_tokens: int,
 ) -> npt.NDArray[np.float32]:
-    """Return the ratios `[methods, layers, tokens]` of all tokens, special and masked ones included, padding not."""
+    """Return the ratios `[methods, layers, tokens]` of all tokens, including special and masked tokens."""
     measurer = BatchMeasurer(base, methods, pad_token_id)
     parts = []
     batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
@@ -178,7 +178,7 @@ def _inputs(base: PreTrainedModel, texts: Sequence[Text], pad_token_id: int) -> 
 
 
 def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
-    """Return by name each layer's `attention_gain`, and the authors' `expansion_rate` where it is defined."""
+    """Return the `attention_gain` of each layer, and the authors' `expansion_rate` if it is defined, by name."""
     found: dict[str, list[float]] = {"attention_gain": [], "expansion_rate": []}
 
     def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
@@ -192,10 +192,10 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
 
 
 def expansion_rate(value: Linear, output: Linear) -> float:
-    """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as the authors' `expansion_rate_attn_f.py` has it.
+    """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as in the authors' `expansion_rate_attn_f.py`.
 
-    There b_O is a last column. As an affine map of [x, 1] it would be a last row, as in `attention_gain`, which leaves
-    the last column (0, ..., 0, 1) away: it maps the constant to itself.
+    The authors have b_O in the last column. In an affine map of [x, 1] it would be the last row, as in
+    `attention_gain`, which omits the last column (0, ..., 0, 1) because it maps the constant to itself.
     """
     W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
     square = (W_V @ W_O).square().sum() + (W_V @ b_O).square().sum() + (b_V @ W_O).square().sum()

@@ -1,15 +1,16 @@
-"""Parts from the input as DecompX's authors publish them, beside the library's, for a BERT and any texts, offline.
+"""Comparison of parts from the input with the published DecompX method, for a BERT model and any texts, offline.
 
     python -m validation.published_parts <checkpoint folder> <texts> [--documents 8] [--max-length 48]
 
-Modarressi et al. (ACL 2023) give every bias to the tokens: a part p_j of a vector with the bias b gets the portion
-|p_j . b| / sum_k |p_k . b| of it (`absdot`), again at each of the layer's biases. In the first layer b_V is not divided
-in that way: each token's value has its own. The library keeps the biases as a part of their own. All else is the same,
-under both of their rules for GELU: `GeLU_ZO`, their default and the library's `chord`, and `GeLU_LA`, its `tangent`.
+Modarressi et al. (ACL 2023) distribute every bias over the tokens: a part p_j of a vector with bias b receives the
+fraction |p_j . b| / sum_k |p_k . b| of the bias (`absdot`), for each bias of a layer. The bias b_V of the first layer
+is not distributed: it remains in the value of each token. attnmix keeps the biases as a separate part. Everything else
+is the same, for both rules for GELU: `GeLU_ZO`, the authors' default and `chord` in attnmix, and `GeLU_LA`, `tangent`
+in attnmix.
 
-Everything here is computed in float64 from the model's weights and its embeddings, without the library's measures.
-Prints the own share and the own part by projection after each layer, and for each row of the parts the rank correlation
-of their lengths with the library's: which source gave most.
+The published method is computed in float64 from the weights and embeddings of the model, without attnmix's measures.
+Prints the own share and the own part by projection after each layer, and the mean rank correlation of the lengths of
+the parts in each row with attnmix.
 
 Shapes: J parts (the source tokens; with `biases="token"` last the biases), T tokens, D hidden, E = H * head width,
 W width of the feed-forward network.
@@ -36,19 +37,19 @@ from attnmix.models.loading import load_base
 from validation.published import read_plain
 
 OWN_RULES = {"GeLU_ZO": "chord", "GeLU_LA": "tangent"}
-"""The library's rule for each of the authors' approximations of an activation."""
-SMALLEST_SUM = 1e-12  # what the authors add to a sum before they divide by it
+"""The rule in attnmix for each of the authors' approximations of an activation."""
+SMALLEST_SUM = 1e-12  # added to divisors by the authors
 
 
 class Configuration(NamedTuple):
     """Options of `DecompXConfig`: `FFN_approx_type`, `bias_decomp_type` and `include_bias_token`."""
 
     activation: str = "GeLU_ZO"  # or "GeLU_LA"
-    biases: str = "absdot"  # "token": a part of their own, as with `include_bias_token`; "none": left out
+    biases: str = "absdot"  # "token": a separate part, as with `include_bias_token`; "none": omitted
 
 
 class Summary(NamedTuple):
-    """Numbers of one document's parts by level, the embeddings first."""
+    """Statistics of the parts of one document by level, starting with the embeddings."""
 
     own_share: Tensor  # [levels, tokens]
     own_projection: Tensor  # [levels, tokens]
@@ -56,13 +57,13 @@ class Summary(NamedTuple):
 
 
 def published_parts(base: PreTrainedModel, ids: Tensor, configuration: Configuration) -> list[tuple[Tensor, Tensor]]:
-    """Return each level's vectors `[T, D]` and their parts `[T, J, D]` of one text's ids `[T]`."""
+    """Return the vectors `[T, D]` and their parts `[T, J, D]` at each level, for the token IDs `[T]` of one text."""
     if base.config.model_type != "bert":
         raise InputError(f"{base.name_or_path}: the authors' formulas are those of BERT, not {base.config.model_type}")
     network: Any = base
     with torch.no_grad():
         x_TD = network.embeddings(input_ids=ids[None])[0]
-        parts_TJD = torch.diag_embed(x_TD.T).permute(1, 2, 0)  # each token's vector is its own
+        parts_TJD = torch.diag_embed(x_TD.T).permute(1, 2, 0)  # at the input, each vector comes from its own token
         if configuration.biases == "token":
             parts_TJD = torch.cat([parts_TJD, torch.zeros_like(x_TD)[:, None]], dim=1)
         levels = [(x_TD, parts_TJD)]
@@ -74,7 +75,7 @@ def published_parts(base: PreTrainedModel, ids: Tensor, configuration: Configura
 def _through_layer(
     layer: Any, x_TD: Tensor, parts_TJD: Tensor, configuration: Configuration, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the vectors and the parts of a layer's output, from those of its input."""
+    """Return the output vectors of a layer and their parts, from the input vectors and parts."""
     biases, attention, output = configuration.biases, layer.attention.self, layer.attention.output
     heads = (attention.num_attention_heads, attention.attention_head_size)
     query_HTd, key_HTd, value_HTd = (
@@ -120,7 +121,7 @@ def _normed(norm: torch.nn.LayerNorm, parts_TJD: Tensor, whole_TD: Tensor, biase
 
 
 def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
-    """Return parts `[T, J, D]` with a bias `[D]` or `[T, D]`, which `biases` says how to divide."""
+    """Return parts `[T, J, D]` with a bias `[D]` or `[T, D]`, distributed according to `biases`."""
     if biases == "none":
         return parts_TJD
     bias_TD = bias.expand(len(parts_TJD), -1)
@@ -132,7 +133,7 @@ def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
 
 
 def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
-    """Return the numbers of the parts of source tokens, those of a bias token left out."""
+    """Return the statistics of the parts of source tokens, without a bias token."""
     own_shares, projections, lengths = [], [], []
     for whole_TD, parts_TJD in levels:
         tokens = torch.arange(len(whole_TD))
@@ -147,13 +148,13 @@ def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
 
 
 def library_summary(base: PreTrainedModel, ids: Tensor, rule: str) -> Summary:
-    """Return the same numbers by the library."""
+    """Return the same statistics from attnmix."""
     parts = PartsReader(base, rule).read(padded([ids.tolist()], 0, base.device))
     return Summary(parts["own_share"], parts["projection"].diagonal(dim1=-2, dim2=-1), parts["length"])
 
 
 def rank_correlations(first: Summary, second: Summary) -> Tensor:
-    """Return the mean rank correlation `[levels - 1]` of the lengths in each row, from the first layer on."""
+    """Return the mean rank correlation `[levels - 1]` of the lengths in each row, from the first layer."""
     levels = []
     for rows in zip(first.length[1:], second.length[1:], strict=True):
         levels.append(torch.tensor([spearmanr(*pair).statistic for pair in zip(*rows, strict=True)]).mean())

@@ -1,4 +1,4 @@
-"""The interactive page: one file that opens from disk and shows maps, ratios, text and steps, linked."""
+"""The interactive page: one offline file with linked views of maps, ratios, text and steps."""
 
 from attnmix.core.extras import require_extra
 

@@ -1,6 +1,6 @@
-"""The answer of a run, chosen by rule from its tables: a headline, at most three short sentences, notes, and a chart.
+"""The summary of a run on its page: a headline, at most three short sentences, notes, and a chart.
 
-A term in braces is in the page's glossary, where a reader looks it up at the word.
+Fixed rules select the content from the tables of the run. Terms in braces are links to the glossary of the page.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OWN_SHARE_DEFINITION = (
     "how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it "
     "moves if all other tokens are replaced"
 )
-"""The one definition of the own share, in the glossary, the chart and docs/measures/exchange.md."""
+"""The definition of the own share in the glossary, the chart and docs/measures/exchange.md."""
 TOKEN_MEANS = "Lines show means over tokens."
 
 
 def answer(run: Results) -> dict[str, Any]:
     """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
 
-    A note says of a term of the glossary how much this run measured of it. The headline is the own share of a token's
-    last vector; without it, how much the layers mix.
+    Notes add the sample sizes of this run to terms of the glossary. The headline is the own share of a token's last
+    vector; if it was not measured, the mixing ratio.
     """
     shares = own_shares(run)
     chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
@@ -45,7 +45,7 @@ def answer(run: Results) -> dict[str, Any]:
 
 
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
-    """Return the rows of `exchange.csv` with the own share after each layer, with one kind of donors."""
+    """Return the rows of `exchange.csv` with the own share after each layer, for one donor kind."""
     table: Any = run.table("measure/exchange")
     is_shown = (table["quantity"] == OWN_SHARE) & (table["donor"] == donor) & (table["layer"] > 0)
     return pd.DataFrame(table[is_shown])
@@ -77,7 +77,7 @@ def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
-    """Return the headline of two checkpoints, from the own shares after the last layer by checkpoint."""
+    """Return the headline for two checkpoints, from the own shares after the last layer by checkpoint."""
     means = last["mean"]
     states = words.headline_states.format(before=percent(means["pretrained"]), after=percent(means["finetuned"]))
     text = f"{SHARE} of a token's last vector: {states}"
@@ -106,12 +106,12 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
 
 
 def _counted(run: Results, number: float) -> str:
-    """Return a number of texts in words: those of a run of the pipeline are reviews."""
+    """Return a number of texts with its noun; texts of a pipeline run are called reviews."""
     return counted(number, wording_of(run).texts)
 
 
 def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
-    """Return how many reviews each of the two measures is a mean over, by its term in the glossary."""
+    """Return the sample sizes of the two measures, by their terms in the glossary."""
     if run.mixing[1].empty or _texts(run) == 1:
         return {}
     notes = {RATIO.lower(): f"Here it is the mean over {_counted(run, _texts(run))}, weighted by tokens."}
@@ -156,7 +156,7 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _shares_by_class(run: Results) -> str:
-    """Return the own share by the class of the texts that the exchanged words come from."""
+    """Return a sentence on the own share by the predicted class of the donor texts."""
     same, other = (_last_layer(own_shares(run, donor)) for donor in (SAME_CLASS, OTHER_CLASS))
     if same.empty or other.empty:
         return ""
@@ -167,7 +167,7 @@ def _shares_by_class(run: Results) -> str:
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
-    """Return the mean over the layers of the preferred ratio by checkpoint."""
+    """Return the preferred ratio by checkpoint, averaged over layers."""
     rows = curves[curves["method"] == preferred(curves)]
     means = rows.groupby("checkpoint", sort=False)["mean"].mean()
     return {str(checkpoint): float(mean) for checkpoint, mean in means.items()}
@@ -182,7 +182,7 @@ def _ratio_change(run: Results) -> str:
 
 
 def headline(curves: pd.DataFrame) -> str:
-    """Return the layers with the largest and the smallest ratio, with digits that tell the two apart and from 0."""
+    """Return a headline with the layers of largest and smallest ratio, with enough digits to differ from 0."""
     most, least = most_and_least(curves)
     high, low = _told_apart(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
@@ -191,7 +191,7 @@ def headline(curves: pd.DataFrame) -> str:
 
 
 def _told_apart(high: float, low: float) -> tuple[str, str]:
-    """Return two ratios in percent, with the fewest digits that show a difference, and the lower above 0."""
+    """Return two ratios in percent, with the fewest digits for which they differ and the lower is above 0."""
     for digits in (0, 1, 2):
         high_text = percent(high, digits)
         low_text = percent(low, digits)

@@ -1,7 +1,7 @@
-"""Arrays and texts in the form in which the page holds them; the page's script decodes the arrays.
+"""Encoding of arrays and texts for the page; the page's script decodes the arrays.
 
-Every array is base64 of little-endian bytes. Attention heads are the largest: the script computes every weight from
-queries and keys.
+Every array is encoded as base64 of little-endian bytes. Attention heads are the largest data: the script computes
+attention weights from queries and keys.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -25,21 +25,21 @@ from attnmix.core.store.runs import row_shares
 Array = npt.NDArray[Any]
 Curve = dict[str, list[float | None]]
 
-MAX_CODE = 65_534  # of a quantised value
+MAX_CODE = 65_534  # the largest code of a quantised value
 MISSING_CODE = 65_535
 MAX_INT16 = 32_767
-VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
+VECTOR_BYTES = 4_000_000  # total size of texts with all vectors on the page, before compression
 HEAD_BYTES = 1_400_000
-"""The largest size of the queries and keys on a page: those of one text of 64 tokens, so that a page has 4 MB."""
-ROUNDING = 1e-4  # the weights of a row without an attention sink add up to 1 within this
-_CONTROL_PICTURES = 0x2400  # the code of the sign for the control character 0
+"""The maximum size of queries and keys on a page: one text of 64 tokens, for a page of 4 MB."""
+ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
+_CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
 _DELETE_AND_C1 = range(0x7F, 0xA0)
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)
 
 
 def _signs() -> dict[int, str]:
-    """Return the sign that stands for each character that a page drops or obeys, by the character's code."""
+    """Return a visible replacement for each control character, by the code of the character."""
     signs = {}
     for code in range(0x20):
         signs[code] = chr(_CONTROL_PICTURES + code)
@@ -69,17 +69,19 @@ def quantise(values: Array, low: float, high: float) -> str:
 def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
     """Return the main sources of each row, with their shares of the row's sum in every checkpoint.
 
-    A source is kept in a row if it is among the `keep` largest of a checkpoint, or, of two checkpoints, among the
-    `keep` other tokens whose share changes most: so the largest changes are those of the whole matrices.
+    A source is kept in a row if it is among the `keep` largest in a checkpoint or, for two checkpoints, among the
+    `keep` other tokens with the largest change of their share. The largest changes of the full matrices are therefore
+    included.
 
     Args:
         matrices: By checkpoint, contributions `[..., T, T]` of one method.
         keep: The number of largest shares, and of largest changes.
 
     Returns:
-        `counts` `[..., T]`, the number of sources of each row; `sources`, those of all rows in turn; and by checkpoint
-        `shares` (of the square root, so that small ones keep their digits) in the order of `sources`, and `own`, each
-        token's share of itself `[..., T]`. All have 16 bits. A row with NaN or without any contribution has no share.
+        `counts` `[..., T]`, the number of sources of each row; `sources`, the concatenated sources of all rows; and by
+        checkpoint `shares`, their square roots in the order of `sources` (for the precision of small shares), and
+        `own`, the share of the token itself `[..., T]`. All have 16 bits. Rows with NaN or a sum of 0 have missing
+        shares.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     known = {checkpoint: np.isfinite(each).all(axis=-1, keepdims=True) for checkpoint, each in shares.items()}
@@ -105,7 +107,7 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
 
 def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
-    """Return True for the `keep` largest values of each row, if they are above 0; of equal ones, for the first."""
+    """Return True for the `keep` largest positive values of each row; the first of equal values are preferred."""
     order = np.argsort(-values, axis=-1, kind="stable")[..., :keep]
     is_largest = np.zeros(values.shape, dtype=bool)
     np.put_along_axis(is_largest, order, True, axis=-1)
@@ -113,7 +115,7 @@ def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
 
 
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
-    """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
+    """Return `values, low, high` by layer: means and intervals; no intervals for few documents."""
     one_group_N = np.zeros(len(rows), int)
     (only,) = _curves(rows, one_group_N, 1, layers)
     return only
@@ -143,7 +145,7 @@ def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers:
         is_few_N = documents_N < MIN_INTERVAL_DOCUMENTS
         values_3GL[1:, group_N[is_few_N], place_N[is_few_N]] = np.nan
     numbers_3GL = values_3GL.astype(object)
-    numbers_3GL[np.isnan(values_3GL)] = None  # JSON knows no NaN
+    numbers_3GL[np.isnan(values_3GL)] = None  # JSON does not support NaN
     curves = []
     for value_L, low_L, high_L in zip(*numbers_3GL.tolist(), strict=True):
         curves.append({"values": value_L, "low": low_L, "high": high_L})
@@ -151,7 +153,7 @@ def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers:
 
 
 def as_json(data: Any) -> str:
-    """Return JSON in ASCII without a "<", so that no text in it can end the element that holds it."""
+    """Return JSON in ASCII with escaped "<", because a closing tag in a text would end the enclosing element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c")
 
@@ -164,17 +166,17 @@ def pack(data: Any) -> str:
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Return text with control characters, except those in `kept`, replaced by signs; a page drops or obeys them."""
+    """Return text with visible replacements for control characters, except the characters in `kept`."""
     kept_as_they_are = {ord(character): character for character in kept}
     return text.translate(_SIGNS | kept_as_they_are)
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
-    """Encode the heads of each text, given by name with the parts that `measure` keeps by checkpoint.
+    """Encode the heads of texts, from pairs of a name and the stored parts by checkpoint.
 
     Return `number` and `width` of the heads (0 without any), and `documents`: by name and checkpoint the encoded parts.
-    A short text has every part in float32 (`bits` 32), others have queries and keys in 16 bits with a scale for each
-    token. A text whose queries and keys do not fit has no heads on the page.
+    Short texts have all parts in float32 (`bits` 32); other texts have queries and keys in 16 bits with a scale for
+    each token. Texts above the size limits are omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES
@@ -203,12 +205,12 @@ def _bytes_of_all(parts: Parts) -> int:
 
 
 def _bytes_in_16_bits(parts: Parts) -> int:
-    """Return the bytes of queries and keys, kept in float32, when each number has 16 bits."""
+    """Return the size in bytes of queries and keys, stored in float32, after conversion to 16 bits."""
     return (parts["query"].nbytes + parts["key"].nbytes) // 2
 
 
 def _encode_common(parts: Parts) -> dict[str, Any]:
-    """Return what every form has; `sums` `[L, H, T]` only where an attention sink takes a part of a row."""
+    """Return the arrays common to both encodings; `sums` `[L, H, T]` only if an attention sink reduces row sums."""
     encoded = {
         "scores": parts["scores"].tolist(),
         "reach": encode(parts["reach"].astype(np.uint16)),
@@ -222,7 +224,7 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
 
 
 def _row_sums(parts: Parts) -> Array:
-    """Return the sum of the weights of each row `[L, H, T]`."""
+    """Return the row sums of the attention weights `[L, H, T]`."""
     sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):
@@ -254,7 +256,7 @@ def _encode_16_bits(parts: Parts) -> dict[str, Any]:
 
 
 def _to_int16(vectors: Array) -> tuple[Array, Array]:
-    """Return vectors `[..., width]` as integers of 16 bits, and in float32 the factor of each vector."""
+    """Return vectors `[..., width]` as 16-bit integers, and the scale of each vector in float32."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     scales = (largest / MAX_INT16).astype(np.float32)
     divisors = np.where(scales > 0, scales, 1)

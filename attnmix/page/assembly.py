@@ -1,4 +1,4 @@
-"""Put the page together: template, style, script and data in one file."""
+"""Assembly of the page from template, style, script and data, in one file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LICENCES = HERE / "licences.txt"  # of the packages in the bundle, written by to
 
 
 def write_page(run: Run, subject: Subject) -> None:
-    """Write `run.page`, which shows what the stages before it wrote into `run`."""
+    """Write `run.page` from the outputs of the previous stages in `run`."""
     text = page_text(run, subject)
     with atomic_path(run.page) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
@@ -41,7 +41,7 @@ def write_page(run: Run, subject: Subject) -> None:
 
 
 def page_text(run: Results, subject: Subject) -> str:
-    """Return the page of what is in `run`, as one file of HTML."""
+    """Return the page of `run` as a self-contained HTML file."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
     wording = wording_of(run)
@@ -55,8 +55,8 @@ def page_text(run: Results, subject: Subject) -> str:
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     return _template().render(
         policy=_content_security_policy(script),
-        # The template does not escape these: the project's own files, JSON without a "<", and the picture, whose names
-        # are escaped.
+        # The template does not escape these: the project's own files, JSON with escaped "<", and the picture with
+        # escaped names.
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
         licences=LICENCES.read_text(encoding="utf-8"),
@@ -82,13 +82,13 @@ def page_text(run: Results, subject: Subject) -> str:
 
 
 def _without_terms(sentence: str) -> str:
-    """Return a sentence without the braces around terms of the glossary, which the script explains."""
+    """Return a sentence without the braces around terms of the glossary."""
     return sentence.replace("{", "").replace("}", "")
 
 
 @cache
 def _template() -> Template:
-    """Return the page's template, which is compiled once in a process."""
+    """Return the page's template, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -97,7 +97,7 @@ def _template() -> Template:
 
 
 def _documents_left_out(number: int, wording: Wording) -> str:
-    """Return a note on the captured texts that are not on the page; an empty text without any."""
+    """Return a note on the captured texts that are not on the page; an empty string without any."""
     if number == 0:
         return ""
     more = "1 more captured text is" if number == 1 else f"{number} more captured texts are"
@@ -105,9 +105,10 @@ def _documents_left_out(number: int, wording: Wording) -> str:
 
 
 def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING) -> list[str]:
-    """Return which points layouts leave out, and why; `absent` are the points by layout.
+    """Return notes on the points that are missing in layouts, with reasons; `absent` has the points by layout.
 
-    The joint map leaves out vectors of another width, the separate one those too few of which differ, the aligned both.
+    The joint map omits vectors with another width, the separate map vectors with too few distinct values, and the
+    aligned map both.
     """
     few_differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than {wording.neighbours}"
     differ = f"{few_differ}: too few for UMAP"
@@ -120,7 +121,7 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
 
 
 def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
-    """Return a note on those of the `points` that layouts leave out; nothing where there are none."""
+    """Return a note on the layouts without some of the `points`; an empty list if all layouts have them."""
     layouts = [layout for layout, names in absent.items() if names & points]
     labels = [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
     if not layouts:
@@ -129,7 +130,7 @@ def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> l
 
 
 def _content_security_policy(script: str) -> str:
-    """Return a policy under which the page runs this script and nothing else, and loads nothing."""
+    """Return a policy that only allows this script, and no external resources."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -139,13 +140,13 @@ def _content_security_policy(script: str) -> str:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that compute, without the name of a build (`2.13.0+cpu`)."""
+    """Return the versions of Python and the numerical packages, without build names (`2.13.0+cpu`)."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
 
 
 def short_name(name: str) -> str:
-    """Return a model's or data set's name without a path: of a package its name, of a folder its last part."""
+    """Return a model's or data set's name without its path: the package name, or the last part of a folder."""
     if "://" in name:
         return name.partition("://")[2].partition("/")[0]
     return Path(name).name if name.startswith(("/", ".", "~")) else name

@@ -1,4 +1,4 @@
-"""What the page says of each text: its names, label, prediction, and which tokens the model cannot read as words."""
+"""Descriptions of the texts on the page: names, label, prediction, and cautions about tokens that are not words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attnmix.page.sentences import document_note
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, wording_of
 
-HEADING_CHARACTERS, TITLE_CHARACTERS = 40, 24  # at the beginning of a text, in a list and in a sentence
-OWN_TEXT = "text/"  # at the beginning of the name of a text that is from no data set
-MAX_LETTERS = 0.5  # of the tokens of words, from which on single letters are reported
+HEADING_CHARACTERS, TITLE_CHARACTERS = 40, 24  # longest excerpt of a text in a list and in a sentence
+OWN_TEXT = "text/"  # prefix of the names of user texts, which are not from a data set
+MAX_LETTERS = 0.5  # fraction of single letters among word tokens that leads to a caution
 
 
 def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
-    """Return what the page says of each text that has `tokens` on it; `attnmix.page.shape` names the keys."""
+    """Return the description of each text in `tokens`, with the keys in `attnmix.page.shape`."""
     has_classifier = len(run.predictions) > 0
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
     rows: list[Data] = []
@@ -51,7 +51,7 @@ def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
 
 
 def _read_classes(row: Mapping[str, Any]) -> Data:
-    """Return the label and the prediction of a text; None for what it does not have."""
+    """Return the label and the prediction of a text; None for missing values."""
     label = row["label_name"]
     label_text = None if label is None else visible(label, kept="")
     if "predicted" not in row:
@@ -66,7 +66,7 @@ def _read_classes(row: Mapping[str, Any]) -> Data:
 
 
 def _find_direction(text: str) -> str:
-    """Return `rtl` where the first letter of a text that has a direction is written from right to left."""
+    """Return `rtl` if the first letter with a direction is written from right to left, else `ltr`."""
     directions = map(unicodedata.bidirectional, text)
     return "rtl" if next((each for each in directions if each in ("L", "R", "AL")), "L") != "L" else "ltr"
 
@@ -74,7 +74,7 @@ def _find_direction(text: str) -> str:
 def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
     """Return the `title` of each text in sentences and its `heading` in lists, by its name.
 
-    Texts of one's own have their first words as their title, those of a data set their name.
+    The title of a user text is its first words; the title of a text from a data set is its name.
     """
     headings = {name: _shorten(text, HEADING_CHARACTERS) for name, text in texts.items()}
     titles = {name: _shorten(text, TITLE_CHARACTERS) for name, text in texts.items()}
@@ -89,14 +89,14 @@ def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
 
 
 def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
-    """Return the beginning of a text of one's own, with a number where other such texts begin in the same way."""
+    """Return the beginning of a user text, numbered if other user texts have the same beginning."""
     own = [each for each in beginnings if each.startswith(OWN_TEXT)]
     alike = [each for each in own if beginnings[each] == beginnings[name]]
     return beginnings[name] if len(alike) == 1 else f"{beginnings[name]} ({alike.index(name) + 1})"
 
 
 def _shorten(text: str, characters: int) -> str:
-    """Return a text's first words, in at most so many characters; the beginning of the first word if it is longer."""
+    """Return a text's first words, limited to a number of characters; a longer first word is truncated."""
     line = visible(" ".join(text.split()), kept="")
     if len(line) <= characters:
         return line
@@ -105,7 +105,7 @@ def _shorten(text: str, characters: int) -> str:
 
 
 def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
-    """Return which tokens of a text the model cannot read as words; an empty text without any."""
+    """Return cautions about unknown tokens and single letters in a text; an empty string without any."""
     sentences = []
     if unknown:
         verb = "is" if unknown == 1 else "are"
@@ -119,6 +119,6 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
 
 
 def _is_letter(token: str) -> bool:
-    """Return True for a token of one letter of an alphabet; characters that stand for a word are none."""
+    """Return True for a token with a single alphabetic letter; East Asian wide characters are not letters."""
     character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
     return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

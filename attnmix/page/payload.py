@@ -1,4 +1,4 @@
-"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts."""
+"""The data of the page, as JSON with the schema `SHAPE`: measures of a run and of its captured texts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from attnmix.page.sentences import class_shares, map_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, model_wording_of, wording_of
 
-MAX_TOKENS = 4096  # in whole documents, in their order
-CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
-SOURCES = 12  # kept for each token in each checkpoint, and as many whose shares change most
+MAX_TOKENS = 4096  # of the first complete documents
+CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first complete documents, before compression
+SOURCES = 12  # sources for each token and checkpoint, and additional sources with the largest changes
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
@@ -36,7 +36,7 @@ CLASS_SHARE_LABELS = {
     "after": "After fine-tuning",
     "permuted": "Shuffled classes: 95 of 100 draws below",
 }
-MATRIX_ORDER = (names.INPUT_PARTS, "alti", *MATRICES)  # the first that a text has is shown when the page opens
+MATRIX_ORDER = (names.INPUT_PARTS, "alti", *MATRICES)  # the first available matrix of a text is shown initially
 DERIVATIVE_LABELS = {
     "norm_of_sum": "Derivative, others moved together",
     "norm_of_block": "Derivative, others moved independently",
@@ -50,18 +50,18 @@ PROBE_LABELS = {
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
 """Quantities of `class_use.csv` and their groups."""
-MIN_WORD = 5  # letters of the word that is selected when the page opens
+MIN_WORD = 5  # minimum length of the initially selected word, in letters
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return the rows of the first whole documents, with `row` in the stores; and the number of documents left out."""
+    """Return the rows of the first complete documents, with `row` in the stores, and the number of other documents."""
     lengths = tokens.groupby("document", sort=False).size()
     first = lengths[(lengths.cumsum() <= MAX_TOKENS) | (np.arange(len(lengths)) == 0)]
     return tokens[tokens["document"].isin(first.index)].reset_index(names="row"), len(lengths) - len(first)
 
 
 def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
-    """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
+    """Return the page's data for `tokens`; `checkpoints` has labels, with the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves = run.table("measure/mixing")
     steps = run.steps.dropna(subset="mean")
@@ -152,7 +152,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
 
 
 def _first_stack_layers(texts: CapturedTexts, layers: range) -> int:
-    """Return the last layer whose vectors can be taken apart: the encoder's, where a decoder follows it."""
+    """Return the last layer with a decomposition of vectors: the last encoder layer in encoder-decoder models."""
     return texts.encoder or layers[-1]
 
 
@@ -178,7 +178,7 @@ def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
 
 
 def _counted_series(table: pd.DataFrame, layers: range) -> Data:
-    """Return `_series` by method and checkpoint, each with the number of texts that it is a mean over."""
+    """Return `_series` by method and checkpoint, with the number of texts of each series."""
     series = _series(table, layers, "method", "checkpoint")
     texts = table.groupby(["method", "checkpoint"])["documents"].max()
     for method, by_checkpoint in series.items():
@@ -188,7 +188,7 @@ def _counted_series(table: pd.DataFrame, layers: range) -> Data:
 
 
 def _probes(run: Results, layers: range) -> Data:
-    """Return by checkpoint and label the accuracies of probes, each followed by that with labels at random."""
+    """Return the accuracies of probes by checkpoint and label, each followed by the control with random labels."""
     table = run.table("faithfulness/class_use")
     series = _series(table, layers, "checkpoint", "quantity", "group")
     return {
@@ -203,9 +203,9 @@ def _probes(run: Results, layers: range) -> Data:
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Results) -> Data:
-    """Return the text whose mean ratio in the layer of `most` is the median, and each text's word.
+    """Return the initially shown text, with the median mean ratio in the layer of `most`, and a word for each text.
 
-    If only some texts have own shares of their tokens, the median is that of these texts.
+    If only some texts have token-level own shares, the median is computed over these texts.
     """
     rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
     value_T = _by_token(rows, tokens, np.zeros(len(rows), int), 1, [most["method"]])[0, 0]
@@ -250,10 +250,10 @@ def _opening_word(
     most: pd.Series,
     run: Results,
 ) -> int:
-    """Return the position of the one of `words` with the largest single source.
+    """Return the position of the word in a text with the largest single source.
 
-    The source is another of them, by the preferred measure of sources in the layer of `most`; without one, the word has
-    the largest of the ratios `value_T`. `own` are the numbers of the text's tokens.
+    The source is another word, by the preferred contribution matrix in the layer of `most`. Without a matrix, the word
+    with the largest ratio in `value_T` is returned. `own` has the token numbers of the text.
     """
     strength = np.nan_to_num(value_T[own])
     stored = run.matrices(most["checkpoint"], document)
@@ -266,7 +266,7 @@ def _opening_word(
 
 
 def _reviews(table: pd.DataFrame) -> Data:
-    """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
+    """Return the mean ratios of all reviews, or of at most `MAX_REVIEWS` equally spaced reviews."""
     documents = table["document"].unique()
     reviews = documents[:: -(-len(documents) // MAX_REVIEWS)]
     values: Data = {}
@@ -281,7 +281,7 @@ def _reviews(table: pd.DataFrame) -> Data:
 
 
 def _token_numbers(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return which of the `tokens`, whole documents, each of the `rows` is about; -1 where it is none of them."""
+    """Return the index into `tokens` (complete documents) for each of the `rows`; -1 if it is missing."""
     first_tokens = tokens[tokens["position"] == 0]
     document_N = pd.Index(first_tokens["document"]).get_indexer(pd.Index(rows["document"]))
     token_N = first_tokens.index.to_numpy()[document_N] + rows["position"].to_numpy(np.int64)
@@ -291,9 +291,9 @@ def _token_numbers(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.i
 def _by_token(
     rows: pd.DataFrame, tokens: pd.DataFrame, place_N: npt.NDArray[np.int64], places: int, columns: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """Return the `columns` of the N `rows` as `[columns, places, tokens]`; NaN where there is no row.
+    """Return the `columns` of the N `rows` as `[columns, places, tokens]`; NaN for missing rows.
 
-    `place_N` is the place of each row, -1 where it has none.
+    `place_N` is the index of each row along `places`, or -1.
     """
     token_N = _token_numbers(rows, tokens)
     shown_N = (token_N >= 0) & (place_N >= 0)
@@ -314,7 +314,7 @@ def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 
 
 def _importance(tokens: pd.DataFrame, run: Results) -> Data:
-    """Return by name of the score the scores of the tokens that have any."""
+    """Return the importance scores of tokens by name of the score."""
     scores, known = run.token_scores, list(names.IMPORTANCE_NAMES)
     name_N = pd.Index(known).get_indexer(pd.Index(scores["method"]))
     (scores_XT,) = _by_token(scores, tokens, name_N, len(known), ["score"])
@@ -328,7 +328,7 @@ def _importance(tokens: pd.DataFrame, run: Results) -> Data:
 
 
 def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) -> list[list[float | None]]:
-    """Return by site what share of neighbours a map keeps, and chance would; within it where others are there too."""
+    """Return by site the shares of neighbours kept by a map and by chance; neighbours within the site if available."""
     rows = quality[(quality["layout"] == layout) & quality["point"].notna()]
     within = rows["measure"] == "neighbours_kept_within"
     rows = rows[within if within.any() else rows["measure"] == "neighbours_kept"].round(6)
@@ -337,7 +337,7 @@ def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) 
 
 
 def _contributions(documents: Sequence[str], run: Results) -> Data:
-    """Return the main sources of every token, by document and method, of the first texts that fit."""
+    """Return the main sources of every token by document and method, for the first texts within the size limit."""
     contributions: Data = {}
     size = 0
     for document in documents:
@@ -363,7 +363,7 @@ def _contributions_of(document: str, run: Results) -> Data:
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return limits of x and y `[2, 2]`, equally long, around the points `[vectors, 2]` that are not NaN."""
+    """Return the limits of x and y `[2, 2]` of a square around the non-NaN points `[vectors, 2]`."""
     points = xy[np.isfinite(xy).all(axis=1)]
     low, high = (points.min(axis=0), points.max(axis=0)) if len(points) else (np.zeros(2), np.ones(2))
     half = MAP_MARGIN * max(float((high - low).max()), 1e-3) / 2
@@ -378,10 +378,10 @@ def _map(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> Data:
-    """Return the tokens' places of a layout, as fractions of a square.
+    """Return the coordinates of tokens in a layout, as fractions of a square.
 
-    All sites share the square of a layout of one plane. Principal components have a middle of their own at each site,
-    and one scale in all layers that have the point.
+    Layouts in a single plane have one square for all sites. For principal components, each site has a separate centre,
+    and all layers with the same point have a common scale.
     """
     points = pd.MultiIndex.from_tuples(sites)
     site_N = points.get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
@@ -400,7 +400,7 @@ def _map(
 
 
 def _limits_by_point(limits: npt.NDArray[np.float64], points: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return squares `[sites, 2, 2]` with the same middles, of the largest size among the sites with the same point."""
+    """Return squares `[sites, 2, 2]` with the same centres, enlarged to the largest square of the same point."""
     halves = pd.Series((limits[:, 0, 1] - limits[:, 0, 0]) / 2)
     largest = halves.groupby(list(points)).transform("max").to_numpy()[:, None]
     middles = limits.mean(axis=-1)
@@ -408,7 +408,7 @@ def _limits_by_point(limits: npt.NDArray[np.float64], points: Sequence[str]) -> 
 
 
 def _first(name: str, documents: Sequence[str]) -> list[str]:
-    """Return the documents with the named one first."""
+    """Return the documents, starting with `name`."""
     return [name, *(each for each in documents if each != name)]
 
 
@@ -419,7 +419,7 @@ def _heads(document: str, run: Results) -> dict[str, Parts]:
 
 
 def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
-    """Return `[sites, tokens, number]`: the tokens of the page among the nearest of each in the full space."""
+    """Return the nearest neighbours of each token in the full space, `[sites, tokens, number]`, if on the page."""
     rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING_CODE, np.uint16)
     number_of[tokens["row"]] = np.arange(len(tokens))

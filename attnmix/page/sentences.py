@@ -1,6 +1,6 @@
-"""The page's words, for a whole run or for a few texts alone.
+"""The sentences of the page, for a pipeline run or for texts measured with the API.
 
-A sentence states one thing that no chart next to it shows. Every number is in a file under `reports/`.
+Each sentence states one finding that is not visible in a chart. All numbers are in files under `reports/`.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ DERIVATIVE_FORMS = {
 EDITS = ("text_mean", "corpus_mean", "other_class")
 VALUE_CONTROL = "corpus_value"
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
-"""How the headline calls a class share of the squared length, from each bound on."""
+"""Words for a class share of the squared length, by lower bound."""
 
 
 @dataclass(frozen=True)
 class Subject:
     """The model and data of a page; without a `dataset`, the page shows a few texts in an unchanged model.
 
-    All fields but the first are keywords, as several are sentences that could be mistaken for each other.
+    All fields except the first are keyword-only, because several sentences could be confused.
     """
 
     model: str
     _: KW_ONLY
     revision: str | None = None
     base: str | None = None
-    """The pretrained model, where it is another than `model`."""
+    """The pretrained model, if different from `model`."""
     dataset: str | None = None
     finetuned: bool = True
     changed: Sequence[tuple[str, str, str]] = ()
-    """Key, value and default of each parameter that differs from its default."""
+    """Key, value and default of each changed parameter."""
     origins: Sequence[str] = ()
-    """A sentence on where each model and data set comes from."""
+    """Sentences on the origin of each model and data set."""
     left_out: str = ""
-    """A sentence on what a small page leaves out."""
+    """A sentence on data omitted from a small page."""
     selection: str = ""
-    """A complete sentence on how the captured texts were chosen."""
+    """A complete sentence on the selection of the captured texts."""
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
+    """Return the page's text by template variable; `checkpoints` has labels, with the captured checkpoint last."""
     (curves, differences), measure = run.mixing, run.metrics("measure")
     if subject.dataset is None:
         texts = tokens["document"].nunique()
@@ -96,7 +96,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
 
 
 def _measured(run: Results, documents: int) -> str:
-    """Return of which texts of a whole run each kind of numbers is."""
+    """Return a sentence on the sample of each kind of measure in a pipeline run."""
     noun = wording_of(run).texts
     parts = [f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"]
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
@@ -108,7 +108,7 @@ def _measured(run: Results, documents: int) -> str:
 
 
 def _selection(subject: Subject, run: Results) -> str:
-    """Return how the captured texts were chosen, and which of them are longer than the rule's limit."""
+    """Return the selection rule of the captured texts, with the texts that exceed its length limit."""
     if not subject.selection:
         return ""
     texts = run.documents
@@ -127,28 +127,28 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred ratio in the captured checkpoint, or in the one measured in its place."""
+    """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
     names = table["checkpoint"].unique().tolist()
     checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in names else names[0]
     return table[(table["checkpoint"] == checkpoint) & (table["method"] == preferred(table))]
 
 
 def preferred(table: pd.DataFrame) -> str:
-    """Return the preferred one of a table's ratios."""
+    """Return the preferred ratio of a table."""
     return preferred_ratio(table["method"].unique().tolist())
 
 
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
+    """Return the rows of the layers with the highest and lowest mean of the preferred ratio (see `shown_rows`)."""
     rows = shown_rows(curves)
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
 
 def class_shares(run: Results) -> pd.DataFrame:
-    """Return the share of the predicted class in what other tokens give, by layer; no rows without classes.
+    """Return the share of the predicted class in other tokens' contributions, by layer; no rows without classes.
 
-    The column `quantity` is `before`, `after`, `difference` or `permuted`: below it are 95 of 100 draws after which
-    classes are shuffled over the texts.
+    The column `quantity` is `before`, `after`, `difference` or `permuted`, the 95th percentile for randomly permuted
+    classes.
     """
     geometry = run.table("measure/geometry")
     chosen = {
@@ -165,9 +165,9 @@ def class_shares(run: Results) -> pd.DataFrame:
 
 
 def class_evidence(run: Results) -> list[str]:
-    """Return whether the ratio changed, whether the class is in what tokens give each other, and whether it needs it.
+    """Return findings on the change of the ratio, the class share, and how predictions depend on the values.
 
-    Each is said with its number and interval, or that this run leaves it open; nothing without fine-tuning or classes.
+    Each finding has its value and interval, or is inconclusive; the list is empty without fine-tuning or classes.
     """
     shares = class_shares(run)
     if run.mixing[1].empty or shares.empty:
@@ -175,7 +175,7 @@ def class_evidence(run: Results) -> list[str]:
     rows = shares.set_index(["quantity", "layer"])
     after_by_layer: Any = rows.loc["after"]
     is_enough = after_by_layer["documents"].max() >= MIN_SIMULTANEOUS
-    # Of few texts no layer is said to have the largest share.
+    # The layer with the largest share is only meaningful with enough texts; otherwise, use the last layer.
     layer = int(after_by_layer["mean"].idxmax() if is_enough else after_by_layer.index.max())
     by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in ("before", "after", "difference", "permuted")}
     return [
@@ -187,7 +187,7 @@ def class_evidence(run: Results) -> list[str]:
 
 
 def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return whether what tokens give each other in a layer is common to texts of one predicted class."""
+    """Return whether contributions between tokens in a layer are common to texts of one predicted class."""
     common = "is common to texts of one predicted class, but not to all texts,"
     after, difference = by_quantity["after"], by_quantity["difference"]
     noun = wording_of(run).texts
@@ -207,7 +207,7 @@ def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> 
 
 
 def _ratio_change(run: Results) -> str:
-    """Return how the preferred ratio changes over all layers, with its interval."""
+    """Return the change of the preferred ratio over all layers, with its interval."""
     change = overall_change(run)
     noun = wording_of(run).texts
     found = verdict(change["ci_low"], change["ci_high"], change["documents"])
@@ -224,7 +224,7 @@ def _ratio_change(run: Results) -> str:
 
 
 def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return the predicted class's share of what other tokens give in a layer, before, after and by chance."""
+    """Return the share of the predicted class in other tokens' contributions to a layer: before, after, by chance."""
     before, after, chance = (by_quantity[name] for name in ("before", "after", "permuted"))
     number = counted(after["documents"], wording_of(run).texts)
     interval = f"95% interval {percent(max(after['ci_low'], 0))} to {percent(max(after['ci_high'], 0))}, {number}"
@@ -253,7 +253,7 @@ def overall_change(run: Results) -> pd.Series:
 
 
 def _needed_values(run: Results) -> list[str]:
-    """Return what the class needs of the values; nothing where no text could be given those of another class."""
+    """Return how predictions depend on the values; an empty list if swaps between classes were not possible."""
     table = run.table("faithfulness/class_use")
     kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
     if not set(EDITS) <= set(kept):
@@ -270,7 +270,7 @@ def _needed_values(run: Results) -> list[str]:
 
 
 def class_lens(run: Results) -> list[str]:
-    """Return what the classifier's head reads off tokens that it was not trained to read."""
+    """Return the agreement of the classifier's head on tokens that it was not trained to read."""
     table = run.table("faithfulness/class_use")
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
     if lens.empty:
@@ -283,13 +283,13 @@ def class_lens(run: Results) -> list[str]:
 
 
 def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation, lacks_details: bool = False) -> str:
-    """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
+    """Return the prediction for a captured text, if any, and the number of tokens that the model read.
 
     Args:
         row: `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
             `predicted` and `probability`.
-        truncation: The limit to which texts are truncated; by default the parameter of a run.
-        lacks_details: True for a text whose own shares by token and exact parts were not computed.
+        truncation: The maximum length of a text; by default the parameter of a run.
+        lacks_details: True for a text without token-level own shares and exact parts.
     """
     notes = []
     if "predicted" in row:
@@ -309,7 +309,7 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
 
 
 def details_note(detailed: Sequence[str], documents: int) -> str:
-    """Return which of the page's `documents` have own shares of their tokens; an empty text if all have them."""
+    """Return which of the page's `documents` have token-level own shares; an empty string if all have them."""
     if not detailed:
         return ""
     names = ", ".join(visible(name, kept="") for name in detailed)
@@ -321,13 +321,13 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
 
 
 def _isolate(name: str) -> str:
-    """Return a class's name so that letters written from right to left leave the sentence's order alone."""
+    """Return a class name in Unicode isolates, because right-to-left letters would reorder the sentence."""
     text = visible(name, kept="")
     return text if text.isascii() else f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
 
 
 def _classes(run: Results) -> list[str]:
-    """Return the best and the worst recognised of more than two classes, by F1; nothing of few test texts."""
+    """Return the classes with the best and the worst F1, for more than two classes and enough test texts."""
     table = run.table("finetune/finetune_by_class")
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
@@ -338,13 +338,13 @@ def _classes(run: Results) -> list[str]:
 
 
 def _changes(run: Results) -> pd.DataFrame:
-    """Return the rows of the change of the preferred ratio by layer; none where one checkpoint exists."""
+    """Return the changes of the preferred ratio by layer; no rows for a single checkpoint."""
     differences = run.mixing[1]
     return differences[differences["method"] == preferred(differences)] if len(differences) else differences
 
 
 def _largest_change(run: Results) -> pd.Series | None:
-    """Return the row of the layer whose preferred ratio fine-tuning changes most; None of few texts or without any."""
+    """Return the row with the largest change of the preferred ratio; None without changes or with too few texts."""
     rows = _changes(run)
     if rows.empty or rows["documents"].max() < MIN_SIMULTANEOUS:
         return None
@@ -352,7 +352,7 @@ def _largest_change(run: Results) -> pd.Series | None:
 
 
 def _controls(run: Results) -> list[str]:
-    """Return the preferred ratio and its measured controls, as means over the layers, and its largest change."""
+    """Return sentences on the preferred ratio and its controls, averaged over layers, and on its largest change."""
     table, curves = run.table("measure/mixing_controls"), run.mixing[0]
     ratios = shown_rows(curves)
     checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
@@ -386,7 +386,7 @@ def _controls(run: Results) -> list[str]:
 
 
 def _layer_change(run: Results) -> str:
-    """Return the largest change of the preferred ratio in a layer, or why none is named."""
+    """Return the largest change of the preferred ratio in a layer, or the reason for its absence."""
     noun = wording_of(run).texts
     largest = _largest_change(run)
     if largest is None:
@@ -408,7 +408,7 @@ def _layer_change(run: Results) -> str:
 
 
 def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
-    """Return the change of the ratio minus that of its control, in the layer of the largest change."""
+    """Return the change of the ratio minus the change of its control, in the layer of the largest change."""
     largest = _largest_change(run)
     if largest is None:
         return []
@@ -427,7 +427,7 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
 
 
 def derivatives(run: Results) -> list[str]:
-    """Return whether derivatives change as the ratio does; nothing without gradient documents."""
+    """Return the changes of derivatives in the layer of the largest change of the ratio; empty without derivatives."""
     table, changes = run.table("measure/derivatives"), _changes(run)
     rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
     if changes.empty or rows.empty:
@@ -456,7 +456,7 @@ def _sentence(text: str) -> str:
 
 
 def map_note(run: Results) -> str:
-    """Return why there is no UMAP of the captured texts; an empty text where there could be one."""
+    """Return why UMAP was not computed for the captured texts; an empty string if it could be computed."""
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())
@@ -470,7 +470,7 @@ def map_note(run: Results) -> str:
 
 
 def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
-    """Return what must not be read into the findings; `intervals` says what their intervals are over."""
+    """Return limitations of the findings; `intervals` is a sentence on the scope of their intervals."""
     base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
     no_training = (
         f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, pretrained "
@@ -502,7 +502,7 @@ def _has_rollouts(run: Results) -> bool:
 
 
 def _agreement(run: Results) -> str:
-    """Return how far the preferred ratio agrees with derivatives; an empty text without gradient documents."""
+    """Return the rank correlation of the preferred ratio with derivatives; an empty string without derivatives."""
     table = run.table("measure/derivatives")
     rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")
     if rows.empty:

@@ -1,4 +1,4 @@
-"""The shape of the page's data, declared once: tests compare the data with it, and the script's types are made of it.
+"""The schema of the page's data, for tests of the data and for the TypeScript types of the page's script.
 
 python -m attnmix.page.shape > attnmix/page/src/payload.d.ts
 """
@@ -12,7 +12,7 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-# Means and intervals by layer, and the number of texts of those that a sentence is about.
+# Means and intervals by layer, and the number of texts of series that are cited in a sentence.
 _SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER], "texts?": int}
 _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
@@ -20,12 +20,12 @@ _HEADS = {
     **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
 }
 SHAPE: Data = {
-    "wording": _NAMES,  # words that depend on where the numbers come from
+    "wording": _NAMES,  # words that depend on the origin of the numbers
     "pointsPerSecond": int,
     "labels": {
         **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
         **{"controls": _NAMES, "derivatives": _NAMES},
-        "layers": [str],  # from 0 on, the embedding
+        "layers": [str],  # from 0, the embedding layer
     },
     "captured": str,  # the checkpoint of the vectors
     "ownBasis": [str],  # points
@@ -36,21 +36,21 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
-        "notes": _NAMES,  # by term of the glossary, what is added there for this run
+        "notes": _NAMES,  # by term of the glossary, an addition for this run
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
-    "sinceInput": [str],  # those of the matrices that have sources in the input, and not in the layer below
+    "sinceInput": [str],  # matrices with input tokens as sources, rather than the tokens of the layer below
     "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
-    "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
+    "sources": _BY_MEASURE,  # for pairs of texts, by ratio, checkpoint and group of other tokens
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
-    "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
+    "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share by chance
     # `name` is the key, `title` the name in sentences, `heading` the name in lists; `start` is the number of the first
-    # token, `direction` is ltr or rtl, `caution` says which words the model cannot read.
-    # `label` is the labelled class, `predicted` the one that the classifier names with a `probability`;
-    # `reads` is the position of the token that it reads, if one.
+    # token, `direction` is ltr or rtl, `caution` describes tokens that are not words for the model.
+    # `label` is the true class, `predicted` the predicted class with its `probability`;
+    # `reads` is the position of the token that the classifier reads, if it reads a single token.
     "documents": [
         {
             **{"name": str, "title": str, "heading": str, "start": int, "length": int, "direction": str},
@@ -58,41 +58,41 @@ SHAPE: Data = {
             **{"label": str | None, "predicted": str | None, "probability": _NUMBER, "reads": int | None},
         }
     ],
-    "encoder": int | None,  # layers, where there is a decoder too
-    # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
+    "encoder": int | None,  # number of encoder layers in an encoder-decoder model
+    # The input tokens of each stack; `apart` is 1 at the start of a word, `classes` are indices into `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
-    "wordClasses": [int],  # the numbers of the classes that are words or pieces of words
+    "wordClasses": [int],  # indices of the classes for words and subwords
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # By document and method the main sources of each token, and by checkpoint their shares and its share of itself.
+    # By document and method: the main sources of each token, and by checkpoint their shares and the token's own share.
     "contributions": {
         ...: {...: {"counts": str, "sources": str, "checkpoints": {...: {"shares": str, "own": str}}}},
     },
     "sourcesKept": int,  # the number of a token's largest shares, and of its largest changes
-    "partsLimit": int,  # tokens of a text whose vectors are taken apart
+    "partsLimit": int,  # maximum length of a text with exact parts
     "matrices": [str],
-    # Of heads, as contributions; `skip` where a skip connection follows attention.
+    # Heads, like contributions; `skip` is true if a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
-    "mapNote": str,  # why there is no UMAP, if so
-    "maps": {...: {"x": str, "y": str, "absent": [int]}},  # places `[sites, tokens]`, and sites without any
-    "variances": [[_NUMBER]],  # by site the shares of the variance along the map's two axes, of principal components
+    "mapNote": str,  # the reason for a missing UMAP map, or empty
+    "maps": {...: {"x": str, "y": str, "absent": [int]}},  # coordinates `[sites, tokens]`, and sites without them
+    "variances": [[_NUMBER]],  # by site, the explained variance ratios of the two principal components on the map
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
 }
-"""The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
+"""The schema: `[x]` is a list of `x`, `...` means any key, and `str` can also be an encoded array.
 
-A key that ends in `?` may be left out. The number of a token, layer or site is its place in a list or array.
+Keys with a final `?` are optional. The number of a token, layer or site is its index in a list or array.
 """
 
 
 HEADS_SHAPE: Data = {...: {...: _HEADS}}
-"""The vectors and norms behind the heads, by document and checkpoint: half of a page, in an element of its own."""
+"""The vectors and norms of heads, by document and checkpoint, in a separate element because they are half of a page."""
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 
 
 def typescript(shape: Any = SHAPE) -> str:
-    """Return the shape as a type of TypeScript."""
+    """Return the shape as a TypeScript type."""
     if name := next((name for name, each in TYPES.items() if each is shape), None):
         return name
     if isinstance(shape, list):
@@ -109,4 +109,4 @@ def typescript(shape: Any = SHAPE) -> str:
 if __name__ == "__main__":
     print("// Written by attnmix/page/shape.py.")
     for name, each in {**TYPES, "Payload": SHAPE}.items():
-        print(f"export type {name} = {typescript(dict(each))};")  # a copy, as the shape itself has a name
+        print(f"export type {name} = {typescript(dict(each))};")  # a copy: `typescript` would return the name

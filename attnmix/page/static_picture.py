@@ -1,8 +1,8 @@
-"""The picture of tokens by layers as static SVG: the own share of each token, in each model, with the means over texts.
+"""Static SVG picture of tokens by layers: the own share of each token in each model, with the means over texts.
 
-A page shows it until its script has drawn the interactive picture, and a notebook below the cell of a result. Colours
-are those of `src/colours.ts`, mixed by CSS in CIELAB, in a light and a dark scheme; programs that know no `color-mix`
-take the attribute `fill`, which is mixed in sRGB.
+A page shows it until its script has drawn the interactive picture; a notebook shows it below the cell of a result.
+Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs without `color-mix`
+use the attribute `fill`, which is mixed in sRGB.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from attnmix.core.names import OWN_SHARE
 from attnmix.core.store.results import Results
 from attnmix.page.arrays import visible
 
-WIDTH, LEVELS_WIDTH, MARGIN_WIDTH = 1232, 44, 108  # pixels; of the whole, of the layers' numbers, and of the means
-CELL_WIDTHS = (15, 120)  # pixels, at least and at most
-ROW_HEIGHTS = (9, 30)  # pixels, at least and at most, with the gap
+WIDTH, LEVELS_WIDTH, MARGIN_WIDTH = 1232, 44, 108  # pixels: picture, layer numbers, means
+CELL_WIDTHS = (15, 120)  # pixels, minimum and maximum
+ROW_HEIGHTS = (9, 30)  # pixels, minimum and maximum, including the gap
 ROWS_HEIGHT = 304  # pixels, of all rows together
-GAP = 0.28  # of a row
+GAP = 0.28  # fraction of a row
 TITLE_HEIGHT, NAMES_HEIGHT, NAME_LETTERS = 24, 92, 13
 COLOUR_STEPS = 50
 PAPER, MIDDLE, END = ("#ffffff", "#14171c"), ("#5896cc", "#3d7fb5"), ("#00386f", "#b5e0ff")
 """Colours of a share of 0, one half, and 1, in the light and the dark scheme."""
 BEFORE, AFTER = ("#6b7485", "#a3adbd"), ("#0060a0", "#88cfff")
-"""Colours of the means in both schemes, as in `page.css`: of the last model, and of the one before it."""
-SCALE_PLACES = (12, 96)  # pixels in the margin, of 0 and 100 %
+"""Colours of the means in both schemes, as in `page.css`: for the previous and for the last model."""
+SCALE_PLACES = (12, 96)  # positions of 0 and 100 % in the margin, in pixels
 
 
 class ModelShares(NamedTuple):
@@ -37,19 +37,19 @@ class ModelShares(NamedTuple):
 
     title: str
     shares_LT: npt.NDArray[np.float64]
-    """By layer and token; NaN where a token has none."""
+    """Own shares by layer and token; NaN if missing."""
     corpus: Mapping[str, Sequence[float | None]] | None = None
     """`values`, `low` and `high` by layer; None without an interval."""
 
 
 def draw_result(results: Results, document: str, labels: Mapping[str, str], curves: Mapping[str, Any]) -> str:
-    """Return the picture of a text; an empty text where its own shares were not measured.
+    """Return the picture of a text; an empty string if its own shares were not measured.
 
     Args:
         results: The measured texts.
         document: The name of the text.
         labels: The names of the models by checkpoint.
-        curves: The means of the own share over texts by checkpoint, as a page has them.
+        curves: The means of the own share over texts by checkpoint, in the format of the page's data.
     """
     ratios = results.captured_ratios([document])
     if OWN_SHARE not in ratios:
@@ -103,7 +103,7 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
 def _draw_levels(title: str, layers: int, top: float, row_height: float) -> str:
     """Return the title of a model and the numbers of its layers."""
     texts = [f'<text x="0" y="{top + 15:.0f}" font-size="14" font-weight="700">{escape(title)}</text>']
-    every = int(np.ceil(14 / row_height))  # so that numbers do not touch
+    every = int(np.ceil(14 / row_height))  # layer numbers must not overlap
     for layer in range(layers, 0, -every):
         y = top + TITLE_HEIGHT + (layers - layer + 0.5 - GAP / 2) * row_height + 4
         texts.append(f'<text x="36" y="{y:.1f}" text-anchor="end">{layer}</text>')
@@ -111,7 +111,7 @@ def _draw_levels(title: str, layers: int, top: float, row_height: float) -> str:
 
 
 def _draw_cells(shares_LT: npt.NDArray[np.float64], top: float, cell_width: float, row_height: float) -> str:
-    """Return the cells of a block, those of one colour as one path."""
+    """Return the cells of a block, with one path for each colour."""
     layers = len(shares_LT)
     boxes: dict[int, list[str]] = {}
     for layer, token in zip(*np.nonzero(np.isfinite(shares_LT)), strict=True):
@@ -128,7 +128,7 @@ def _draw_cells(shares_LT: npt.NDArray[np.float64], top: float, cell_width: floa
 
 
 def _mix_in_css(share: float) -> str:
-    """Return the colour of a share, mixed in CIELAB as the page's script does."""
+    """Return the colour of a share as a CSS mixture in CIELAB, as in the page's script."""
     from_colour, to_colour, part = ("p", "m", 2 * share) if share < 0.5 else ("m", "e", 2 * share - 1)
     return f"color-mix(in lab,var(--{to_colour}) {100 * part:.0f}%,var(--{from_colour}))"
 
@@ -141,7 +141,7 @@ def _mix(share: float) -> str:
 
 
 def _draw_means(model: ModelShares, left: float, top: float, row_height: float, *, is_last: bool) -> str:
-    """Return the means over texts and over the shown text beside a block, with the numbers of the last layer."""
+    """Return the means over all texts and over the shown text next to a block, with values for the last layer."""
     layers = len(model.shares_LT)
     middles = top + TITLE_HEIGHT + (layers - 0.5 - np.arange(layers) - GAP / 2) * row_height
     bottom = top + TITLE_HEIGHT + layers * row_height
@@ -194,7 +194,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
-    """Return the names of the tokens below their columns, read from below to above where they are narrow."""
+    """Return the names of the tokens below their columns, rotated by 90 degrees in narrow columns."""
     letters = min(max(map(len, tokens)), NAME_LETTERS)
     is_upright = cell_width < letters * 12 * 0.62
     texts = []

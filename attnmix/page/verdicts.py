@@ -1,7 +1,7 @@
-"""Differences in words: one rule for what a page says of a difference and its interval.
+"""Text for differences and their intervals, with the same verdicts everywhere on the page.
 
-The rule is that of `attnmix.compare`: no verdict below `MIN_SIMULTANEOUS` texts, "inconclusive" where the interval
-includes 0, and never "no change".
+The rule follows `attnmix.compare`: no verdict below `MIN_SIMULTANEOUS` texts, "inconclusive" if the interval includes
+0, and never "no change".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERBS = {
 
 
 def signed(number: float, form: str = ".2f") -> str:
-    """Return a number with a typographic minus, and none before a zero."""
+    """Return a number with a typographic minus; zero has no minus."""
     text = f"{number:{form}}"
     return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
 
@@ -32,9 +32,10 @@ def points(difference: float) -> str:
 
 
 def points_alike(*differences: float) -> list[str]:
-    """Return differences in percentage points with one number of digits, so many that none but 0 is rounded to 0.
+    """Return differences in percentage points with enough common digits to distinguish nonzero values from 0.
 
-    At most three digits: an interval of which one end would be rounded to 0 would hide whether it includes 0.
+    If the limit of an interval were rounded to 0, readers could not see whether the interval includes 0. At most three
+    digits are used.
 
     Example:
         >>> points_alike(-0.0004, 0.001)
@@ -52,7 +53,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def interval_text(low: float, high: float, documents: float, noun: str, kind: str = "95% interval") -> str:
-    """Return the interval of a difference and the number of texts; the number alone where these are too few.
+    """Return the interval of a difference and the number of texts; only the number if there are too few texts.
 
     Example:
         >>> interval_text(0.01, 0.02, 40, "reviews")
@@ -66,7 +67,7 @@ def interval_text(low: float, high: float, documents: float, noun: str, kind: st
 
 
 def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
-    """Return the reason why a difference has no direction; an empty text where it has one."""
+    """Return the reason for a missing direction of a difference; an empty string if it has a direction."""
     found = verdict(low, high, documents)
     if found is Verdict.TOO_FEW_TEXTS:
         return f"{counted(documents, noun)} are too few for a verdict, which takes {MIN_SIMULTANEOUS} or more"

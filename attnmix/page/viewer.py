@@ -1,4 +1,4 @@
-"""Show a page that is in memory: below a notebook's cell, or in a web browser; or write it to a file."""
+"""Display of a page below a notebook cell or in a web browser, and writing it to a file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def show(page: str) -> Any:
 def _frame(page: str) -> Any:
     from IPython.display import HTML
 
-    # Links within the page would otherwise lead to the notebook's address.
+    # Links within the page would otherwise be resolved against the notebook's address.
     text = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
-    # In single quotes, because a page contains few of them.
+    # Single quotes need less escaping, because they are rare in a page.
     source = text.replace("&", "&amp;").replace("'", "&#39;")
-    # In a div, as IPython warns of a bare iframe.
+    # The div avoids IPython's warning about a bare iframe.
     frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
     return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's

@@ -1,7 +1,7 @@
-"""The words of a page that depend on where its numbers come from: a run of the pipeline, or measured texts.
+"""Words of a page that depend on the origin of its numbers: a pipeline run, or texts measured with the API.
 
-A page of a run may name its parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.to_html` has
-neither, so it names what can be done from Python instead.
+The page of a run refers to parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.to_html` has
+neither, so it refers to Python calls instead.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from attnmix.page.arrays import visible
 
 
 class Wording(NamedTuple):
-    """Words and ends of sentences, for one origin of a page's numbers."""
+    """Words and sentences for one origin of a page's numbers."""
 
     texts: str
     """The noun for measured texts."""
     truncation: str
-    """The limit to which texts are truncated."""
+    """The maximum length of a text."""
     documents_elsewhere: str
-    """A sentence that locates the numbers of texts that the page leaves out."""
+    """A sentence with the location of data for texts that are not on the page."""
     matrices_elsewhere: str
-    """A sentence that locates contribution matrices that the page leaves out."""
+    """A sentence with the location of contribution matrices that are not on the page."""
     no_matrices: str
-    """Why no text has contribution matrices."""
+    """A sentence for the case that no text has contribution matrices."""
     heads_elsewhere: str
-    """A sentence that locates queries and keys that the page leaves out."""
+    """A sentence with the location of queries and keys that are not on the page."""
     map_limit: str
-    """The limit of the tokens on a map, or an empty text."""
+    """The maximum number of tokens on a map, or an empty string."""
     neighbours: str
-    """The number of neighbours that UMAP takes."""
+    """The number of neighbours in UMAP."""
 
 
 RUN_WORDING = Wording(
@@ -58,14 +58,14 @@ TEXT_WORDING = Wording(
 
 
 class ModelWording(NamedTuple):
-    """Words for two models: one before and after fine-tuning, or two that are compared by their names."""
+    """Words for two models: a model before and after fine-tuning, or two named models."""
 
     labels: Mapping[str, str]
     """The models' labels by checkpoint."""
     states: str
-    """The states of a value in both models, with the fields `before` and `after`."""
+    """A format for the values in both models, with the fields `before` and `after`."""
     headline_states: str
-    """The same in a headline."""
+    """The same format for headlines."""
     by_change: str
     """The cause of a change, following a noun."""
     change: str
@@ -106,5 +106,5 @@ def wording_of(run: Results) -> Wording:
 
 
 def detailed_documents_of(run: Results) -> list[str]:
-    """Return the documents with own shares of their tokens and exact parts; an empty list if all have them."""
+    """Return the documents with token-level own shares and exact parts; an empty list if all have them."""
     return list(run.detailed_documents) if isinstance(run, TextResults) else []

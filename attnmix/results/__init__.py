@@ -1,1 +1,1 @@
-"""Results of measured texts: one class for one model, one for the comparison of two, their tables, files and pages."""
+"""Results of measured texts: `Measures` for one model, `Comparison` for two models, with tables, files and pages."""

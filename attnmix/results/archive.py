@@ -1,16 +1,16 @@
-"""The file of a result: measured numbers with the names of their texts and tokens, in one zip without the model.
+"""The file format of a result: measured values with texts and tokens, in one zip file without the model.
 
     facts.json       the model's name and, unless it is a local folder, its source; the methods, controls and measured
-                     quantities; the number of an encoder's layers; a digest of the weights
+                     quantities; the number of encoder layers; a digest of the weights
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
-    arrays.npz       by name `ratios` `[methods, layers, tokens]`, `predicted`, and what was computed: sums over the
-                     tokens of each text, `/values`, and their divisors, `/counts`, of `sums/<name>` and
-                     `own_share/<largest number of texts>/<of tokens>/<by>/<name>`; `token_shares/<text>`,
+    arrays.npz       `ratios` `[methods, layers, tokens]`, `predicted`, and all computed values by name: sums over the
+                     tokens of each text, `/values`, and their divisors, `/counts`, for `sums/<name>` and
+                     `own_share/<maximum number of texts>/<of tokens>/<by>/<name>`; `token_shares/<text>`,
                      `[layers, tokens]`; `matrices/<text>/<name>`, `[layers, tokens, sources]`; `heads/<text>/<name>`;
                      `parts/<text>/<rule>/<rows>/<variable>`
 
-Any reader of zip, JSON, parquet and NumPy opens it. It holds no code.
+Any reader of zip, JSON, parquet and NumPy files can open it. It contains no code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FACTS_FILE = "facts.json"
 TEXTS_FILE = "texts.parquet"
 TOKENS_FILE = "tokens.parquet"
 ARRAYS_FILE = "arrays.npz"
-FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # zip's earliest, so that equal results are equal bytes
+FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date in zip files; a fixed date makes files reproducible
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -52,7 +52,7 @@ class SavedResult(NamedTuple):
 
 
 def shareable_source(source: str) -> str:
-    """Return the source of a model if others can load it, from a hub or a package; an empty text for a local folder."""
+    """Return the source of a model from a hub or a package; an empty string for a local folder."""
     is_local = source.startswith(("/", ".", "~")) or Path(source).exists()
     return "" if is_local else source
 
@@ -74,7 +74,7 @@ def write_result(path: Path, result: SavedResult) -> None:
 
 
 def read_result(path: Path) -> SavedResult:
-    """Return what `write_result` wrote; raise `InputError` for a file that is missing, damaged or something else."""
+    """Return the result in a file; raise `InputError` if it is missing, damaged or another kind of file."""
     if not path.is_file():
         raise InputError(f"path: there is no file {path}; allowed: one that result.save(path) wrote")
     try:
@@ -117,7 +117,7 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
 
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
-    """Return the measurements that `_pack_measurements` packed."""
+    """Return the measurements from the arrays of `_pack_measurements`."""
     documents = add_classes(documents_of(texts, tokens), arrays["predicted"])
     measured = Measurements(Texts(documents))
     ends = np.cumsum([len(document) for document in documents])[:-1]
@@ -149,7 +149,7 @@ def _pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
 
 
 def _unpack_sums(arrays: Arrays, place: str) -> Sums:
-    """Return the sums that `_pack_sums` packed."""
+    """Return the sums from the arrays of `_pack_sums`."""
     return Sums(arrays[f"{place}/values"], arrays[f"{place}/counts"])
 
 

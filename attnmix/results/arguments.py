@@ -1,4 +1,4 @@
-"""Arguments of `measure`, `compare` and `capture`: read in the forms that users give them, checked before computing."""
+"""Conversion and validation of the arguments of `measure`, `compare` and `capture`, before any computation."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OWN_SHARE_SAMPLE = OwnShareSample()
 
 
 def check_model(model: Any, call: str) -> None:
-    """Raise `InputError` unless `model` is what `load` returns; `call` is an example of the call."""
+    """Raise `InputError` unless `model` is a `Model` from `load`; `call` is an example for the message."""
     if not isinstance(model, Model):
         raise InputError(f"model: {type(model).__name__}; allowed: what load(...) returns, as in {call}")
 
 
 def choose_ratios(model: Model, methods: Any) -> list[str]:
-    """Return the ratios to measure, by default all of the model's family; raise `InputError` for others."""
+    """Return the ratios to measure, by default all ratios of the model's family; raise `InputError` for others."""
     family = family_of(model.network.base_model.config)
     if methods is None:
         return family.present(RATIOS)
@@ -50,7 +50,7 @@ def choose_ratios(model: Model, methods: Any) -> list[str]:
 
 
 def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
-    """Return the texts, tokenised once; warn of those that are truncated."""
+    """Return the tokenized texts; warn of truncated texts."""
     base: Any = model.network.base_model
     longest = longest_text(base.config)
     if max_length is not None:
@@ -69,7 +69,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the number of each text's class; raise `InputError` where there is not one for each."""
+    """Return the class number of each text; raise `InputError` if labels are missing or have the wrong number."""
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"
@@ -83,7 +83,7 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
-    """Return the documents with the number of each one's class."""
+    """Return the documents with their class numbers."""
     pairs = zip(documents, classes.tolist(), strict=True)
     return [replace(document, label=number, predicted=number) for document, number in pairs]
 
@@ -100,7 +100,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return a sample of numbers that a user gave as `arguments`; raise `InputError` for others."""
+    """Return the sample of the own share; raise `InputError`, with the names in `arguments`, for invalid values."""
     check_name("by", by, OWN_SHARE_WAYS)
     names = arguments or ("max_texts", "max_length")
     for argument, number in zip(names, (max_texts, max_length), strict=True):
@@ -110,7 +110,7 @@ def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments:
 
 
 def check_control_names(controls: Any, labels: Any) -> None:
-    """Raise `InputError` for an unknown control, and for one that needs labels without any."""
+    """Raise `InputError` for an unknown control, or for missing labels that a control needs."""
     if not isinstance(controls, list):
         raise InputError(f"controls: {shorten(repr(controls))}; allowed: a list of {', '.join(CONTROL_NAMES)}")
     for name in controls:
@@ -120,7 +120,7 @@ def check_control_names(controls: Any, labels: Any) -> None:
 
 
 def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
-    """Raise `InputError` for an unknown control, and for one that needs more texts or classes than are given."""
+    """Raise `InputError` for an unknown control, or if there are too few texts or classes for a control."""
     check_control_names(controls, classes)
     for name in controls:
         if name in ("corpus_value", SWAP) and texts < 2:
@@ -136,19 +136,19 @@ def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: 
 
 
 def read_names(names: Any) -> Any:
-    """Return one name as a list of one, several as a list; other values as they are, for an error."""
+    """Return one or several names as a list; return invalid values unchanged, for the error message."""
     if isinstance(names, str | bytes):
         return [names]
     return list(names) if hasattr(names, "__iter__") else names
 
 
 def is_whole_number(value: Any) -> bool:
-    """Return True for a whole number."""
+    """Return True for an integer that is not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def read_positions(rows: Any, tokens: int) -> list[int]:
-    """Return the positions of tokens that `rows` names, all without it; raise `InputError` for others."""
+    """Return the token positions in `rows`, by default all; raise `InputError` for invalid positions."""
     if rows is None:
         return list(range(tokens))
     positions = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]

@@ -1,4 +1,4 @@
-"""Sentences below a comparison's table: what the rows show, and what they do not."""
+"""Sentences below the table of a comparison: its scope and limitations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_cautions(before: Trainings, after: Trainings, rows: pd.DataFrame, note
 
 
 def _explain_intervals(before: Trainings, after: Trainings) -> str:
-    """Return what the intervals cover, and what was assumed of each side."""
+    """Return the sources of variance that the intervals cover, and the assumption about each side."""
     if max(len(before.means), len(after.means)) == 1:
         return (
             "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
@@ -51,7 +51,7 @@ def _name_sides(before: Trainings, after: Trainings) -> str:
 
 
 def _explain_directions(rows: pd.DataFrame) -> str:
-    """Return which direction of each measure is more mixing, and whether the rows contradict each other."""
+    """Return the direction of each measure that means more mixing, and whether the rows contradict each other."""
     directions = []
     for measure in rows["measure"]:
         direction = direction_of_mixing(measure)
@@ -70,6 +70,6 @@ def _explain_directions(rows: pd.DataFrame) -> str:
 
 
 def _explain_verdicts(rows: pd.DataFrame) -> list[str]:
-    """Return what the verdicts of the rows say that are neither `higher` nor `lower`."""
+    """Return explanations of the verdicts other than `higher` and `lower`."""
     verdicts = {*rows["between_models"], *rows["between_seeds"]}
     return [f"`{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items() if verdict in verdicts]

@@ -1,4 +1,4 @@
-"""`compare`: two models on the same texts, given as models, names, results, or lists of them."""
+"""`compare`: compare two models on the same texts, passed as models, names, results, or lists of these."""
 
 from __future__ import annotations
 
@@ -53,33 +53,34 @@ def compare(
 ) -> Comparison:
     """Return the differences between two models on the same texts, paired by text: `after` minus `before`.
 
-    Printed, it shows the rows to read first: the own share after the last layer, by exchange from the input; the ratio
-    that covers most of attention's block, as the mean over layers; and the ratio less each control, `swap` and
-    `class_share` where they were measured. `Comparison.by_layer` and `all_rows` have the others, and `Comparison` says
-    what each verdict means.
+    The printed comparison has the rows to read first: the own share after the last layer, by exchange from the input;
+    the mean over layers of the ratio that covers most of the attention block; and this ratio minus each control, `swap`
+    and `class_share` if they were measured. `Comparison.by_layer` and `all_rows` return the other rows, and
+    `Comparison` explains the verdicts.
 
-    A difference between two models is no statement about how they were trained: two seeds of one setting differ too.
-    For that, compare lists of three models or more that differ in the seed. One model beside a list is fixed, such as
-    the pretrained model beside its fine-tunings; a list of one model is one training, taken to vary as the others do.
+    A difference between two models is not evidence about how they were trained, because two seeds with the same
+    settings also differ. For such evidence, compare lists of three or more models with different seeds. A single model
+    compared with a list is fixed, such as a pretrained model compared with its fine-tuned versions; a list of one model
+    is one training run, assumed to vary like the others.
 
     Args:
-        before: A model that `load` returned, a name or folder that `load` takes, a result of `measure` or
+        before: A model that `load` returned, a name or folder that `load` accepts, a result of `measure` or
             `load_result`, or a list of these, one for each training run.
         after: The same for the other side: models or names on both sides, or results on both.
-        texts: The texts in which models are measured, as in `measure`. Results have theirs.
-        methods: Of models, the ratios to measure, as in `measure`.
-        max_length: Of models, the number of tokens to which texts are truncated, as in `measure`.
-        controls: Of models, what to measure beside the ratios, as in `measure`.
-        labels: Of models, a class for each text, as in `measure`.
-        batch_tokens: Of models, the number of tokens in a batch, as in `measure`.
-        own_share_texts: The largest number of texts of which the own share is computed, as in `Measures.own_share`.
+        texts: The texts to measure, as in `measure`; not for results, which have texts.
+        methods: For models, the ratios to measure, as in `measure`.
+        max_length: For models, the number of tokens to which texts are truncated, as in `measure`.
+        controls: For models, the controls to measure, as in `measure`.
+        labels: For models, a class for each text, as in `measure`.
+        batch_tokens: For models, the number of tokens in a batch, as in `measure`.
+        own_share_texts: The largest number of texts for the own share, as in `Measures.own_share`.
         own_share_length: The number of tokens to which these texts are truncated.
 
     Returns:
-        The comparison. The own share is left out where a family has none, and ratios that only one model has.
+        The comparison, without ratios that only one model has, and without the own share if it cannot be computed.
 
     Raises:
-        InputError: For anything else, before a model is run; and where tokens, numbers of layers or controls differ.
+        InputError: For invalid arguments, before a model is run; and if tokens, numbers of layers or controls differ.
 
     Example:
         >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
@@ -160,7 +161,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _load_models(members: Sequence[Any]) -> list[Model]:
-    """Return the models; load names and folders, each once."""
+    """Return the models; load each name or folder once."""
     by_name: dict[str, Model] = {}
     models = []
     for member in members:
@@ -175,7 +176,7 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model; check all models first, and measure each once."""
+    """Return the result of each model; check all models first and measure each of them once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = options["labels"]
@@ -183,7 +184,7 @@ def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any
     layers, ids = [], []
     for model in models:
         choose_ratios(model, options["methods"])
-        with warnings.catch_warnings(action="ignore"):  # `measure` warns of truncated texts
+        with warnings.catch_warnings(action="ignore"):  # `measure` repeats the warning about truncated texts
             tokenized = tokenize_texts(model, texts, options["max_length"])
         layers.append(model.layers)
         ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])

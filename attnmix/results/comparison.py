@@ -1,10 +1,9 @@
 """`Comparison`: the differences between two models on the same texts, its tables, figure and page.
 
-A difference can be of these two models, or of how they were trained. The interval over texts describes the former
-alone: two training runs of one setting give two models, which differ too. So every row says two things:
-`between_models`, by the simultaneous interval over texts, and `between_seeds`, which says nothing until several
-training runs are compared. A row of a mixing measure also says what the difference means for mixing: `more`, `less` or
-`inconclusive`.
+A difference between two models need not be an effect of how they were trained: two training runs with the same settings
+also produce different models. The interval over texts only describes the two models. Every row therefore has two
+verdicts: `between_models`, from the simultaneous interval over texts, and `between_seeds`, which needs several training
+runs. Rows of mixing measures also have the direction of the difference in mixing: `more`, `less` or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -56,36 +55,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The differences between two models on the same texts, as `compare` returns them; printed with their cautions.
+    """The differences between two models on the same texts, returned by `compare`; printed with their cautions.
 
     Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
-    `ci_low, ci_high`, the 95 % interval over texts of the row alone (from 8 texts on), and `simultaneous_low,
-    simultaneous_high`, that of all rows of the table at once (from 20 texts on); `between_seeds_low` and
-    `between_seeds_high`, that over trainings, where several are compared; `texts` and `tokens`, the mean length of a
-    text (none of `class_share`, in which every text counts once).
+    `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
+    the simultaneous interval for all rows of the table (from 20 texts on); `between_seeds_low, between_seeds_high`, the
+    interval over training runs, if several are compared; `texts`; and `tokens`, the mean length of a text (missing for
+    `class_share`, where every text counts once).
 
-    `mixing`         `more` or `less` where `between_models` says `higher` or `lower`: more mixing is a lower own
-                     share, a higher ratio and a higher `swap`; `inconclusive` otherwise, and empty in rows of other
-                     measures
-    `between_models` `higher` or `lower` where the simultaneous interval leaves out 0: what is true of these models on
-                     such texts
-    `between_seeds`  the same only where the interval over trainings leaves out 0 too: what is true of the mean over
-                     such trainings
+    `mixing`         `more` or `less` if `between_models` is `higher` or `lower`: more mixing means a lower own share, a
+                     higher ratio and a higher `swap`; otherwise `inconclusive`; empty for other measures
+    `between_models` `higher` or `lower` if the simultaneous interval excludes 0: valid for these models on such texts
+    `between_seeds`  the same, only if the interval over training runs also excludes 0: valid for the mean over such
+                     training runs
 
-    Otherwise both are `inconclusive` where an interval includes 0, `too few texts` with fewer than 20, `too few runs`
-    where no list has three or more, and `no interval` where all texts, or all trainings, differ by the same.
+    Otherwise both verdicts are `inconclusive` if an interval includes 0, `too few texts` with fewer than 20, `too few
+    runs` unless every list of several training runs has at least three, and `no interval` if all texts, or all
+    training runs, have the same difference.
 
     `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
-    make the interactive page of both models.
+    create the interactive page of both models.
     """
 
     before: Trainings
     after: Trainings
     cells: Sequence[Cell]
     preferred: Sequence[Cell]
-    """Those that `rows` shows: from the input to the last layer, then means over layers."""
+    """The cells of `rows`: from the input to the last layer, then means over layers."""
     notes: Sequence[str]
-    """Sentences on what was left out or sampled, and on how the preferred ratio's change depends on a text's length."""
+    """Sentences on omitted and sampled data, and on how the change of the preferred ratio depends on text length."""
     ratio: str
     """The preferred ratio."""
     results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
@@ -107,16 +105,16 @@ class Comparison:
         return [place for place, cell in cells if cell.measure == measure and cell.layer != ALL_LAYERS]
 
     def all_rows(self) -> pd.DataFrame:
-        """Return every row: the more there are, the wider are the simultaneous intervals."""
+        """Return every row; the simultaneous intervals widen with the number of rows."""
         return self._table(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
-        """Return `rows` as a table of pandas, or `all_rows()` with `every`."""
+        """Return `rows` as a DataFrame, or `all_rows()` if `every` is True."""
         return self.all_rows() if every else self.rows
 
     @property
     def caution(self) -> str:
-        """All that is printed below the table, a paragraph a line: what the rows show, and what they do not."""
+        """The text below the printed table, one paragraph per line: the scope and limitations of the rows."""
         return "\n".join(write_cautions(self.before, self.after, self.rows, self.notes))
 
     def to_markdown(self) -> str:
@@ -125,20 +123,20 @@ class Comparison:
         return "\n".join([format_markdown(self._shown()), "", *cautions])
 
     def to_latex(self) -> str:
-        """Return the rows to read first as a `tabular` of LaTeX, and the cautions above it as comments."""
+        """Return the rows to read first as a LaTeX `tabular`, and the cautions above it as comments."""
         cautions = [f"% {paragraph}" for paragraph in self._paragraphs()]
         return "\n".join([*cautions, format_latex(self._shown())])
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
-        """Draw a measure by layer in the models before and after, and return the axes of matplotlib.
+        """Draw a measure by layer in the models before and after, and return the matplotlib axes.
 
-        Lines are means over the tokens of the texts, of several training runs their mean beside the runs as thin
-        lines. Bands are 95 % intervals over texts of each side alone, from 8 texts on; those of the difference are in
-        `by_layer`.
+        Lines are means over the tokens of the texts; several training runs are thin lines next to their mean. Bands are
+        95 % intervals over texts for each side separately, from 8 texts on; `by_layer` has the intervals of the
+        difference.
 
         Args:
-            measure: A name in the column `measure` of `all_rows`; by default the first one of `rows`.
-            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+            measure: A name in the column `measure` of `all_rows`; by default the first name in `rows`.
+            ax: The axes to draw in; by default a new figure with the width of one column of a paper.
 
         Raises:
             InputError: For a measure that was not compared.
@@ -174,10 +172,10 @@ class Comparison:
     def to_html(self, path: Path | str) -> Path:
         """Write the interactive page of the texts before and after, one file that works offline; return its path.
 
-        Of several training runs, the page shows the first of each side.
+        If a side has several training runs, the page shows the first run.
 
         Raises:
-            InputError: For loaded results, which have no model, and for a path that cannot be written.
+            InputError: If the model of a loaded result is missing, or the path cannot be written.
 
         Example:
             >>> attnmix.compare(result, result).to_html("page.html").name
@@ -192,7 +190,7 @@ class Comparison:
     def show(self, whole: bool = False) -> Any:
         """Open the page of `to_html`: in a notebook below the cell, elsewhere in a web browser.
 
-        In a notebook, heads and matrices are left out unless the `whole` page is requested.
+        In a notebook, heads and matrices are omitted unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
@@ -227,7 +225,7 @@ class Comparison:
         return f"Caution: {self.caution}".splitlines()
 
     def _shown(self) -> pd.DataFrame:
-        """Return `rows` as text: differences with their interval over texts, `between_seeds` with the one over them."""
+        """Return `rows` as text: differences with intervals over texts, `between_seeds` with intervals over runs."""
         rows = self.rows
         shown = pd.DataFrame()
         for column in ("measure", "layer"):
@@ -249,7 +247,7 @@ class Comparison:
         return shown
 
     def _table(self, places: Sequence[int]) -> pd.DataFrame:
-        """Return the rows of some cells, whose simultaneous intervals hold for all of them at once."""
+        """Return the rows of some cells, with simultaneous intervals for all these rows."""
         cells = list(places)
         before = select_cells(self.before.mean(), cells)
         after = select_cells(self.after.mean(), cells)

@@ -1,7 +1,7 @@
 """Controls, swaps, class shares and sinks of texts in memory: sums over the tokens of each text.
 
-Means, intervals and paired differences are made from the sums and their counts (`attnmix.core.statistics`). Shapes: N
-texts, L layers, M methods.
+Means, intervals and paired differences are computed from the sums and their counts (`attnmix.core.statistics`). Shapes:
+N texts, L layers, M methods.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # by which a total effect exceeds 1 before it is reported
+STANDARD_ERRORS = 3  # a warning needs a total effect above 1 by this margin
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
-    """Return the quantities that `Engine.add_sums` measures for the named `controls`."""
+    """Return the quantities that `Engine.add_sums` must measure for `controls`."""
     quantities = [name for name in controls if name != CLASS_SHARE]
     return [*quantities, "others", "lengths"] if CLASS_SHARE in controls else quantities
 
 
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
-    """Return the sums of the named `controls`, `[N, L, M]` of ratios and `[N, L]` of shares, in a fixed order.
+    """Return the sums of `controls`, `[N, L, M]` for ratios and `[N, L]` for shares, in a fixed order.
 
-    A share has several sums: a swap one for each kind of donor, a class share also that of permuted classes.
+    A share has several sums: swaps have one for each donor kind, class shares also have one for permuted classes.
     """
     selected: dict[str, Sums] = {}
     for name in CONTROL_NAMES:
@@ -48,9 +48,9 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the token class that no other text has, by the number of each text that has no `corpus_value`.
+    """Return the texts without a `corpus_value`: by text number, the token class that no other text has.
 
-    Raise `InputError` where that is every text.
+    Raise `InputError` if no text has a `corpus_value`.
     """
     left_out = classes_without_others(documents, corpus_sample(Texts(documents), SEED))
     if len(left_out) == len(documents):
@@ -72,7 +72,7 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 
 
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
-    """Warn if exchanging a part of a text moves vectors further than replacing the whole text by another does."""
+    """Warn if exchanging a part of a text displaces vectors further than replacing the whole text."""
     for name, exchanged in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
@@ -91,11 +91,11 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
 
 
 def add_class_shares(measurements: Measurements) -> None:
-    """Add the class's share in the squared length of what others give, and its level with permuted classes.
+    """Add the class share of the squared length of other tokens' contributions, and its level for permuted classes.
 
-    A share is a function of products of pairs of texts, so that each text enters by its jackknife pseudo-value, N times
-    the share less N - 1 times the share without the text: their mean has the jackknife's variance, and they are drawn
-    again together with the means over tokens.
+    A class share depends on products of pairs of texts. The value of a text is therefore its jackknife pseudo-value, N
+    times the share minus N - 1 times the share without the text. The mean of the pseudo-values has the jackknife
+    variance, and they are resampled together with the means over tokens.
     """
     texts = measurements.texts
     classes_N = texts.predicted[:MAX_TEXTS]

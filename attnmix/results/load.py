@@ -1,4 +1,4 @@
-"""`load_result`: a saved result, or the captured texts of a run of the pipeline, as the result of one model."""
+"""`load_result`: read a saved result, or the captured texts of a pipeline run, as the result of one model."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from attnmix.runs.tokens import TokenizedTexts
 
 
 def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
-    """Return the result that `Measures.save` wrote, or that of the captured texts of a run of the pipeline.
+    """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
 
-    What was computed before is there: all values of a saved result; of a run, ratios, own shares of tokens, matrices
-    (in float32) and heads. Other values and pages are computed when they are needed. The model is loaded then: of a run
-    from its folder, of a saved result from the hub or package that it came from.
+    Previously computed values are available without a model: all values of a saved result; ratios, own shares of
+    tokens, matrices (in float32) and heads of a run. Other values and pages are computed on demand. For these, the
+    model is loaded from the folder of the run, or from the hub or package of the saved result.
 
     Args:
         path: The file that `Measures.save` wrote, or the folder of a run.
-        model: The model that was measured; needed for new values if a saved result's model was in a local folder or in
+        model: The measured model; needed for new values if the model of a saved result was in a local folder or in
             memory.
-        checkpoint: Of a run, `finetuned` (the default) or `pretrained`.
+        checkpoint: The checkpoint of a run, `finetuned` (the default) or `pretrained`.
 
     Raises:
-        InputError: For a path that is missing, damaged or neither, and for a model with other weights. Values that need
-            a model raise it if none can be loaded.
+        InputError: For a missing or damaged path or another kind of file, and for a model with different weights; later
+            for values that need a model if none can be loaded.
 
     Example:
         >>> loaded = attnmix.load_result("result.zip")
@@ -75,7 +75,7 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
 
 
 def _recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
-    """Return the saved model, or the given `model` in its place; raise `InputError` if it has other weights."""
+    """Return the saved model, or `model` if it is provided; raise `InputError` if its weights differ."""
     if model is None:
         return MeasuredModel(saved, weights)
     if digest_weights(model) != weights:
@@ -114,7 +114,7 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
 
 
 def _encoder_layers(folder: Path) -> int:
-    """Return the number of encoder layers of a checkpoint, without its weights."""
+    """Return the number of encoder layers of a checkpoint without loading its weights."""
     with torch.device("meta"):
         base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))
     return layer_counts(base)[0]

@@ -1,4 +1,4 @@
-"""`measure`: the mixing ratios of texts in a model, and the controls beside them."""
+"""`measure`: the mixing ratios of texts in a model, with their controls."""
 
 from __future__ import annotations
 
@@ -37,44 +37,50 @@ def measure(
     labels: Sequence[Any] | None = None,
     batch_tokens: int | None = None,
 ) -> Measures:
-    """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
+    """Return the mixing ratios of every token of `texts`; other measures of the result are computed on demand.
 
-    `texts` is one text; several (a list, a column of a table or of a data set); pairs, `[("first", "second")]`; or
-    what `model.tokenizer(...)` returns, of which padding is left out. Token ids alone, special tokens included, are
-    taken as they are: all of one segment, whatever they spell, and without padding, which is dropped at the ends.
-    `methods` are names of `attnmix.measures.ratios.RATIOS`, or one; without them, all that the model's family has.
-    Longer texts than `max_length` tokens, or than the model takes, are truncated with a warning; longer token ids are
-    an error. Raise `InputError` for anything else, an empty or missing text, an unknown method, or numbers that are not
-    to be trusted: the parts of a layer must sum to the model's output.
+    Six questions, the measure for each, and its main confounder (docs/measures/which.md):
 
-    `controls` are measured beside the ratios, and `Measures.controls` and `compare` show them: each ratio again with
-    the words in random order (`shuffled_words`), with other texts' mean value (`corpus_value`), with the text's own
-    (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
-    exchanges inputs between texts; and `class_share`, how much of what tokens take is the class's, for which `labels`
-    has a class for each text. A text with a token of a class that no other text has is left out of `corpus_value`, with
-    a warning. `batch_tokens` is the number of tokens, padding included, of a forward pass; fewer take less memory.
-
-    Six questions, one measure each, and what fools it (docs/measures/which.md):
-
-        how much of a vector is still its own, from the input   `own_share`             donors unlike the texts
-        how much one layer takes from other tokens              `swap`                  tokens that sum to a constant
-        from which token                                        `parts()["projection"]` a constant that a sink gives
+        how much of a vector comes from its own input token     `own_share`             donors unlike the texts
+        how much one layer mixes in from other tokens           `swap`                  tokens that sum to a constant
+        from which token                                        `parts()["projection"]` a constant from a sink
         would the ratio be as high without it                   `controls`              a message in the weights alone
         does one model mix more than another                    `compare`               the seed, the length of texts
-        what the class rests on                                 `Model.intervene`       edits unlike any real text
+        which information the class depends on                  `Model.intervene`       edits unlike any real text
 
-    >>> result = attnmix.measure(model, "time flies like an arrow")
-    >>> print(result.by_layer().query("method == 'attnresln_n'")[["layer", "mean"]].round(3).to_string(index=False))
-     layer  mean
-         1 0.254
-         2 0.196
-         3 0.174
-         4 0.182
-         5 0.153
-         6 0.294
-    >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
-    >>> attnmix.measure(model, encoding).tokens["token"].tolist()
-    ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
+    Args:
+        model: A model that `load` returned.
+        texts: One text; several texts (a list, a column of a table or of a data set); pairs, `[("first", "second")]`;
+            or the output of `model.tokenizer(...)`, without its padding. Token IDs without a mask, including special
+            tokens, are used unchanged as one segment, except that padding is removed at the ends.
+        methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
+        max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
+            Longer token IDs raise an error.
+        controls: Controls to measure, shown by `Measures.controls` and `compare`: each ratio with the words in random
+            order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same text
+            (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
+            exchanges inputs between texts; and `class_share`, the class's share in the contributions of other tokens.
+            Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
+        labels: A class for each text, required by `class_share`.
+        batch_tokens: The number of tokens in a forward pass, including padding; a smaller number needs less memory.
+
+    Raises:
+        InputError: For invalid arguments, an empty or missing text, or if the parts of a layer do not sum to the
+            model's output.
+
+    Example:
+        >>> result = attnmix.measure(model, "time flies like an arrow")
+        >>> print(result.by_layer().query("method == 'attnresln_n'")[["layer", "mean"]].round(3).to_string(index=False))
+         layer  mean
+             1 0.254
+             2 0.196
+             3 0.174
+             4 0.182
+             5 0.153
+             6 0.294
+        >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
+        >>> attnmix.measure(model, encoding).tokens["token"].tolist()
+        ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
     """
     check_model(model, "measure(model, texts)")
     present = choose_ratios(model, methods)

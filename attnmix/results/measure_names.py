@@ -1,6 +1,6 @@
-"""The lookup of every name that the functions take: what the name is, and which call takes it.
+"""Registries of all names in the public API, with the kind of each name and the call that accepts it.
 
-A name given to the wrong argument, such as a matrix given to `methods`, is then an error that says where it belongs.
+If a name is passed to the wrong argument, such as a matrix to `methods`, the error message shows the right call.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SHARES = {
     CLASS_SHARE: "the share in the squared length of what tokens take from others that is common to the texts of a "
     "class; needs labels",
 }
-"""Quantities that `measure(controls=...)` accepts besides controls of ratios, by name."""
+"""Quantities that `measure(controls=...)` accepts in addition to controls of ratios, by name."""
 CONTROL_NAMES = (*CONTROLS, *SHARES)
-"""The names that `measure(model, texts, controls=[...])` takes."""
+"""The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
-"""The call `result.parts()` and those of its variables whose names say what they are."""
+"""The call `result.parts()` and its variables with descriptive names."""
 
 
 def list_measures() -> pd.DataFrame:
     """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` accept.
 
     Returns:
-        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, which takes the name;
-        `description`, a formula or a sentence; and `source`, the paper, where there is one.
+        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, which accepts the name;
+        `description`, a formula or a sentence; and `source`, the paper, if any.
 
     Example:
         >>> table = attnmix.list_measures()
@@ -59,7 +59,7 @@ def list_measures() -> pd.DataFrame:
 
 
 def _registries() -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield each registry of names, after what its names are and the call that takes them."""
+    """Yield a description (kind of name and call) and the names of each registry."""
     yield "a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS
     yield "a contribution matrix: result.matrix({name})", RESULT_MATRICES
     yield "a control: measure(model, texts, controls=[{name}])", CONTROL_NAMES
@@ -71,7 +71,7 @@ def _registries() -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
-    """Raise `InputError` if `argument` does not take the name."""
+    """Raise `InputError` if the name is not allowed for `argument`."""
     names = list(allowed)
     if isinstance(name, str) and name in names:
         return
@@ -83,14 +83,14 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
 
 
 def check_kinds(argument: str, names: Any, allowed: Iterable[str]) -> None:
-    """Raise `InputError` for the first of `names` that is known, but not to `argument`; unknown names pass."""
+    """Raise `InputError` for the first known name that is not allowed for `argument`; unknown names pass."""
     for name in names if isinstance(names, list) else [names]:
         if _kind(name) is not None:
             check_name(argument, name, allowed)
 
 
 def _kind(name: Any) -> str | None:
-    """Return what a name is and the call that takes it; None for an unknown name."""
+    """Return the kind of a name and the call that accepts it; None for an unknown name."""
     if not isinstance(name, str):
         return None
     for kind, names in _registries():

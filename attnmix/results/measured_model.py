@@ -1,4 +1,4 @@
-"""The model of a result: in memory or loaded when it is needed, and what recognises a change since it was measured."""
+"""The model of a result, in memory or loaded on demand, and the detection of changes since it was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALLOWED = "values computed before save(path), or load_result(path, model=load(..
 
 
 class SavedModel(NamedTuple):
-    """The model of a loaded result before it is needed: its name, and the source that `load` takes, if it is known."""
+    """The name of a model that is not yet loaded, and the source to pass to `load`, empty if unknown."""
 
     name: str
     source: str = ""
@@ -28,17 +28,17 @@ class MeasuredModel:
 
     model: Model | SavedModel
     weights: bytes = b""
-    """The result of `digest_weights`; empty if it is not known."""
+    """The result of `digest_weights`; empty if unknown."""
     output: OutputSignature | None = None
-    """The result of `Model.output_signature`; None if it is not known."""
+    """The result of `Model.output_signature`; None if unknown."""
 
     @classmethod
     def record(cls, model: Model) -> Self:
-        """Return the model with its present weights and output."""
+        """Return the model with a record of its current weights and output."""
         return cls(model, digest_weights(model), model.output_signature())
 
     def read(self) -> Model:
-        """Return the model, which is loaded if necessary.
+        """Return the model; load it if necessary.
 
         Raises:
             InputError: If its source is unknown, or it has changed since it was measured.
@@ -54,7 +54,7 @@ class MeasuredModel:
         return self.model
 
     def _load(self, saved: SavedModel) -> Model:
-        """Return the saved model; raise `InputError` if it cannot be loaded, or has other weights."""
+        """Return the saved model; raise `InputError` if it cannot be loaded or its weights differ."""
         if not saved.source:
             raise InputError(f"model: {saved.name} was not saved with the result; allowed: {ALLOWED}")
         model = load(saved.source, name=saved.name)
@@ -63,19 +63,19 @@ class MeasuredModel:
         return model
 
     def check_unedited(self) -> None:
-        """Raise `InputError` inside of an intervention, also for numbers that were computed outside."""
+        """Raise `InputError` inside an intervention, also for values that were computed outside it."""
         if isinstance(self.model, Model):
             check_unedited(self.model.network, self.model.name)
 
     def obstacle(self) -> str | None:
-        """Return why nothing can be computed without loading a model, if so."""
+        """Return why no further values can be computed without loading a model; None if they can."""
         if isinstance(self.model, SavedModel):
             return "a loaded result has no model, and this own share was not computed before it was saved"
         change = self._change(self.model)
         return None if change is None else f"{change} changed since it was measured"
 
     def _change(self, model: Model) -> str | None:
-        """Return what of the model has changed, as the subject of a sentence, if anything has."""
+        """Return the changed property of the model, as the subject of a sentence; None without a change."""
         has_same_weights = not self.weights or self.weights == digest_weights(model)
         if not has_same_weights:
             return f"the weights of {model.name} have"
@@ -86,9 +86,9 @@ class MeasuredModel:
 
 
 def digest_weights(model: Model) -> bytes:
-    """Return a sum of the bits of each weight tensor, by which a training step in between is seen.
+    """Return the sum of the bits of each weight tensor, to detect a training step after the measurement.
 
-    Of whole numbers, as sums in float64 take twenty times as long.
+    Bits are summed as integers because sums in float64 are twenty times slower.
     """
     base: Any = model.network.base_model
     with few_threads():
@@ -97,9 +97,9 @@ def digest_weights(model: Model) -> bytes:
 
 
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum, modulo 2^64, of a tensor's bytes, eight at a time as one whole number."""
+    """Return the sum, modulo 2^64, of a tensor's bytes, read as 64-bit integers."""
     bytes_N = tensor.flatten().view(torch.uint8)
-    if bytes_N.storage_offset() % WORD_BYTES:  # eight bytes can be read as one where they begin at a multiple of that
+    if bytes_N.storage_offset() % WORD_BYTES:  # a view as int64 needs an offset divisible by 8
         bytes_N = bytes_N.clone()
     whole = len(bytes_N) // WORD_BYTES * WORD_BYTES
     return bytes_N[:whole].view(torch.int64).sum() + bytes_N[whole:].sum()

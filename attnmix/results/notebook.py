@@ -1,4 +1,4 @@
-"""The view of a result in a notebook: its description, and a picture of the first text."""
+"""The notebook view of a result: a description, and a picture of the first text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-MAX_TOKENS = 64  # length of a text whose own shares are computed for the picture, within about a second
+MAX_TOKENS = 64  # longest text for which own shares are computed automatically (about one second)
 CAPTION = "Own share of each token's vector after each layer, by exchange: 0% has the colour of the background."
 
 
@@ -23,6 +23,6 @@ def draw_notebook_view(description: str, model: str, tokens: list[str], shares: 
     view = f"<pre>{escape(description)}</pre>"
     if shares is None:
         return view
-    from attnmix.page.static_picture import ModelShares, draw_own_shares  # only if a notebook shows a result
+    from attnmix.page.static_picture import ModelShares, draw_own_shares  # lazy import, for notebooks only
 
     return f"{view}<p>{CAPTION}</p>{draw_own_shares(tokens, [ModelShares(model, shares)])}"

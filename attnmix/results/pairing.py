@@ -1,4 +1,4 @@
-"""Results paired by text: `compare_results` checks that they can be compared, and explains what was sampled."""
+"""Comparison of results paired by text: checks of compatibility, and notes on the samples."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def compare_results(
     fixed: tuple[bool, bool] = (True, True),
     sample: OwnShareSample = OWN_SHARE_SAMPLE,
 ) -> Comparison:
-    """Return the comparison of the results of some models with those of others; `attnmix.compare` says what it is.
+    """Return the comparison of results before and after, as documented in `attnmix.compare`.
 
-    `fixed` is True for a side of one model that is taken as it is. The own share is of the texts in `sample`.
+    `fixed` is True for a side with one model that is not a training run. `sample` defines the texts of the own share.
     """
     results = [*before, *after]
     methods, differences = _check_comparable(results)
@@ -72,7 +72,7 @@ def _model_names(results: Sequence[Measures]) -> list[str]:
 
 
 def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
-    """Return the ratios that all results have, and notes; raise `InputError` where they cannot be compared."""
+    """Return the ratios common to all results, and notes; raise `InputError` if they cannot be compared."""
     names = [result.model.name for result in results]
     ids = [[document.ids.tolist() for document in result.documents] for result in results]
     check_same_input(names, ids, [result.layers for result in results])
@@ -94,7 +94,7 @@ def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]
 
 
 def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
-    """Raise `InputError` unless all models, given by name, read the same token IDs of each text in as many layers."""
+    """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers."""
     for other in range(1, len(names)):
         numbers = (len(ids[0]), len(ids[other]))
         if numbers[0] != numbers[1]:
@@ -113,7 +113,7 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
 
 
 def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the change of a ratio in each text, the mean over layers and models."""
+    """Return the change of a ratio in each text, averaged over layers and models."""
     means = []
     for side in sides:
         totals = [result.ratio_totals()[ratio] for result in side]
@@ -123,7 +123,7 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
 
 
 def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
-    """Return the mean change of a measure in texts of each class of length."""
+    """Return a sentence with the mean change of a measure by text length."""
     classes_N = length_class(lengths_N)
     parts = []
     for place in np.unique(classes_N):
@@ -134,7 +134,7 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
 
 
 def _sample_note(documents: Sequence[Document]) -> str:
-    """Return the number of texts and of their tokens."""
+    """Return a sentence with the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
     return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean of a text."

@@ -1,4 +1,4 @@
-"""`Measures`, the result of `measure`: values of texts in one model, each computed once, when it is first needed."""
+"""`Measures`, the result of `measure`: values of texts in one model, computed lazily and cached."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
 
 @dataclass(frozen=True, repr=False)
 class Measures:
-    """The measures of some texts in one model, as `measure` and `load_result` return them. Layers count from 1."""
+    """The measures of texts in one model, returned by `measure` and `load_result`. Layers count from 1."""
 
     measured_model: MeasuredModel
     tokenized: TokenizedTexts
     methods: Sequence[str]
     measurements: Measurements
-    """All that is computed so far, which is not computed again."""
+    """The cache of all values computed so far."""
     encoder_layers: int | None = None
-    """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
+    """The number of encoder layers of an encoder-decoder model; None for other models."""
     control_names: Sequence[str] = ()
-    """The controls that were measured beside the ratios."""
+    """The measured controls."""
 
     @property
     def model(self) -> Model | SavedModel:
-        """The model; of a loaded result its name, until the model is needed."""
+        """The model; for a loaded result, its name until the model is needed."""
         return self.measured_model.model
 
     @property
@@ -118,7 +118,7 @@ class Measures:
 
     @property
     def texts(self) -> list[str]:
-        """The texts, both of a pair as one; of token ids the text that they spell."""
+        """The texts; the two texts of a pair are joined, and token IDs are decoded."""
         return self.tokenized.texts["text"].tolist()
 
     @cached_property
@@ -131,12 +131,13 @@ class Measures:
     def ratios(self) -> pd.DataFrame:
         """The mixing ratio of every token: `text, position, token, layer, method, ratio`.
 
-        A ratio is that of two lengths: what other tokens give, to that and what the token keeps of itself; in [0, 1].
+        A ratio compares two lengths and is in [0, 1]: contribution of other tokens / (contribution of other tokens +
+        contribution of the token itself).
         """
         return tabulate_ratios(self.measurements, self.methods, self._labels)
 
     def _labels(self, text: int, layer: int) -> list[str]:
-        """Return the tokens that a layer reads: a decoder beside an encoder reads them one later, after its start."""
+        """Return the input tokens of a layer: in an encoder-decoder model, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         tokens = self.tokenized.tokens[DECODER_TOKEN if is_decoder else "token"]
         labels: list[str] = tokens[self.tokens["text"] == text].tolist()
@@ -145,8 +146,8 @@ class Measures:
     def by_layer(self) -> pd.DataFrame:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
-        The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts. `tokens` is the
-        mean length of a text, on which a ratio depends.
+        The limits of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts. `tokens` is
+        the mean length of a text, because ratios depend on length.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -157,24 +158,25 @@ class Measures:
         max_texts: int = OWN_SHARE_SAMPLE.max_texts,
         max_length: int = OWN_SHARE_SAMPLE.max_length,
     ) -> pd.DataFrame:
-        """Return how much of each token's vector is its own after each layer, the mean over tokens and texts.
+        """Return the own share of token vectors after each layer, averaged over tokens and texts.
 
-        By exchange, the own share is o / (o + a): o is how far a vector moves if its own token is replaced by one of
-        another text, a how far it moves if all other tokens are replaced. Attention changes with the tokens. By parts,
-        it is |P_ii| / (|P_ii| + |sum of the others|) of `parts`, with attention held fixed and without biases.
+        By exchange, the own share is o / (o + a): o is the displacement of a vector if its own token is replaced by a
+        token of another text, a its displacement if all other tokens are replaced. Attention changes with the tokens.
+        By parts, it is |P_ii| / (|P_ii| + |sum of the others|) of `parts`, with attention held fixed and without
+        biases.
 
         Args:
             by: `exchange`, or `parts`.
-            max_texts: The largest number of texts; of more, a stratified sample is drawn.
+            max_texts: The largest number of texts; larger inputs are reduced to a stratified sample.
             max_length: The number of tokens to which a text is truncated; time grows with its square.
 
         Returns:
             A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. With `labels`, donors are texts
-            of the same class, of another class, and `all` of them; without labels they are other texts, and for a
-            single text neutral English sentences. Exchange measures at most eight positions of each of several texts.
+            of the same class, of another class, and `all` texts; without labels they are other texts, and for a
+            single text neutral English sentences. For several texts, exchange measures at most eight positions of each.
 
         Raises:
-            InputError: For `parts` in a family whose layers cannot be taken apart.
+            InputError: For `parts` in a family whose layers cannot be decomposed.
 
         Example:
             >>> result.own_share()["mean"].round(2).tolist()
@@ -193,17 +195,17 @@ class Measures:
         return table.drop(columns="measure").assign(donors=donors)[["donors", *table.columns.drop("measure")]]
 
     def _all_donors(self) -> str:
-        """Return the kind of donors of the first own share."""
+        """Return the donor kind of the first own share."""
         kinds = Engine.donor_kinds(self.measurements.texts)
         return ALL_DONORS if len(kinds) > 1 else kinds[0]
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
-        """Draw the mean of a measure by layer with its 95 % interval over texts; return the axes of matplotlib.
+        """Draw the mean of a measure by layer with its 95 % interval over texts; return the matplotlib axes.
 
         Args:
-            measure: One of the result's ratios, or `own_share`; by default the ratio that covers most of attention's
+            measure: A ratio of the result, or `own_share`; by default the ratio that covers most of the attention
                 block.
-            ax: The axes to draw in; by default those of a new figure, one column of a paper wide.
+            ax: The axes to draw in; by default a new figure with the width of one column of a paper.
 
         Raises:
             InputError: For any other measure.
@@ -225,13 +227,13 @@ class Measures:
         return draw_layer_means([curve], title, ylabel, ax, ylim)
 
     def sinks(self) -> pd.DataFrame:
-        """Return what the ends of a text do in each layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+        """Return measures of attention sinks by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
-        `attention_to_first` and `attention_to_last` are the mean weights of the other tokens on them, `value_of_first`
-        and `value_of_last` the lengths of their values relative to those between them, and `massive_activation` the
-        largest absolute number of the layer's output relative to the median. Much attention and a short value make a
-        sink: weights then say that tokens mix where they do not. `controls=["without_special_sources"]` has the ratios
-        without what special tokens give.
+        `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
+        last token. `value_of_first` and `value_of_last` are the lengths of their values relative to the tokens between
+        them. `massive_activation` is the largest absolute activation of the layer's output relative to the median. A
+        sink has much attention and a short value, and attention weights then overestimate mixing. The control
+        `without_special_sources` measures the ratios without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
@@ -247,15 +249,15 @@ class Measures:
         """Return the measured `controls`.
 
         Args:
-            method: The ratio; by default the one that covers most of attention's block.
+            method: The ratio; by default the ratio that covers most of the attention block.
 
         Returns:
-            A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio where
-            the control has taken something away, `ratio_minus_control` the ratio less that; `swap` and `class_share`
-            are no ratios and have the mean alone. `class_share_permuted` is the share that 5 % of all permutations of
-            the classes exceed. Intervals are over texts; those from `ratio_minus_control_simultaneous_low` to
-            `ratio_minus_control_simultaneous_high` hold for all rows at once, from 20 texts on. `texts` and `tokens`
-            are the number and the mean length of the texts.
+            A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio
+            measured with the control, and `ratio_minus_control` the original ratio minus this ratio; `swap` and
+            `class_share` are not ratios and only have a mean. `class_share_permuted` is the share that 5 % of all
+            permutations of the classes exceed. Intervals are over texts; the intervals from
+            `ratio_minus_control_simultaneous_low` to `ratio_minus_control_simultaneous_high` hold for all rows at once,
+            from 20 texts on. `texts` and `tokens` are the number and the mean length of the texts.
 
         Raises:
             InputError: For another ratio, or without controls.
@@ -285,11 +287,11 @@ class Measures:
         return control_table(totals, differences)
 
     def ratio_totals(self) -> dict[str, Sums]:
-        """Return each text's sums of every ratio over its tokens, and their number, by method."""
+        """Return the sums of every ratio over the tokens of each text, with token counts, by method."""
         return sum_ratios(self.measurements, self.methods)
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the sums of the own shares of a sample of the texts, by name: all donors, then each kind."""
+        """Return the summed own shares of a sample of the texts by name: all donors, then each donor kind."""
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
             with self._engine() as engine:
@@ -298,13 +300,13 @@ class Measures:
         return {name: sums[name] for name in sums if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
-        """Return why the own share cannot be computed, if so."""
+        """Return why the own share cannot be computed; None if it can."""
         if sample in self.measurements.own_share:
             return None
         return self.measured_model.obstacle()
 
     def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
-        """Return the totals of ratios, of ratios less their controls, of swaps and class shares, for `compare`."""
+        """Return the totals of ratios, ratios minus their controls, swaps and class shares, for `compare`."""
         return sum_quantities(self.measurements, self.methods, self.control_names, methods)
 
     @contextmanager
@@ -315,18 +317,26 @@ class Measures:
             yield engine
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
-        """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
-        `layer` where no `layer` is given.
+        """Return a contribution matrix of one text.
 
-        `name` is one of `attnmix.measures.matrices.RESULT_MATRICES`: `attention`, `norm` (lengths of F_ij),
-        `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a rollout
-        such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a token's vector if
-        one token of the input is replaced. Raise `InputError` for an unknown matrix, layer or text, and without a
-        `layer` if encoder and decoder read different tokens.
+        Args:
+            name: A name of `attnmix.measures.matrices.RESULT_MATRICES`: `attention`, `norm` (lengths of F_ij),
+                `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a
+                rollout such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a
+                token's vector if one input token is replaced.
+            layer: The layer; by default all. Required if encoder and decoder read different tokens.
+            text: The number of the text.
 
-        >>> matrix = result.matrix("alti", layer=6)
-        >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
-        (('token', 'source'), (7, 7), 1.0)
+        Returns:
+            The matrix with the dimensions `token` (receiving) and `source`, preceded by `layer` for all layers.
+
+        Raises:
+            InputError: For an unknown matrix, layer or text.
+
+        Example:
+            >>> matrix = result.matrix("alti", layer=6)
+            >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
+            (('token', 'source'), (7, 7), 1.0)
         """
         check_name("matrix", name, RESULT_MATRICES)
         self._check_text(text)
@@ -348,28 +358,35 @@ class Measures:
                 engine.add_matrices(self.measurements, text, with_rollout(name), advance=progress.advance)
 
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
-        """Return what each token of one text contributed to every vector, from the embeddings to each layer.
+        """Return the contribution of each token of one text to every vector, from the embeddings to each layer.
 
-        A vector y_i is a sum of parts P_ij, one for each source token j, and of what the biases give; that they sum to
-        it is checked. Attention weights and deviations of norms are held as they are in this text; `rule` says how an
-        activation is split, `chord` or `tangent` (`attnmix.measures.input_parts.RULES`, Modarressi et al., ACL 2023).
-        Layer 0 is what enters the first layer. Of an encoder and a decoder, the encoder is taken apart.
+        A vector y_i is the sum of one part P_ij for each source token j and a part of the biases; this identity is
+        checked. Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is
+        the input of the first layer. In encoder-decoder models, only the encoder is decomposed.
 
         `length`            |P_ij| by `layer`, `token` and `source`
         `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources
         `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
         `own_share`         own / (own + others)
-        `coherence`         others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel
+        `coherence`         others / sum_{j != i} |P_ij|: the fraction of the others' parts that does not cancel
         `biases`, `whole`   the lengths of the biases' part and of the vector
-        `bias_cosine`       cosine of the others' part and the biases' part; below -0.9 they cancel, so that neither
+        `bias_cosine`       cosine of the others' part and the biases' part; below -0.9 they cancel, and neither
                             length describes the vector
 
-        With `rows`, positions of tokens, `projection` and `bias_projection` of these alone, by one backward pass for
-        each and a layer: for long texts, as the rest costs the square of the number of tokens. Raise `InputError` for a
-        text, position or rule that is not there, or a family whose layers cannot be taken apart.
+        Args:
+            text: The number of the text.
+            rows: Positions of tokens. Only their `projection` and `bias_projection` are returned, computed by one
+                backward pass for each position and layer. Use it for long texts, as the cost of the other variables is
+                quadratic in the number of tokens.
+            rule: The decomposition of activation functions, `chord` or `tangent`
+                (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
-        >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
-        [1.0, 0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+        Raises:
+            InputError: For an unknown text, position or rule, or a family whose layers cannot be decomposed.
+
+        Example:
+            >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
+            [1.0, 0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
         """
         self._check_text(text)
         check_name("rule", rule, RULES)
@@ -398,8 +415,8 @@ class Measures:
     def to_html(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
-        The page also holds every head, the controls and, of 48 tokens and more, UMAP maps, for which umap-learn takes
-        seconds to load. Token ids are shown as the text that they spell.
+        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps; loading umap-learn needs
+        seconds. Token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
         'page.html'
@@ -411,10 +428,10 @@ class Measures:
         return write_text(path, self._page())
 
     def save(self, path: Path | str) -> Path:
-        """Write all numbers that are measured so far to one zip file, which `load_result` reads; return its path.
+        """Write all values computed so far to one zip file for `load_result`; return its path.
 
-        Ratios and controls, and what was computed since: own shares, sinks, matrices, parts, and heads of a page; with
-        texts and tokens, without the model. `attnmix.results.archive` says what the file holds.
+        The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and page
+        heads, but not the model. `attnmix.results.archive` documents its format.
 
         >>> result.save("result.zip").name
         'result.zip'
@@ -439,8 +456,8 @@ class Measures:
     def show(self, whole: bool = False) -> Any:
         """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser.
 
-        A notebook keeps what it shows, so there the page is small, the picture and the words without heads, unless the
-        `whole` page is asked for.
+        Notebooks store their output, so the page in a notebook only has the picture and the text, without heads, unless
+        `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 

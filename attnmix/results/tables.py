@@ -15,8 +15,8 @@ from attnmix.measures.engine import SEED
 from attnmix.results.measure_names import CLASS_SHARE, OWN_SHARE, SWAP
 
 ALL_LAYERS = "all"
-LESS = "less"  # between a ratio and the control that is subtracted from it
-MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
+LESS = "less"  # separator between a ratio and the subtracted control
+MIN_INTERVAL_TEXTS = 8  # bootstrap intervals over fewer texts are unreliable
 LATEX_CHARACTERS = {character: f"\\{character}" for character in "_%&#${}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -40,7 +40,7 @@ def is_own_share(measure: str) -> bool:
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
 
-    `own_share` counts from the input on, so that its mean over layers says nothing.
+    `own_share` has no mean over layers, because it is cumulative from the input.
     """
     cells, sums, counts = list[Cell](), [], []
     for measure, each in totals.items():
@@ -56,7 +56,7 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
 
 def resample_means(totals: Sums) -> Resampled:
-    """Return the means over texts, with the same draws of texts for every model."""
+    """Return the means over texts, with the same bootstrap samples for every model."""
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
@@ -73,7 +73,7 @@ def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the mean of controls, and a ratio `less` the control where it has one; simultaneous for all rows."""
+    """Return the means of controls, and the differences `less` with simultaneous intervals for all rows."""
     cells, cell_totals = pack_cells(totals)
     table = pd.DataFrame(cells).assign(**mean_columns(resample_means(cell_totals)))
     columns = ["ratio_minus_control"]
@@ -91,7 +91,7 @@ def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.Da
 
 
 def mean_columns(means: Resampled) -> dict[str, Any]:
-    """Return means with the intervals of each alone, numbers of texts and their mean lengths."""
+    """Return means with pointwise intervals, numbers of texts and mean text lengths."""
     interval = means.interval()
     texts = means.documents.astype(int)
     has_interval = texts >= MIN_INTERVAL_TEXTS
@@ -105,15 +105,15 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 
 
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
-    """Return the mean number of tokens of a text; NaN where every text counts once, as in a class share."""
+    """Return the mean number of tokens per text; NaN if every text counts once, as in a class share."""
     counts = np.asarray(means.counts)
     return np.where(counts == means.documents, np.nan, counts / np.maximum(means.documents, 1))
 
 
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
-    """Return those to read first: the own share after the last layer, then means over layers of what is not a ratio.
+    """Return the cells to read first: the own share after the last layer, then means over layers.
 
-    Of the ratios, that named `ratio` and its controls.
+    The means include `ratio`, its differences from controls, swaps and class shares.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]
@@ -131,7 +131,7 @@ def layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
 
 
 def format_markdown(table: pd.DataFrame) -> str:
-    """Return a table of texts in Markdown."""
+    """Return a table of strings in Markdown."""
     rule = ["---"] * table.shape[1]
     lines = []
     for cells in [list(table.columns), rule, *table.to_numpy().tolist()]:
@@ -140,7 +140,7 @@ def format_markdown(table: pd.DataFrame) -> str:
 
 
 def format_latex(table: pd.DataFrame) -> str:
-    """Return a table of texts as a `tabular` of LaTeX."""
+    """Return a table of strings as a LaTeX `tabular`."""
     rows = [list(table.columns), *table.to_numpy().tolist()]
     lines = [" & ".join(escape_latex(cell) for cell in cells) + r" \\" for cells in rows]
     lines.insert(1, r"\hline")
@@ -148,11 +148,11 @@ def format_latex(table: pd.DataFrame) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` with the characters escaped that LaTeX reads as commands, and a minus before a number."""
+    """Return `text` with escaped LaTeX special characters, and minus signs of numbers in math mode."""
     escaped = "".join(LATEX_CHARACTERS.get(character, character) for character in text)
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)
 
 
 def format_interval(text: str, low: float, high: float) -> str:
-    """Return `text` followed by an interval, if there is one."""
+    """Return `text` followed by an interval, unless the interval is NaN."""
     return text if np.isnan(low) else f"{text} [{low:+.3f}, {high:+.3f}]"

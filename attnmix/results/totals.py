@@ -1,4 +1,4 @@
-"""Sums over the tokens of each text, of what a comparison shows: ratios, ratios less their controls, and shares.
+"""Sums over the tokens of each text for comparisons: ratios, ratios minus their controls, and shares.
 
 Shapes: N texts, L layers, M methods.
 """
@@ -25,19 +25,19 @@ def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, 
 
 
 def select_method(sums: Sums, place: int) -> Sums:
-    """Return the sums `[N, L]` of one ratio of a control's sums `[N, L, M]`."""
+    """Return the sums `[N, L]` of one ratio from the sums `[N, L, M]` of a control."""
     return Sums(sums.values[..., place], sums.counts[..., 0])
 
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:
-    """Return the sums of a ratio less its control, in the texts that have the control."""
+    """Return the sums of a ratio minus its control, in texts with a value of the control."""
     return Sums(np.where(control.counts > 0, ratio.values - control.values, 0), control.counts)
 
 
 def sum_quantities(
     measurements: Measurements, methods: Sequence[str], control_names: Sequence[str], compared: Sequence[str]
 ) -> dict[str, Sums]:
-    """Return the sums of the `compared` ratios, of these less their controls, and of swaps and class shares.
+    """Return the sums of the `compared` ratios, of the ratios minus their controls, and of swaps and class shares.
 
     Args:
         measurements: The measurements of all texts.

@@ -1,4 +1,4 @@
-"""What the intervals of a difference say: higher, lower, or why nothing, over texts and over training runs."""
+"""Verdicts on differences, from intervals over texts and over training runs: higher, lower, or why there is none."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from attnmix.results.tables import is_own_share
 HIGHER, LOWER = "higher", "lower"
 MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inconclusive", ""
 TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no interval"
-MIN_TRAININGS = 3  # on a side with several trainings: two that are alike by chance would seem to have no spread
+MIN_TRAININGS = 3  # on a side with several: two similar runs would underestimate the variance
 VERDICTS = {
     INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over trainings",
     TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
     TOO_FEW_RUNS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
 }
-"""The meaning of each verdict that names no direction."""
+"""The meaning of each verdict without a direction."""
 
 
 class Trainings(NamedTuple):
-    """The mean of every cell in the texts, of the models of one side."""
+    """The means of every cell over texts, for the models of one side."""
 
     names: Sequence[str]
-    means: Sequence[Resampled]  # [cells] of each model, of the same texts in every sample
-    fixed: bool = False  # True for one model that is taken as it is, not as one of several trainings
+    means: Sequence[Resampled]  # [cells] for each model, with the same texts in every sample
+    fixed: bool = False  # True for a single model that is not one of several training runs
 
     def mean(self) -> Resampled:
         """Return the mean over the models."""
@@ -49,17 +49,18 @@ def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
 
 
 def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
-    """Return True where every side with several trainings, and one at least, has `MIN_TRAININGS`."""
+    """Return True if at least one side has several training runs, and each such side has `MIN_TRAININGS`."""
     several = [len(side.means) for side in (before, after) if len(side.means) > 1]
     return bool(several) and min(several) >= MIN_TRAININGS
 
 
 def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
-    """Return the interval of the difference over trainings, adjusted for the number of cells by Bonferroni's rule.
+    """Return the interval of the difference over training runs, with Bonferroni correction for the number of cells.
 
-    Welch's, for trainings of unequal spread and number; NaN with two of a side. One model that is `fixed`, such as the
-    pretrained one, adds no variance: the interval is Student's for the mean of the other side. One training is taken to
-    vary as the other side does: as a fixed one it would differ from several others of its own setting.
+    This is Welch's interval, for unequal variances and numbers of runs; NaN without enough training runs. A `fixed`
+    model, such as the pretrained model, has zero variance: the interval is Student's for the mean of the other side. A
+    single training run is assumed to have the variance of the other side, as a fixed model would often differ from
+    other runs with its own settings.
     """
     sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
     difference = sides[1].mean(0) - sides[0].mean(0)
@@ -90,7 +91,7 @@ def name_directions(interval: Interval) -> npt.NDArray[Any]:
 
 
 def direction_of_mixing(measure: str) -> str | None:
-    """Return the direction of a measure that is more mixing; None if neither is."""
+    """Return the direction of a measure that means more mixing; None if it does not measure mixing."""
     if is_own_share(measure):
         return LOWER
     return HIGHER if measure in RATIOS or measure.startswith(SWAP) else None
@@ -111,7 +112,7 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
 
 
 def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return what the intervals over texts and over trainings both say; without one of them, which is missing."""
+    """Return the common verdict of the intervals over texts and over training runs, or why an interval is missing."""
     missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
@@ -121,7 +122,7 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
 
 
 def describe_assumption(side: Trainings) -> str:
-    """Return what was assumed of a side beside several trainings."""
+    """Return a description of a side that is compared with several training runs."""
     if len(side.means) > 1:
         return f"{len(side.means)} trainings"
     if side.fixed:
