@@ -88,8 +88,8 @@ def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
 def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
     p = inputs[0]
     slope = slopes(module.forward, p.detach(), output.detach())
-    constant: Tensor = module.forward(p.new_zeros(1))
-    return slope * p + constant
+    held: Tensor = slope * p + module.forward(p.new_zeros(1))
+    return held
 
 
 def _halve(_module: Module, _inputs: Any, output: Tensor) -> Tensor:

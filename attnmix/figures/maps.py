@@ -185,8 +185,10 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
         axes.spines[:].set(visible=True, color="0.8")
         style.set_limits(axes, everywhere[inside])
         if site in others:
-            axes.scatter(*others[site].T, s=OTHER_SIZE, color=OTHER_TEXTS[1], linewidths=0, rasterized=True)
-        axes.scatter(*places[site].T, s=TEXT_SIZE, color="0.25", linewidths=0)
+            x, y = others[site].T
+            axes.scatter(x, y, s=OTHER_SIZE, color=OTHER_TEXTS[1], linewidths=0, rasterized=True)
+        x, y = places[site].T
+        axes.scatter(x, y, s=TEXT_SIZE, color="0.25", linewidths=0)
         for index, colour in zip(labels[site], TRACK_COLOURS, strict=False):
             x, y = places[site][index]
             axes.scatter(x, y, s=TRACKED_SIZE, color=colour, edgecolors="white", linewidths=0.4, zorder=3)
@@ -210,8 +212,10 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
     """Return one token of each word, the first."""
-    first = {word: index for index, word in reversed(words.items())}
-    return {index: word for index, word in words.items() if first[word] == index}
+    first: dict[str, int] = {}
+    for index, word in words.items():
+        first.setdefault(word, index)
+    return {index: word for word, index in first.items()}
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:

@@ -61,9 +61,9 @@ function paintedCell(block: Block, column: number, layer: number): Omit<Painted,
   if (layer > 0) {
     const value = valueIn(block, column, layer);
     if (value === null) return null;
-    const range = block.isDifference ? differenceRange.value : measures.shareRange.value;
+    const ends = block.isDifference ? differenceRange.value : measures.shareRange.value;
     const isSigned = block.isDifference || state.change.value;
-    return { ...shade(measures.placeOn(range, value)), text: isSigned ? inPoints(value) : wholePercent(value) };
+    return { ...shade(measures.placeOn(ends, value)), text: isSigned ? inPoints(value) : wholePercent(value) };
   }
   const token = block.tokens[column];
   const share = token === null ? 0 : (origins.value.get(block)?.input.get(token) ?? 0);
@@ -135,8 +135,8 @@ const edgesOf = ({ cellWidth, rowHeight, x, y }: Layout): Edge[] =>
   });
 
 /** The lines with a halo each. */
-const flowMarks = (layout: Layout, colours: Colours): Mark[] =>
-  edgesOf(layout).flatMap(({ start, end, isBent, share }): Mark[] => {
+const flowMarks = (drawnLayout: Layout, colours: Colours): Mark[] =>
+  edgesOf(drawnLayout).flatMap(({ start, end, isBent, share }): Mark[] => {
     const half = (start[1] + end[1]) / 2;
     const d = `M${start}${isBent ? `C${start[0]},${half} ${end[0]},${half} ` : "L"}${end}`;
     const width = 1.4 + 4 * share;
@@ -193,11 +193,11 @@ function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, nu
 }
 
 /** The names of tokens, below their columns. Those that the other text does not have in their column are framed. */
-function nameMarks(layout: Layout, colours: Colours): Mark[] {
-  const { cellWidth, upright, x, namesTop, namesHeight } = layout;
-  const marksOf = (block: Block): Mark[] => {
+function nameMarks(drawnLayout: Layout, colours: Colours): Mark[] {
+  const { cellWidth, upright, x, namesTop, namesHeight } = drawnLayout;
+  const marksOfBlock = (block: Block): Mark[] => {
     const input = origins.value.get(comparison.value === null ? chosenBlock.value : block)?.input;
-    const named = namedColumns(block, layout, input);
+    const named = namedColumns(block, drawnLayout, input);
     return block.tokens.flatMap((token, column): Mark[] => {
       if (token === null || !named.has(column)) return [];
       const [isChosen, isUnlike] = [column === chosenColumn.value, unlikeTokens.value.has(token)];
@@ -214,7 +214,7 @@ function nameMarks(layout: Layout, colours: Colours): Mark[] {
       return [...frame, { kind: "text", text, ...place, fill, ...looks, upright }];
     });
   };
-  return blocks.value.filter(({ hasNames }) => hasNames).flatMap(marksOf);
+  return blocks.value.filter(({ hasNames }) => hasNames).flatMap(marksOfBlock);
 }
 
 /** Frames around the chosen cell, and around the cells above and below it in the other blocks. */
