@@ -42,6 +42,7 @@ TEXTS, MEASURED, DERIVED = 2000, 64, 8  # numbers of texts: exchanges and probes
 NOISE = 0.05  # standard deviation of noise on the input of probes, which could otherwise read any weak signal
 LIMIT = 0.02
 ROUNDING = 1e-12  # shorter vectors are rounding errors
+MAX_SHARE = 1e6  # absolute value; larger shares are quotients of rounding errors
 REFERENCE = "uniform_average"
 DIGITS = 4
 POINTS = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
@@ -160,11 +161,14 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
     by_layer = map_layers(measure, base, _batch(ids_BT), POINTS)
     by_text = []
     for raw in zip(*by_layer, strict=True):
-        shares = {
-            name: _share((rows_LTT[-1] * others_TT).sum(-1), rows_LTT[-1].sum(-1))
-            for name, rows_LTT in contributions(MATRICES, raw).items()
-            if (name in ROLLOUTS) == (len(by_layer) > 1)
-        }
+        shares = {}
+        for name, rows_LTT in contributions(MATRICES, raw).items():
+            if (name in ROLLOUTS) == (len(by_layer) > 1):
+                rows_TT = rows_LTT[-1]
+                # Where contributions cancel, the output of attention is rounding, and so are their shares of it.
+                is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
+                shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
+                shares[name] = shares_T.masked_fill(is_rounding_T, torch.nan)
         if len(by_layer) == 1:
             for name in ("value_zeroing", "value_zeroing_without_bias"):
                 shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
