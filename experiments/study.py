@@ -70,7 +70,7 @@ def write_study(folders: Mapping[tuple[str, int], Path], to: Path) -> None:
     runs = pd.concat([read_run(folder, setting, seed) for (setting, seed), folder in folders.items()])
     to.mkdir(parents=True, exist_ok=True)
     runs.round(DIGITS).to_csv(to / "runs.csv", index=False, lineterminator="\n")
-    table = test_rows(runs)
+    table = evaluate_plan(runs)
     table.round(DIGITS).to_csv(to / "tests.csv", index=False, lineterminator="\n")
     draw_study(runs, to / "study")
     print(table.to_string(index=False))
@@ -108,40 +108,39 @@ def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
     return table
 
 
-def test_rows(runs: pd.DataFrame) -> pd.DataFrame:
+def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the planned tests and equivalences of `read_run`'s tables, with the number of pairs in each."""
-    fitted = fitted_seeds(runs)
-    rows = []
-    for row in (*TESTS, *EQUIVALENCES):
-        values = change_by_seed(runs, row.metric)
-        seeds = [seed for seed in fitted[row.first] if seed in fitted[row.second]]
-        differences = values[row.first][seeds] - values[row.second][seeds]
-        if len(differences) < 2:
-            raise InputError(f"{row.metric}: {len(differences)} fitted pairs of seeds; the study needs 2 or more")
-        low, high = student_interval(differences.to_numpy(), LEVEL)
-        narrow_low, narrow_high = student_interval(differences.to_numpy(), 2 * LEVEL - 1)
-        rows.append(
-            {
-                "metric": row.metric,
-                "difference": f"{row.first} minus {row.second}",
-                "mean": differences.mean(),
-                "ci_low": low,
-                "ci_high": high,
-                "ci90_low": narrow_low,
-                "ci90_high": narrow_high,
-                "p": sign_flip_p(differences.to_numpy()) if row in TESTS else np.nan,
-                "expected_sign": row.expected_sign,
-                "pairs": len(differences),
-            }
-        )
-    table = pd.DataFrame(rows)
+    planned = [_compute_row(row, runs, is_test=True) for row in TESTS]
+    planned += [_compute_row(row, runs, is_test=False) for row in EQUIVALENCES]
+    table = pd.DataFrame(planned)
     table.insert(table.columns.get_loc("p") + 1, "p_holm", holm(table["p"]))
-    is_planned = [row in TESTS for row in (*TESTS, *EQUIVALENCES)]
-    table["outcome"] = [
-        _test_outcome(row) if planned else _equivalence_outcome(row)
-        for planned, (_, row) in zip(is_planned, table.iterrows(), strict=True)
-    ]
+    table["outcome"] = [_find_outcome(row) for _, row in table.iterrows()]
     return table
+
+
+def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[str, object]:
+    """Return the difference between the changes of two settings in pairs of fitted runs; p only for a test."""
+    fitted = fitted_seeds(runs)
+    changes = change_by_seed(runs, row.metric)
+    second_seeds = fitted.get(row.second, [])
+    seeds = [seed for seed in fitted.get(row.first, []) if seed in second_seeds]
+    if len(seeds) < 2:
+        raise InputError(f"{row.metric}: {len(seeds)} fitted pairs of seeds; the study needs 2 or more")
+    differences = (changes[row.first][seeds] - changes[row.second][seeds]).to_numpy()
+    low, high = student_interval(differences, LEVEL)
+    narrow_low, narrow_high = student_interval(differences, 2 * LEVEL - 1)
+    return {
+        "metric": row.metric,
+        "difference": f"{row.first} minus {row.second}",
+        "mean": differences.mean(),
+        "ci_low": low,
+        "ci_high": high,
+        "ci90_low": narrow_low,
+        "ci90_high": narrow_high,
+        "p": sign_flip_p(differences) if is_test else np.nan,
+        "expected_sign": row.expected_sign,
+        "pairs": len(differences),
+    }
 
 
 def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
@@ -177,20 +176,19 @@ def student_interval(differences: Doubles, level: float) -> tuple[float, float]:
     return differences.mean() - half_width, differences.mean() + half_width
 
 
-def _test_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned row with an expected sign; other rows are significant or not."""
-    significant = row["p_holm"] < 1 - LEVEL
+def _find_outcome(row: pd.Series) -> str:
+    """Return the outcome of a planned row; rows without p are equivalences."""
+    if np.isnan(row["p"]):
+        is_equivalent = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
+        return "equivalent" if is_equivalent else "undecided"
+    is_significant = row["p_holm"] < 1 - LEVEL
     if row["expected_sign"] == 0:
-        return "significant" if significant else "not significant"
-    if significant and np.sign(row["mean"]) == row["expected_sign"]:
+        return "significant" if is_significant else "not significant"
+    has_expected_sign = np.sign(row["mean"]) == row["expected_sign"]
+    if is_significant and has_expected_sign:
         return "confirmed"
-    opposite = row["ci_low"] > 0 if row["expected_sign"] < 0 else row["ci_high"] < 0
-    return "refuted" if opposite else "undecided"
-
-
-def _equivalence_outcome(row: pd.Series) -> str:
-    within = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
-    return "equivalent" if within else "undecided"
+    is_opposite = row["ci_low"] > 0 if row["expected_sign"] < 0 else row["ci_high"] < 0
+    return "refuted" if is_opposite else "undecided"
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:

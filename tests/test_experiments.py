@@ -229,7 +229,7 @@ def test_planned_rows_are_exact_sign_flip_tests_of_fitted_pairs() -> None:
     changes[study.TRUE] = [value + 3 for value in changes[study.TRUE]]
     accuracies = {setting: [1.0] * 6 for setting in study.SETTINGS}
     accuracies[study.PERMUTED][2] = 0.97  # not fitted
-    table = study.test_rows(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
+    table = study.evaluate_plan(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
     for row in (*study.TESTS, *study.EQUIVALENCES):
         seeds = [seed for seed in range(6) if study.PERMUTED not in row[1:3] or seed != 2]
         weight = 2 if row.metric in (study.RATIO, study.RATIO_MINUS_CONTROL) else 1  # mean over two layers
@@ -260,7 +260,7 @@ def test_planned_rows_are_exact_sign_flip_tests_of_fitted_pairs() -> None:
 def test_outcomes_are_those_of_the_plan(shift: float, outcomes: dict[str, str]) -> None:
     noise = [0.01, -0.01, 0.005, -0.005, 0.012, -0.012, 0.002, -0.002, 0.007, -0.007]
     changes = {study.TRUE: [shift + each for each in noise], study.PERMUTED: [0.0] * 10, study.RARE_WORD: [0.0] * 10}
-    table = study.test_rows(planted_runs(changes, {setting: [1.0] * 10 for setting in changes}))
+    table = study.evaluate_plan(planted_runs(changes, {setting: [1.0] * 10 for setting in changes}))
     rows = table[table["difference"] == f"{study.TRUE} minus {study.PERMUTED}"].set_index("metric")["outcome"]
     assert {metric: rows[metric] for metric in outcomes} == outcomes
 

@@ -1,4 +1,4 @@
-"""What the page says of texts: how they are named, and which tokens the model cannot read as words."""
+"""Names of texts on the page, and cautions about tokens that the model cannot read as words."""
 
 from __future__ import annotations
 

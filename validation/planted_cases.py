@@ -25,7 +25,7 @@ from attnmix.models.attention import OBSERVED
 TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS
 CONTENT, RECEIVER = 8, 12  # the first dimension of each; both have 4 dimensions
-LENGTH = 1.5  # of a position vector
+LENGTH = 1.5  # Euclidean length of position vectors
 SHARPNESS = 60.0  # difference of the attention scores for weights 1 and 0
 STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
 

@@ -25,7 +25,7 @@ from attnmix.page.sentences import class_shares, map_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, model_wording_of, wording_of
 
-MAX_TOKENS = 4096  # of the first complete documents
+MAX_TOKENS = 4096  # total length of the complete documents on a page
 CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first complete documents, before compression
 SOURCES = 12  # sources for each token and checkpoint, and additional sources with the largest changes
 MAX_REVIEWS = 1000  # dots in the first picture
