@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import combinations, product
 from pathlib import Path
 
@@ -282,12 +283,20 @@ def test_a_run_of_the_study_is_read_from_its_tables() -> None:
 
 
 def test_published_seeds_are_those_of_the_runs(tmp_path: Path) -> None:
-    """Publish the committed run of the repository twice, as if it were two runs."""
-    imdb.publish([REPOSITORY, REPOSITORY], tmp_path)
-    seeds = pd.read_csv(tmp_path / "seeds.csv")
+    """Publish the committed tables twice, as if they were two runs."""
+    run, published = tmp_path / "run", tmp_path / "published"
+    for name in ("metrics", "plots"):
+        shutil.copytree(REPOSITORY / "reports" / name, run / "reports" / name)
+    (run / "reports/figures").mkdir()
+    for name in imdb.FIGURES:
+        (run / f"reports/figures/{name}.png").write_bytes(name.encode())
+    imdb.publish([run, run], published)
+    seeds = pd.read_csv(published / "seeds.csv")
     assert seeds["seed"].tolist() == [111, 112]
     exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
     row = exchange.query("quantity == 'own_share' and donor == 'same_class' and layer == 6").set_index("checkpoint")
     assert seeds["finetuned_same_class_mean"].tolist() == [row.loc["finetuned", "mean"]] * 2
     assert seeds["difference_same_class_ci_low"].tolist() == [row.loc["difference", "ci_low"]] * 2
-    assert (tmp_path / "exchange.csv").read_bytes() == (REPOSITORY / "reports/plots/measure/exchange.csv").read_bytes()
+    copied = (published / "exchange.csv").read_bytes()
+    assert copied == (REPOSITORY / "reports/plots/measure/exchange.csv").read_bytes()
+    assert (published / "joint.png").read_bytes() == b"joint"
