@@ -23,23 +23,33 @@ def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -
     Returns:
         Tables with the same rows. `label` is 1 and `label_name` is `present` if the text contains the word.
     """
-    return {
-        split: _insert_into_half(table, word, np.random.default_rng([seed, number]))
-        for number, (split, table) in enumerate(splits.items())
-    }
+    planted = {}
+    for number, (split, table) in enumerate(splits.items()):
+        generator = np.random.default_rng([seed, number])
+        planted[split] = _insert_into_half(table, word, generator)
+    return planted
 
 
 def _insert_into_half(table: pd.DataFrame, word: str, generator: np.random.Generator) -> pd.DataFrame:
-    contains = table["text"].str.lower().str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
+    """Return the table with the word in half of its texts."""
+    lower_texts = table["text"].str.lower()
+    contains = lower_texts.str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
+    candidates = np.flatnonzero(~contains)
     missing = max(len(table) // 2 - int(contains.sum()), 0)
-    chosen = generator.permutation(np.flatnonzero(~contains))[:missing]
+    chosen = generator.permutation(candidates)[:missing]
     texts = table["text"].tolist()
     for row in chosen:
-        words = texts[row].split(" ")
-        position = int(generator.integers(min(len(words), MAX_POSITION) + 1))
-        words.insert(position, word)
-        texts[row] = " ".join(words)
+        texts[row] = _insert_word(texts[row], word, generator)
     labels = contains.astype(int)
     labels[chosen] = 1
     names = [RARE_WORD_CLASSES[label] for label in labels]
     return table.assign(text=texts, label=labels, label_name=names)
+
+
+def _insert_word(text: str, word: str, generator: np.random.Generator) -> str:
+    """Return the text with the word at a random position among its first words."""
+    words = text.split(" ")
+    last_position = min(len(words), MAX_POSITION)
+    position = int(generator.integers(last_position + 1))
+    words.insert(position, word)
+    return " ".join(words)
