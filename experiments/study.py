@@ -127,16 +127,17 @@ def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[
     if len(seeds) < 2:
         raise InputError(f"{row.metric}: {len(seeds)} fitted pairs of seeds; the study needs 2 or more")
     differences = (changes[row.first][seeds] - changes[row.second][seeds]).to_numpy()
-    low, high = student_interval(differences, LEVEL)
-    narrow_low, narrow_high = student_interval(differences, 2 * LEVEL - 1)
+    student = stats.ttest_1samp(differences, 0)
+    interval = student.confidence_interval(LEVEL)
+    narrow_interval = student.confidence_interval(2 * LEVEL - 1)
     return {
         "metric": row.metric,
         "difference": f"{row.first} minus {row.second}",
         "mean": differences.mean(),
-        "ci_low": low,
-        "ci_high": high,
-        "ci90_low": narrow_low,
-        "ci90_high": narrow_high,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "ci90_low": narrow_interval.low,
+        "ci90_high": narrow_interval.high,
         "p": sign_flip_p(differences) if is_test else np.nan,
         "expected_sign": row.expected_sign,
         "pairs": len(differences),
@@ -163,17 +164,9 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
 
 
 def sign_flip_p(differences: Doubles) -> float:
-    """Return the exact two-sided p of the mean of paired differences: the share of sign patterns as far from 0."""
-    signs = np.array(list(product((-1, 1), repeat=len(differences))))
-    means = np.abs(signs @ differences)
-    observed = abs(differences.sum())
-    return float((means >= observed * (1 - 1e-12)).mean())
-
-
-def student_interval(differences: Doubles, level: float) -> tuple[float, float]:
-    """Return Student's interval of the mean."""
-    half_width = stats.t.ppf((1 + level) / 2, len(differences) - 1) * stats.sem(differences)
-    return differences.mean() - half_width, differences.mean() + half_width
+    """Return the exact two-sided p of the mean of paired differences, over all sign patterns."""
+    every_pattern = {"permutation_type": "samples", "n_resamples": np.inf}
+    return float(stats.permutation_test((differences,), np.mean, **every_pattern).pvalue)
 
 
 def _find_outcome(row: pd.Series) -> str:
