@@ -5,8 +5,8 @@ The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al.
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
 before any norm of attention's output, because such a norm scales all heads together. The sum over other tokens is
-the head's output before W_O minus the own token's part. `record_heads` records queries, keys, sums and, for short texts, all
-vectors, in float64; `attnmix/core/store/heads.py` lists the names.
+the head's output before W_O minus the own token's part. `record_heads` records queries, keys, sums and, for short
+texts, all vectors, in float64; `attnmix/core/store/heads.py` lists the names.
 
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """

@@ -52,7 +52,7 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """W_1, the activation and W_2 of the feed-forward network; W_1 of a gated network is W_g and W_u, or both in one."""
+        """W_1, the activation and W_2 of the feed-forward network; if gated, W_1 is W_g and W_u, or both in one."""
         first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.feed_forward_network)
         return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
 
