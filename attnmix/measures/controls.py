@@ -1,6 +1,6 @@
 """Controls of the mixing ratios: the same ratios after removal of a property that they should depend on.
 
-A ratio that a control reproduces does not depend on the removed property. Four controls reuse the forward pass of the
+A ratio that a control reproduces does not reflect the removed property. Four controls reuse the forward pass of the
 ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens as sources (sinks). Attention
 weights, skip connection and norms (including their deviations) are unchanged. `shuffled_words` and `random_weights`
 require separate forward passes.

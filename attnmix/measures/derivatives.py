@@ -1,10 +1,10 @@
 """Derivative reference for the mixing ratios: sensitivity of a layer's output for token i to the input of token j.
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
-computed in the model's own layers with explicit attention. Derivatives by word embeddings use forward mode: one pass of
-tangents covers all tokens and layers, while backward mode needs separate passes for each layer. Derivatives within a
-layer use backward mode: operations after attention are token-wise and are backpropagated for all tokens together; only
-attention requires separate backpropagation for each token.
+computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward mode:
+one pass of tangents covers all tokens and layers, while backward mode needs separate passes for each layer. Derivatives
+within a layer use backward mode: operations after attention are token-wise and are backpropagated for all tokens
+together; only attention requires separate backpropagation for each token.
 
 With fewer directions than the width, norms are bias-corrected estimates (`_norm`) from random directions r_k of the
 inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated with the same direction for all
@@ -221,9 +221,9 @@ def _pass_tokens(vectors: Tensor) -> int:
 def _norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the norm `[...]` from |J r|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    To first order, the root of the mean is too small by a fraction v / 8, with v the relative variance of the mean, and is thus
-    multiplied by 1 + v / 8. v assumes K draws without replacement: it is 0 for all directions. A single direction,
-    with unknown v, is not corrected.
+    To first order, the root of the mean is too small by a fraction v / 8, with v the relative variance of the mean. It
+    is thus multiplied by 1 + v / 8. v assumes K draws without replacement and is 0 for all directions. A single
+    direction, with unknown v, is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)

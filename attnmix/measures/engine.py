@@ -518,7 +518,7 @@ def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: 
 
 
 def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the swap ratio `[layers]` by the donor's class, or with the next text as sole donor."""
+    """Return the sums of the swap ratio `[layers]` by donor class; without classes, the next text is the donor."""
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
     names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]

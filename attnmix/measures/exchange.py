@@ -118,7 +118,7 @@ def choose_donors(
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
     """Return the document's token ids with its words replaced by the donors' words; special tokens are kept.
 
-    The donors' words are repeated if there are too few.
+    The donors' words are repeated if they are fewer than the document's.
     """
     places = np.flatnonzero(document.words >= 0)
     donated: list[int] = []

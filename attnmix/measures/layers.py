@@ -73,7 +73,7 @@ class Block:
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # in ModernBERT too
+        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # as in ModernBERT
         return no_norm(self.output.W) if isinstance(module, torch.nn.Identity) else norm_of(module, self.output.W)
 
 
@@ -205,7 +205,7 @@ class AfterAttention:
 
     (by parts, int_0^1 t g'(t p) dt = (g(p) - m) / p). Quadrature computes m; the parts sum to u g(p) for any m.
     Every source thus passes a linear map that depends on token i only. LayerNorms are replaced by their linear parts,
-    divided by the deviation of the whole vector. Biases and the output of cross-attention belong to no source.
+    divided by the deviations of the whole vectors. Biases and the output of cross-attention belong to no source.
     W is the width of the network.
     """
 
