@@ -1,8 +1,8 @@
 """Derivative reference for the mixing ratios: sensitivity of a layer's output for token i to the input of token j.
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
-computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward mode:
-one pass of tangents covers all tokens and layers, while backward mode needs separate passes for each layer. Derivatives
+computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
+mode: one pass of tangents covers all tokens and layers; backward mode would need separate passes per layer. Derivatives
 within a layer use backward mode: operations after attention are token-wise and are backpropagated for all tokens
 together; only attention requires separate backpropagation for each token.
 

@@ -186,8 +186,8 @@ class Engine:
         """Store a model without a head, in float32 and eval mode, with observed attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        configures the model with random weights. With `check_once`, only the first texts are checked for the expensive
-        identities.
+        configures the model with random weights. With `check_once`, the expensive identities are
+        checked only in the first texts.
         """
         self.base = base
         self.tokenizer = tokenizer
