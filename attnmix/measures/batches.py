@@ -1,7 +1,7 @@
-"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer.
+"""Measures of a batch of documents, computed layer by layer during one padded forward pass.
 
-Each layer is read in micro-batches, each of them in a few tasks. The measures stay on the model's device until the pass
-is over, and come to the host then, of all layers together.
+Each layer is processed in micro-batches, each with several tasks. The measures of all layers stay on the model's device
+and are transferred to the host together after the pass.
 
 Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
 I identities, S groups of sources.
@@ -40,11 +40,11 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Stack, family_of, optional_modules
 
 WORDS = Site(0, "word_embedding")
-# Relative error of float32 in the identities: measured at 1e-6 in real models.
+# Maximum relative error of the identities; float32 rounding reaches 1e-6 in pretrained models.
 IDENTITY_TOLERANCE = 1e-4
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 """Groups of tokens by grouping."""
-# Lengths in tokens are split where they double.
+# The classes of lengths (in tokens) double in size.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
@@ -60,24 +60,24 @@ class DocumentMeasures:
     document: Document
     ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
-    identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
+    identities: npt.NDArray[np.float64]  # [levels, identities], embedding first; NaN for unchecked identities
     statistics: Mapping[str, npt.NDArray[np.floating]]
     """The requested `STATISTICS`; except for `geometry` and `sinks`, they are sums over the document's tokens.
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
-    `unit_sums`  [sites, largest width]: vectors of norm 1, then zeros
+    `unit_sums`  [sites, largest width]: vectors of norm 1, padded with zeros
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: each head's ratio
-    `others`     [layers, D]: what other tokens give by attention, sum_{j!=i} F_ij
-    `lengths`    [layers, 3]: its squared length, its length, and that of the token's own part with the skip connection
-    and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `PAIR_SOURCES` too
+    `others`     [layers, D]: attention contributions of other tokens, sum_{j!=i} F_ij
+    `lengths`    [layers, 3]: squared length and length of `others`, length of the own part with the skip connection
+    each control of `SAME_PASS`, and for pairs of texts each of `PAIR_SOURCES`: [layers, methods], its ratios
     """
 
     def sums(self) -> DocumentSums:
         """Return the sums of `statistics` and of `ratio_sums` by name; their shapes do not depend on the length.
 
-        `corpus_value` does not count in a document that has none for one of its tokens.
+        `corpus_value` has a count of 0 in a document with undefined values.
         """
         tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
@@ -118,34 +118,34 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
 
 
 def _counted(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
-    """Return sums with counts in float64, of as many dimensions."""
+    """Return sums, with float64 counts of the same number of dimensions."""
     return Sums(values, np.array(counts, dtype=np.float64, ndmin=values.ndim))
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the positions in `LENGTHS` of texts with these numbers of tokens."""
+    """Return the indices in `LENGTHS` of texts with these numbers of tokens."""
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
 class LayerConstants(NamedTuple):
-    """Arrays that are the same for every text in one layer."""
+    """Text-independent arrays of one layer."""
 
     value_bias_E: Tensor  # b_V
-    head_factors_HdR: Tensor  # of `head_factors`
+    head_factors_HdR: Tensor  # from `head_factors`
 
 
 class BatchMeasurer:
-    """One checkpoint's model, and what to read from its forward passes."""
+    """Computes the measures of batches of documents in one checkpoint's model."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
         self.base, self.pad_token_id = base, pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
-        """The values of the control `corpus_value`, which is NaN without them."""
+        """The values of the control `corpus_value`; without them, the control is NaN."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
-        """Read `corpus` from documents, of which no more than a sample is needed."""
+        """Compute `corpus` from documents; a sample is sufficient."""
         self.corpus = CorpusValues.read(self.base, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
@@ -155,7 +155,7 @@ class BatchMeasurer:
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
-        """Return the sums of the ratios of each document from a separate pass, under the name of the control."""
+        """Return the sums of each document's ratios in a separate pass, by the name of the control."""
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
         sums_BLM = batch.sums(ratios_LMBT.permute(2, 3, 0, 1)).cpu().numpy()
@@ -187,7 +187,8 @@ class BatchMeasurer:
     ) -> list[DocumentMeasures]:
         """Return the ratios and `statistics` of each document of one padded batch.
 
-        Of those `sampled`, all identities are checked. Raise `InputError` where the numbers are not to be trusted.
+        All identities are checked in `sampled` documents. Raise `InputError` if an identity fails or a ratio is not
+        finite.
         """
         with torch.inference_mode():
             batch_pass = _BatchPass(self, documents, sampled, statistics)
@@ -202,7 +203,7 @@ class BatchMeasurer:
 
 
 class SiteMeasures(NamedTuple):
-    """The geometry of a micro-batch at some sites, whose vectors are of one width."""
+    """The geometry of a micro-batch at some sites with vectors of equal width."""
 
     sites: list[Site]
     measures_BXm: Tensor  # `GEOMETRY_MEASURES`, NaN for effective ranks
@@ -211,16 +212,16 @@ class SiteMeasures(NamedTuple):
 
 
 class RatioMeasures(NamedTuple):
-    """The ratios of a micro-batch in one layer, and what is computed from the same splits."""
+    """The ratios of a micro-batch in one layer, and sums from the same splits."""
 
     ratios_BMT: Tensor
     to_first_BT: Tensor
-    broken_B: Tensor  # True where a ratio is no number
-    sums: dict[str, Tensor]  # ratios under controls and by sources, and what the other tokens give, [B, ...]
+    broken_B: Tensor  # True for documents with non-finite ratios
+    sums: dict[str, Tensor]  # ratios by control and by source, contributions of other tokens, [B, ...]
 
 
 class VectorMeasures(NamedTuple):
-    """Measures of the vectors of a micro-batch in one layer, whichever parts they are made of."""
+    """Measures of the vectors of a micro-batch in one layer that do not depend on their splits."""
 
     statistics: dict[str, Tensor]  # by step, by head, sinks, [B, ...]
     sites: list[SiteMeasures]
@@ -240,9 +241,9 @@ class MicroBatchMeasures(NamedTuple):
 
 
 class MicroBatchTasks(NamedTuple):
-    """The measures of a micro-batch in one layer while they are computed."""
+    """Running tasks that compute the measures of a micro-batch in one layer."""
 
-    control_values: Future[tuple[ControlValues, AttendedValues]] | None  # for which the ratios wait
+    control_values: Future[tuple[ControlValues, AttendedValues]] | None  # prerequisite of the ratios
     ratios: Future[RatioMeasures]
     vectors: Future[VectorMeasures]
     errors_BI: Future[Tensor]
@@ -252,14 +253,14 @@ class MicroBatchTasks(NamedTuple):
         return MicroBatchMeasures(self.ratios.result(), self.vectors.result(), self.errors_BI.result())
 
     def cancel(self) -> None:
-        """Let those that have not begun never begin."""
+        """Cancel the tasks that have not started."""
         for task in self:
             if task is not None:
                 task.cancel()
 
 
 class _BatchPass:
-    """One forward pass of a batch: `run_layers` calls `read_layer` once a layer, and `results` joins what was read."""
+    """One forward pass of a batch; `run_layers` calls `read_layer` after each layer, `results` joins the measures."""
 
     def __init__(
         self,
@@ -286,25 +287,25 @@ class _BatchPass:
         self.constants = measurer.layer_constants if needs_constants else []
 
     def read_layer(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Measure one layer that is through, micro-batch by micro-batch."""
+        """Measure one layer after its forward pass, in micro-batches."""
         if not self.layers:
             self._read_embedding(layer_pass.call.stack, features)
         self.outputs.append(layer_pass.features["layer_output"])
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        # Several tasks for each, so that a single text, too, takes more cores than one.
+        # Several tasks per micro-batch let even a single text use several cores.
         tasks = [self._submit(number, layer_pass, features, new_sites) for number in range(len(self.micro_batches))]
         try:
             self.layers.append([each.measures() for each in tasks])
-        finally:  # nothing goes on in the background after an error or Ctrl-C
+        finally:  # Stop background tasks after an error or Ctrl-C.
             for each in tasks:
                 each.cancel()
 
     def _submit(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
-        """Begin to measure the micro-batch with this number in one layer, and the geometry of `new_sites`."""
+        """Submit the tasks of one micro-batch in one layer, including the geometry of `new_sites`."""
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
         without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
@@ -319,19 +320,19 @@ class _BatchPass:
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Read what there is before the first layer."""
+        """Check the embeddings and store the word embeddings, before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        if WORDS not in features:  # the entry of the family names a module that runs later
+        if WORDS not in features:  # The family's entry names a module that runs later.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
             for micro_batch in self.micro_batches:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
-    @torch.inference_mode()  # which each thread chooses for itself
+    @torch.inference_mode()  # because inference mode is local to a thread
     def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
-        """Return what the controls take in the place of the layer's values, and what its attention makes of it."""
+        """Return the controls' replacements for the layer's values, and their sums weighted by its attention."""
         number, corpus, corpus_BTE = layer_pass.call.number, self.measurer.corpus, None
         if corpus is not None and "corpus_value" in self.controls:
             corpus_BTE = corpus.mean_over_others(number, micro_batch, layer_pass.value)
@@ -347,7 +348,7 @@ class _BatchPass:
         layer_pass: LayerPass,
         control_values: Future[tuple[ControlValues, AttendedValues]] | None,
     ) -> RatioMeasures:
-        """Return the ratios, and the sums for the statistics that are made of the same splits."""
+        """Return the ratios, and the sums for statistics from the same splits."""
         splits = split_layer(layer_pass)
         ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
         broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
@@ -384,7 +385,7 @@ class _BatchPass:
 
     @torch.inference_mode()
     def _identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
-        """Return the errors `[B, I]`, of documents with their padding: scores are rounded as in the forward pass."""
+        """Return the errors `[B, I]`; padding is included for the same rounding of scores as in the forward pass."""
         with_padding = layer_pass.documents(micro_batch.places)
         return identity_errors(with_padding, self.mask_BT[micro_batch.places], self.sampled[micro_batch.places])
 
@@ -396,7 +397,7 @@ class _BatchPass:
         values: ControlValues,
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
-        """Return the sums of the ratios under each of the controls `[B, M]`."""
+        """Return the sums of the ratios `[B, M]` by control."""
         ratios = control_ratios(self.measurer.methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
         if ratios:
@@ -409,7 +410,7 @@ class _BatchPass:
         return {name: sums[name] for name in self.controls}
 
     def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
-        """Return the sums of the ratios by each of `PAIR_SOURCES` `[B, M]`; nothing where texts are no pairs."""
+        """Return the sums of the ratios `[B, M]` by each of `PAIR_SOURCES`; empty for texts that are not pairs."""
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
             return {}
@@ -420,7 +421,7 @@ class _BatchPass:
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
     def _is_shifted(self, layer_pass: LayerPass) -> bool:
-        """Return True for a layer of a decoder after an encoder, which reads each token one place later."""
+        """Return True for a layer of a decoder after an encoder, with inputs shifted right by one."""
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
     def _site_measures(
@@ -431,7 +432,7 @@ class _BatchPass:
         words_BTD: Tensor,
         words: Words,
     ) -> list[SiteMeasures]:
-        """Return the geometry of some sites' `vectors`, of those alike in one computation."""
+        """Return the geometry of the sites in `vectors`; sites of equal shape and start share one computation."""
         alike: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
             in_layer = site.layer == layer_pass.call.number
@@ -450,7 +451,7 @@ class _BatchPass:
         return measured
 
     def results(self, output: Any) -> list[DocumentMeasures]:
-        """Return the measures of each document; `output` is the model's."""
+        """Return the measures of each document, given the model's `output`."""
         errors_BLI = self._errors(output)
         ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios.ratios_BMT), 2)
         to_first_BLT = self._joined(lambda measures: self._padded(measures.ratios.to_first_BT), 1)
@@ -486,7 +487,7 @@ class _BatchPass:
         return self._joined(lambda measures: measures.statistics[name], 1)
 
     def _joined_heads(self) -> npt.NDArray[Any]:
-        """Return the sums of each head's ratio `[B, heads, layers]`; NaN where a stack has fewer heads."""
+        """Return the sums of each head's ratio `[B, heads, layers]`; NaN for heads that a stack lacks."""
         by_layer = []
         for layer in self.layers:
             sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
@@ -495,8 +496,8 @@ class _BatchPass:
         return np.asarray(sums_LHB.permute(2, 1, 0).cpu().numpy())
 
     def _joined_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the geometry of all sites, and sums of unit vectors, to whose width zeros are added."""
-        groups: list[list[SiteMeasures]] = []  # by group of sites: the measures of each micro-batch
+        """Return the geometry of all sites, and the sums of unit vectors, padded to the largest width."""
+        groups: list[list[SiteMeasures]] = []  # by group of sites and micro-batch
         sites: list[Site] = []
         for layer in self.layers:
             for place, site_measures in enumerate(layer[0].vectors.sites):
@@ -516,7 +517,7 @@ class _BatchPass:
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _errors(self, output: Any) -> npt.NDArray[np.float64]:
-        """Return the errors of all levels `[B, levels, I]`; `InputError` where a number is not to be trusted."""
+        """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         levels = [self.embedding_errors_BI]
         for layer, error_B in zip(self.layers, self._state_errors(output), strict=True):
@@ -532,7 +533,7 @@ class _BatchPass:
         return errors_BLI
 
     def _state_errors(self, output: Any) -> list[Tensor]:
-        """Compare each layer's output with the library's record, in which the last one is after the final norm."""
+        """Compare each layer's output with the model's `hidden_states`; the last one is after the final norm."""
         if len(self.measurer.family.stacks) > 1:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
         else:
@@ -550,7 +551,7 @@ class _BatchPass:
         return errors
 
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
-        """Raise `InputError` for a document with a ratio that is no number."""
+        """Raise `InputError` for a document with a non-finite ratio."""
         if broken_B.any():
             document = self.documents[int(broken_B.argmax())].name
             raise InputError(
@@ -559,7 +560,7 @@ class _BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise `InputError` where an error is above the tolerance."""
+        """Raise `InputError` if an error exceeds the tolerance."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
             worst = int(np.nan_to_num(errors_B, nan=-1, posinf=np.inf).argmax())
             error = errors_B[worst]
@@ -572,17 +573,17 @@ class _BatchPass:
                 )
 
     def _padded(self, values: Tensor) -> Tensor:
-        """Return values of a micro-batch's tokens, the last axis, with zeros up to the longest of the batch."""
+        """Pad the last axis, a micro-batch's tokens, with zeros to the longest document of the batch."""
         return pad(values, (0, self.mask_BT.shape[-1] - values.shape[-1]))
 
     def _joined(self, tensor_of: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
-        """Return one of the tensors on the host: the documents of all micro-batches, with the layers at an axis."""
+        """Return one tensor of all layers and micro-batches on the host, with layers stacked at `axis`."""
         by_layer = [torch.cat([tensor_of(measures) for measures in layer]) for layer in self.layers]
         return np.asarray(torch.stack(by_layer, axis).cpu().numpy())
 
 
 def _contribution_sums(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
-    """Return the sums of what other tokens give `[B, D]`, and of its lengths and the token's own part's `[B, 3]`."""
+    """Return summed contributions of other tokens `[B, D]`, and summed lengths of these and the own part `[B, 3]`."""
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)
     own_BTD = splits.residual.own.double().unflatten(0, shape)

@@ -1,7 +1,7 @@
-"""The vectors of which contribution matrices are made, a chunk of sources at a time, and the rollouts; in float64.
+"""Contribution vectors and matrices, computed in chunks of sources, and rollouts, in float64.
 
-float64, because 1 - cos of nearly equal vectors has no digits left in float32. Shapes: L layers, H heads,
-T tokens, J sources of a chunk, D hidden.
+In float32, 1 - cos of nearly equal vectors would lose all significant digits. Shapes: L layers, H heads, T tokens,
+J sources of a chunk, D hidden.
 """
 
 import copy
@@ -36,8 +36,8 @@ from attnmix.models.families import PROJECTED, family_of, layer_counts
 
 Doubles = npt.NDArray[np.float64]
 
-CHUNK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a chunk of sources, which a processor's cache holds
-DEVICE_CHUNK_NUMBERS = 2**26  # the same on any other device, where an operation costs the same for one as for many
+CHUNK_NUMBERS = 2**20  # float64 elements `[J, T, D]` of a chunk of sources, which fit into a CPU's cache
+DEVICE_CHUNK_NUMBERS = 2**26  # for other devices, where larger operations are more efficient
 
 
 def contributions(
@@ -45,10 +45,10 @@ def contributions(
 ) -> dict[str, Tensor]:
     """Return the named matrices and rollouts of one document `[layers, T, T]`, normalised.
 
-    `by_layer` comes from `layer_contributions` of `select_layer_matrices(names)`. A row whose sum before normalisation
-    is below the matrix's `min_raw_sum` is NaN. In the rollout it counts as it is, and as the identity where nothing at
-    all comes through attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than
-    its encoder.
+    `by_layer` comes from `layer_contributions` of `select_layer_matrices(names)`. A row is NaN if its sum before
+    normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
+    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because the tokens of a
+    decoder differ from its encoder's.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -67,7 +67,7 @@ def contributions(
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
-    """Return rows divided by their sums; a row of zeros, to which nothing contributes, keeps the token as it is."""
+    """Divide rows by their sums; replace rows of zeros (no contributions) by rows of the identity."""
     sums = matrix_TT.sum(-1, keepdim=True)
     return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
 
@@ -109,7 +109,7 @@ def coherence(layer_pass: LayerPass) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSources:
-    """All sources of one document in one layer; values are computed when a matrix first needs them."""
+    """All sources of one document in one layer, with lazily computed values."""
 
     layer_pass: LayerPass
 
@@ -131,7 +131,7 @@ class SourceChunk:
     """The contributions of J sources to each of T tokens in one layer."""
 
     layer_sources: LayerSources
-    sources: slice  # their positions
+    sources: slice  # positions of the sources
 
     @property
     def layer_pass(self) -> LayerPass:
@@ -150,12 +150,12 @@ class SourceChunk:
 
     @cached_property
     def projected_JTD(self) -> Tensor:
-        """The part of W_O's output that comes from each source."""
+        """Each source's part of W_O's output."""
         return self.attention_JTH @ self.f_JHD
 
     @cached_property
     def bias_JTD(self) -> Tensor:
-        """The part of it that b_V gives, whatever the source is."""
+        """The contribution of b_V to `projected_JTD`, independent of the source's vector."""
         heads = self.attention_JTH.shape[-1]
         bias_Hd = self.layer_pass.value_bias.unflatten(0, (heads, -1))
         W_HdD = self.layer_pass.block.output.W.unflatten(0, (heads, -1))
@@ -164,19 +164,19 @@ class SourceChunk:
 
     @cached_property
     def F_JTD(self) -> Tensor:
-        """The F_ij: where a norm follows W_O, through its linear part."""
+        """The F_ij, after the linear part of a norm that follows W_O, if any."""
         return self.layer_pass.block.attention_output_norm.part(self.projected_JTD, self.layer_pass.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
-        """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
+        """The T_ij: R_ij after the linear part of the norm that follows the skip connection, if any."""
         R_JTD = self.F_JTD.clone()
         own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # R_jj of each source
         own_DJ += self.layer_pass.x[self.sources].T
         return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
     def through_output_norm(self) -> Tensor:
-        """Return the T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
+        """Return the T_ij `[J, T, D]` after the linear parts of the subsequent LayerNorms."""
         block = self.layer_pass.block
         features = self.layer_pass.features
         parts_JTD = self.T_JTD
@@ -194,10 +194,10 @@ class SourceChunk:
 
 
 class _Compared(NamedTuple):
-    """The measures of one document with which derivatives are compared."""
+    """The measures of one document for comparison with derivatives."""
 
     ratios_LMT: Tensor
-    matrices: dict[str, Tensor]  # and rollouts, in their order: [L, T, T] by name
+    matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in sorted order
     coherence_LT: Tensor
 
     def agreement(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
@@ -211,30 +211,30 @@ class _Compared(NamedTuple):
 
 
 def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model whose parameters are its own, and their numbers, for now, those of `base`."""
-    copies: dict[int, Parameter] = {}  # by the identity of what they stand for, as `copy.deepcopy` asks for them
+    """Return a copy of a model with separate parameters that initially share the storage of `base`."""
+    copies: dict[int, Parameter] = {}  # memo of `copy.deepcopy`, by id of the original
     for parameter in base.parameters():
         copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
     return copy.deepcopy(base, copies)
 
 
 class DocumentMeasurer:
-    """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
+    """Measures single documents in one checkpoint's model, in float64 for matrices and float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Take a model in float32 and the default quantities of its calls."""
+        """Store a model in float32 and the default methods and matrices."""
         family = family_of(base.config)
-        self._copy = copy_with_same_weights(base)  # here, as a forward pass of `base` has hooks, which would be copied
+        self._copy = copy_with_same_weights(base)  # A copy during a forward pass would include hooks.
         self.base_32 = base
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
         counts = layer_counts(base)
         self.layers = sum(counts)
-        self.starts = [0, *counts[:-1]]  # of each stack
+        self.starts = [0, *counts[:-1]]  # first layer of each stack
 
     @cached_property
     def base(self) -> PreTrainedModel:
-        """The model in float64, converted when it is first needed."""
+        """The model in float64, converted on first access."""
         return self._copy.double()
 
     def contributions(
@@ -245,7 +245,7 @@ class DocumentMeasurer:
     ) -> dict[str, Tensor]:
         """Return the named matrices and rollouts of a document `[layers, tokens, tokens]`, in the host's memory.
 
-        Without `names` they are those given at construction. `advance` is called after each layer.
+        The default `names` are the matrices of the constructor. The callback `advance` runs after each layer.
         """
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
@@ -261,7 +261,7 @@ class DocumentMeasurer:
     def matrices_and_heads(
         self, ids: npt.NDArray[np.int32], names: Sequence[str] | None = None
     ) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
-        """Return `contributions` and what `record_heads` returns, by one forward pass."""
+        """Return the results of `contributions` and `record_heads` from one forward pass."""
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
 
@@ -275,20 +275,20 @@ class DocumentMeasurer:
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
     ) -> dict[str, Doubles]:
-        """Return the document's derivatives and what they are compared with, by quantity.
+        """Return the document's derivatives and the measures for comparison, by quantity.
 
-        `level`       [references, layers, forms, tokens]: `levels`; NaN for a token whose output nothing moves
+        `level`       [references, layers, forms, tokens]: `levels`; NaN for a token with zero derivatives
         `swap`        [layers, donors * swaps, tokens]: `layer_swap_ratios` with the inputs of each of the documents
-                      `donors`; NaN for the tokens that the shorter of the two lacks
-        `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 where all that the others give
-                      has one direction, NaN where they give nothing
+                      `donors`; NaN for tokens beyond the end of the shorter document
+        `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
+                      others have the same direction, NaN without contributions
         `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
-        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then the levels by word embeddings
+        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then levels for word embeddings
         `agreement`   [references, layers, methods, 1]: Spearman's correlation with ratios, matrices and rollouts; NaN
-                      where it is not defined
+                      if undefined
 
-        A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over the
-        document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
+        Matrices are compared row by row (over the sources of each token, then the mean over tokens), and ratios with
+        `sum_of_norms` over the document's tokens. Ratios come first, then matrices and their rollouts.
         """
         compared = self._compared(ids)
         chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
@@ -316,7 +316,7 @@ class DocumentMeasurer:
         }
 
     def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
-        """Return the ratios, matrices and coherence of the document, by one forward pass."""
+        """Return the ratios, matrices and coherence of the document from one forward pass."""
         declared = select_layer_matrices(self.matrices)
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
@@ -332,18 +332,18 @@ class DocumentMeasurer:
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""
+        """Return `layer_swap_ratios` of the positions common to both documents; NaN for other tokens."""
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         return document_swaps(self.base_32, ids, donor_ids)
 
     def gains(self) -> Doubles:
-        """Return `attention_gain` of each layer."""
+        """Return the `attention_gain` of each layer."""
         one_token = np.ones(1, dtype=np.int32)
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Return what `function` makes of each layer of the document, without the axis of a batch."""
+        """Apply `function` to each layer of the document, without batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
         return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
 
@@ -363,8 +363,8 @@ def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) ->
 def attention_gain(layer_pass: LayerPass) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
 
-    The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1], of the pass of a text of one token: the root
-    mean square by which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
+    The Frobenius norm of the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix on [x, 1], is its root mean square
+    scaling of random vectors. Below 1, the skip connection dominates. `layer_pass` must have a single token.
     """
     value = value_map(layer_pass)
     output = layer_pass.block.output
@@ -375,7 +375,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return each layer's mean over its rows; those that are constant or not to be trusted (NaN) are left out."""
+    """Return each layer's mean correlation over its rows, without constant and NaN rows."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)
     means_L: Doubles = np.full(len(rows_LR), np.nan)

@@ -1,9 +1,9 @@
-"""Controls of the mixing ratios: the same ratios where something that they should depend on has been taken away.
+"""Controls of the mixing ratios: the same ratios after removal of a property that they should depend on.
 
-A ratio that a control reproduces says nothing of what the control took away. Four come from the forward pass that is
-measured anyway: three with other values v_j in place of x_j W_V + b_V, one without special tokens as sources (sinks).
-Attention weights, skip connection and norms (with their deviations) stay as they are. `shuffled_words` and
-`random_weights` are forward passes of their own.
+A ratio that a control reproduces does not reflect the removed property. Four controls reuse the forward pass of the
+ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens as sources (sinks). Attention
+weights, skip connection and norms (including their deviations) are unchanged. `shuffled_words` and `random_weights`
+require separate forward passes.
 
 Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or
 controls, E = heads * head width, D hidden.
@@ -33,10 +33,10 @@ from attnmix.models.loading import for_reading
 
 
 class Control(NamedTuple):
-    """A control: what is taken away, and how."""
+    """A control of the mixing ratios."""
 
-    definition: str  # as the documents show it
-    own_pass: bool = False  # True if it takes a forward pass of its own
+    definition: str  # as printed in the documentation
+    own_pass: bool = False  # True if it requires a separate forward pass
 
 
 CONTROLS = {
@@ -58,24 +58,24 @@ CONTROLS = {
         "F_ij = 0 for every special token j other than i; weights relative to those that are left"
     ),
 }
-"""Every control by its name, in the order of `RATIO_CONTROL_NAMES`."""
+"""All controls by name, in the order of `RATIO_CONTROL_NAMES`."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
 RANDOM = "random"
 """The checkpoint of `random_weights`."""
 
 
 class CorpusValues:
-    """The mean value of each layer in a sample of texts, by group of tokens: token class and position."""
+    """Mean value vectors of each layer in a sample of texts, by group of tokens (token class and position)."""
 
     def __init__(self, values_LGE: Tensor, counts_G: Tensor, names: Collection[str]) -> None:
-        """Take sums of the values in float64, numbers of tokens, and the names of the texts that they come from."""
+        """Store the sums of the values in float64, the token counts and the names of the sampled texts."""
         self.values_LGE = values_LGE
         self.counts_G = counts_G
         self.names = names
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Return them from the forward passes of `batches` of documents; None without any."""
+        """Compute the values from forward passes of `batches` of documents; return None without documents."""
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names = set[str]()
@@ -96,9 +96,10 @@ class CorpusValues:
         return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
-        """Return the mean over the other texts for each token of some documents, whose own values are given.
+        """Return the mean value over the other texts for each token of some documents with values `value_BTE`.
 
-        Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
+        The mean covers the tokens of the same group. If no other text has any, it covers the tokens of the same class,
+        and is NaN if there are none either.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
@@ -107,19 +108,19 @@ class CorpusValues:
         by_class = (len(CLASSES), len(POSITIONS))
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
-        # Without any token a sum is what rounding left of the difference, so it is not divided by 0.
+        # Without tokens, the sum is only the rounding error of the difference and must not be divided by 0.
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
         mean_BTE = torch.take_along_dim(mean_BGE, micro_batch.groups_BT.unsqueeze(-1), 1).to(value_BTE)
-        # A NaN of padding would pass on with a weight of 0.
+        # NaN in padding would propagate even with a weight of 0.
         return mean_BTE.masked_fill(~micro_batch.mask_BT.unsqueeze(-1), 0)
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
-    """Return a token class that no other text has, by the number of each document that `corpus_value` leaves out.
+    """Return a token class that no other text has, by index of each document excluded from `corpus_value`.
 
-    `sample` has the numbers of the documents that `CorpusValues` are read from.
+    `sample` contains the indices of the documents in `CorpusValues`.
     """
     counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
     counts_NC = np.stack(counts)
@@ -136,24 +137,24 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return which of the `texts` are `left_out` of `corpus_value`, the first of them by its name, and why."""
+    """Return a message on the texts excluded from `corpus_value`: their number, the first one's name, the reason."""
     cause = f"no other text has a token of its class {token_class}"
     return f"corpus_value leaves out {left_out} of {texts} texts, first {text}: {cause}."
 
 
 class ControlValues(NamedTuple):
-    """The tensors of documents in one layer from which the values of `SAME_PASS` are computed."""
+    """Tensors of one layer for computing the values of the `SAME_PASS` controls."""
 
     bias_E: Tensor  # b_V
-    corpus_BTE: Tensor | None  # the corpus values v_j; None where there is no other text
+    corpus_BTE: Tensor | None  # the corpus values v_j; None without other texts
     mean_B1E: Tensor  # mean_k v_k over the document's tokens
     special_SB: Tensor  # positions of each document's special tokens, then -1
 
     def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
-        """Attend to the values without b_V, and to those of the corpus, with the layer's own weights.
+        """Apply the layer's attention weights to the values without b_V and to the corpus values.
 
-        The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
-        would be all that is left, and a ratio of 1 that means nothing.
+        The bias is subtracted before the weighted sum, not after it. If the values consist of b_V alone, a later
+        subtraction would leave only rounding errors, and a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
         other_values = {}
@@ -177,27 +178,27 @@ class ControlValues(NamedTuple):
 
 
 class AttendedValues(NamedTuple):
-    """Sums of other values than the layer's own, by its attention weights."""
+    """Sums of control values, weighted by the layer's attention."""
 
-    splits: Mapping[str, Split]  # by control: the measured ones of `without_value_bias` and `corpus_value`
+    splits: Mapping[str, Split]  # by control, for the requested `without_value_bias` and `corpus_value`
     row_sums_BTH: Tensor  # sum_j a^h_ij
 
 
 class HeadSums(NamedTuple):
-    """Sums that attention gives where every token gets a weighted sum of a few vectors.
+    """Attention outputs that are weighted sums of a few vectors.
 
-    The vectors go through the feed-forward network's first Linear, and not the sums, which are more.
+    For efficiency, the vectors pass the feed-forward network's first Linear, not the more numerous sums.
     """
 
     weights_BTH: Tensor  # `[..., B, T, H]`
-    vectors_HD: Tensor  # what W_O makes of the vectors, `[H, D]` or `[B, H, D]`
+    vectors_HD: Tensor  # the vectors after W_O, `[H, D]` or `[B, H, D]`
 
     def projected(self) -> Tensor:
         """Return the sums `[..., N, D]`."""
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Return the sums as the feed-forward network takes them, of the tokens of `splits`."""
+        """Return the sums as inputs of the feed-forward network, for the tokens of `splits`."""
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
@@ -216,10 +217,10 @@ def control_ratios(
     attended: AttendedValues,
     names: Collection[str] = SAME_PASS,
 ) -> dict[str, Tensor]:
-    """Return the ratios of documents' tokens by the named controls of `SAME_PASS`, `[methods, B, T]` by name.
+    """Return the ratios of all tokens under the named controls of `SAME_PASS`, `[methods, B, T]` by name.
 
-    `splits` are those of all their tokens, as they are; `attended` is of `values`. Without corpus values `corpus_value`
-    is left out.
+    `splits` are the unchanged splits of all tokens; `attended` is computed from `values`. Without corpus values,
+    `corpus_value` is omitted.
     """
     diagonal_BTH = layer_pass.diagonal
     projected = dict(attended.splits)
@@ -270,7 +271,7 @@ def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
 
 
 def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
-    """Return what special tokens give to the other tokens, with S * H vectors of each document."""
+    """Return the contributions of special tokens to other tokens, as sums of S * H vectors per document."""
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
     weights_BTS = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
     value_BSE = layer_pass.value.take_along_dim(special_SB.T.clamp_min(0).unsqueeze(-1), 1)
@@ -279,14 +280,14 @@ def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
 
 
 def _weight_without(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight on the other tokens without a part of it, relative to what is left with the own weight."""
+    """Return the weight on the other tokens minus `removed_weight_N`, relative to the remaining total weight."""
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
 
 
 def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
-    """Return what each head makes of vectors `[..., E]` by its part of W_O, `[..., H, D]`."""
+    """Return the projection of vectors `[..., E]` by each head's part of W_O, `[..., H, D]`."""
     W_ED = layer_pass.block.output.W
     heads = layer_pass.diagonal.shape[-1]
     W_HdD = W_ED.unflatten(0, (heads, -1))
@@ -295,16 +296,16 @@ def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
 
 
 def _stacked(splits: Sequence[Split]) -> Split:
-    """Return vectors `[N, D]` of several controls as one split `[C, N, D]`."""
+    """Stack the splits `[N, D]` of several controls into one split `[C, N, D]`."""
     own_CND = torch.stack([split.own for split in splits])
     others_CND = torch.stack([split.others for split in splits])
     return Split(own_CND, others_CND)
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """Return the document with its words in an order that follows from `seed` and its name, specials in place.
+    """Return the document with shuffled words, determined by `seed` and its name; special tokens stay in place.
 
-    Each text of a pair keeps its words.
+    Words are not exchanged between the two texts of a pair.
     """
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
@@ -325,11 +326,11 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
 
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """Return a model of this architecture, as transformers initialises it after `torch.manual_seed(seed)`.
+    """Return a model of this architecture, initialised by transformers after `torch.manual_seed(seed)`.
 
-    As `load_base` gives it: without any head, in float32 and eval mode, its attention observed.
+    As in `load_base`, the model is without head, in float32 and eval mode, and its attention is observed.
     """
-    config = copy.deepcopy(config)  # a model writes into its own
+    config = copy.deepcopy(config)  # The model modifies its configuration.
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,27 +1,27 @@
-"""The derivative reference: how strongly a layer's output for token i depends on a token j.
+"""Derivative reference for the mixing ratios: sensitivity of a layer's output for token i to the input of token j.
 
-|d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3), of the model's own
-layers, with attention by its definition. From the word embeddings by forward mode: one pass of tangents gives the
-derivatives of all tokens in all layers, where backward mode needs passes for each layer. Within a layer by backward
-mode: what follows attention works on each token alone, so that all tokens pass it backward together, and only the way
-through attention has to be gone token by token.
+The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
+computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
+mode: one pass of tangents covers all tokens and layers; backward mode would need separate passes per layer. Derivatives
+within a layer use backward mode: operations after attention are token-wise and are backpropagated for all tokens
+together; only attention requires separate backpropagation for each token.
 
-With fewer directions than the width a norm is an estimate, corrected for its bias (`_norm`): of random r_k of the
-inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated from the same direction for every
-source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
+With fewer directions than the width, norms are bias-corrected estimates (`_norm`) from random directions r_k of the
+inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated with the same direction for all
+sources: |sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
 
-`levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
-differ in how the other tokens' Jacobians become one norm:
+`levels` are the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
+Jacobians of the other tokens into one norm:
 
     form             others
-    sum_of_norms     sum_{j != i} |J_ij|            the norms added (Brunner et al., ICLR 2020, equation 3)
-    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
-    norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
+    sum_of_norms     sum_{j != i} |J_ij|            sum of norms (Brunner et al., ICLR 2020, equation 3)
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    response to independent perturbations of the others
+    norm_of_sum      |sum_{j != i} J_ij|            response to a common perturbation of the others
 
 `norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
 
 Shapes: L layers, K directions, S tokens of a block, R = S * K of their tangents, T tokens, D hidden, E of all heads,
-W width of what is moved.
+W width of the perturbed vectors.
 """
 
 import copy
@@ -48,34 +48,34 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-PASS_TOKENS = 8192  # tokens of all tangents that pass a layer together
-DEVICE_PASS_TOKENS = 2**17  # the same on any device but a CPU, where an operation costs the same for one as for many
+PASS_TOKENS = 8192  # tokens of all tangents in one pass through a layer
+DEVICE_PASS_TOKENS = 2**17  # for devices other than CPUs, where larger operations are more efficient
 
 
 class JacobianNorms(NamedTuple):
     """Frobenius norms of one document's derivatives d layer_output_i / d x_j."""
 
     entries_LTT: Tensor  # |J_ij| (i, j)
-    block_LT: Tensor  # |[J_ij, j != i]|, of all other sources side by side: its square is sum_{j != i} |J_ij|^2
-    sum_LT: Tensor  # |sum_{j != i} J_ij|, of the response to one move that all other sources make
+    block_LT: Tensor  # |[J_ij, j != i]|, concatenation of all other sources: the square is sum_{j != i} |J_ij|^2
+    sum_LT: Tensor  # |sum_{j != i} J_ij|, response to a common perturbation of all other sources
 
 
 class Chain(NamedTuple):
-    """Layers of one document's forward pass that tangents pass one after another."""
+    """A sequence of layers in one document's forward pass, for propagation of tangents."""
 
-    start_TW: Tensor  # the vectors at which tangents start
-    embed: Callable[[Tensor], Tensor]  # from there to the input of the first layer
+    start_TW: Tensor  # the differentiated vectors
+    embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer
     layers: list[LayerCall]
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one document forward and return the layers of each stack; they start at the sum of the embeddings."""
+    """Run one forward pass and return the layers of each stack, starting at the sum of the embeddings."""
     calls: list[LayerCall] = []
     chains: list[Chain] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
 
     def append_layer(*_: object) -> None:
-        assert features.layer is not None  # torch calls this after a layer
+        assert features.layer is not None  # The hook runs after a layer.
         calls.append(features.layer)
 
     with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
@@ -88,10 +88,10 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 
 
 def _differentiable(call: LayerCall) -> LayerCall:
-    """Return the layer, with the library's activation of the same name for one that `torch.func` cannot take."""
+    """Return the layer; replace an activation unsupported by `torch.func` by its counterpart in transformers."""
     if call.stack.activation is None:
         return call
-    layer = copy.deepcopy(call.module, {id(each): each for each in call.module.parameters()})  # which both share
+    layer = copy.deepcopy(call.module, {id(each): each for each in call.module.parameters()})  # shared parameters
     layer.set_submodule(call.stack.feed_forward[1], ACT2FN[call.stack.activation])
     return replace(call, whole=replace(call.whole, module=layer))
 
@@ -99,9 +99,9 @@ def _differentiable(call: LayerCall) -> LayerCall:
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of one document's derivatives, in all layers.
 
-    x_j is the token's word embedding, or with `layer_input` what enters each layer; in a decoder with an encoder the
-    decoder's own, the encoder's states as they are. The norm is estimated from random orthonormal directions r:
-    E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
+    x_j is the token's word embedding or, with `layer_input`, the input of each layer. In a decoder after an encoder,
+    x_j is the decoder's, and encoder states are constant. The norm is estimated from K random orthonormal directions r:
+    E sum_k |J r_k|^2 = |J|_F^2 K / W. It is exact for K equal to the width W.
     """
     if reference == "layer_input":
         calls = itertools.chain.from_iterable(chain.layers for chain in chains)
@@ -118,7 +118,7 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
 def levels(norms: JacobianNorms) -> Tensor:
     """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
 
-    NaN for a token whose output nothing moves.
+    NaN for a token with zero derivatives.
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
     added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
@@ -142,7 +142,7 @@ def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]
     """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` of some directions."""
     tokens, directions, layers = len(chain.start_TW), len(directions_KW), len(chain.layers)
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
-    common = []  # by layer, the response to one move that all other sources make
+    common = []  # by layer, response to a common perturbation of all other sources
     for call in chain.layers:
         hidden = call.whole.hidden
         common.append(hidden.new_zeros(directions, *hidden[0].shape))
@@ -167,11 +167,11 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     basis_KD = _orthonormal(output_1TD[0].detach(), directions, seed)
     directions = len(basis_KD)
     every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
-    # sum_i r_k J_ij, and what r_k at the output of each token is at what its own heads gave it.
+    # sum_i r_k J_ij, and r_k at each token's output, backpropagated to its own head outputs.
     input_KTD, heads_KTE = (gradient.squeeze(1) for gradient in _gradients(output_1TD, (x_1TD, heads_1TE), every_K1TD))
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
-    own_KTD = input_KTD.clone()  # until the others' parts are taken off
+    own_KTD = input_KTD.clone()  # The derivatives from other tokens are subtracted below.
     targets = torch.arange(tokens, device=basis_KD.device)
     for targets_S in targets.split(max(1, _pass_tokens(x_1TD) // (tokens * directions))):
         same_ST = (targets_S[:, None] == targets).to(basis_KD)
@@ -189,7 +189,7 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
 
 
 def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what enters a layer, what its heads give and its output `[1, T, width]`, with their derivatives."""
+    """Return a layer's input, head outputs and output `[1, T, width]`, connected in an autograd graph."""
     x_1TD = call.whole.hidden.detach().clone().requires_grad_()
     heads: list[Tensor] = []
     path, _ = call.stack.places()["attention_heads"]
@@ -201,12 +201,12 @@ def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradients(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
-    """Return the derivative of `output` by each input along each of `along`, which the first dimension counts."""
+    """Return the vector-Jacobian products of `output` for each input, batched over the first axis of `along`."""
     return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
 
 
 def _orthonormal(vectors: Tensor, directions: int, seed: int) -> Tensor:
-    """Return random directions `[K, width]` in the space of the vectors, at most as many as it has dimensions."""
+    """Return random orthonormal directions `[K, width]` in the space of the vectors, with K at most the width."""
     width = vectors.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     random_WK = torch.randn(width, min(directions, width), generator=generator, dtype=torch.float64)
@@ -219,10 +219,11 @@ def _pass_tokens(vectors: Tensor) -> int:
 
 
 def _norm(squares_K: Tensor, width: int) -> Tensor:
-    """Return the norm `[...]`, from |J r|^2 `[K, ...]` of K of `width` orthonormal directions.
+    """Return the norm `[...]` from |J r|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    The root of the mean is too small by an eighth of its relative variance v, to first order, so it is multiplied by
-    1 + v / 8. v is that of K draws without replacement: 0 for all directions, and unknown, left out, for a single one.
+    To first order, the root of the mean is too small by a fraction v / 8, with v the relative variance of the mean. It
+    is thus multiplied by 1 + v / 8. v assumes K draws without replacement and is 0 for all directions. A single
+    direction, with unknown v, is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)
@@ -234,7 +235,7 @@ def _norm(squares_K: Tensor, width: int) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """torch's `linear`, without the zeros that its own derivative adds for a weight and a bias that do not move."""
+    """torch's `linear` with constant weight and bias, without adding zero tangents for them."""
 
     generate_vmap_rule = True
 
@@ -254,7 +255,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Gelu(torch.autograd.Function):
-    """torch's `gelu`, whose slope is computed once for all tangents."""
+    """torch's `gelu`, with one computation of its slope for all tangents."""
 
     generate_vmap_rule = True
 
@@ -276,7 +277,7 @@ class _Gelu(torch.autograd.Function):
 
 
 class _LeanDerivatives(TorchFunctionMode):
-    """Lets modules call functions of the same values whose derivatives along many tangents cost less."""
+    """Replaces functions in modules by equivalents with cheaper derivatives along many tangents."""
 
     LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
 
@@ -286,12 +287,12 @@ class _LeanDerivatives(TorchFunctionMode):
         lean = self.LEAN.get(function)
         if lean is None:
             return function(*args, **kwargs or {})
-        # An autograd function takes no keywords; those of both come behind, in this order.
+        # Autograd functions accept only positional arguments; both functions have keywords last, in this order.
         return lean(*args, *(kwargs or {}).values())
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
+    """Return the derivative of `function` at a point along each tangent, batched over the first axis."""
     with attention_by(explicit()), _LeanDerivatives(), forward_derivatives():
         moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
     return moved

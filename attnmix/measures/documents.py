@@ -1,4 +1,4 @@
-"""Documents as the measures see them, read from what `tokenize` wrote, a row group of its files at a time."""
+"""Tokenized documents, read from the files of the stage `tokenize`, one row group at a time."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from attnmix.core.store import texts as store
 from attnmix.models.encoding import batches_by_tokens
 
 CLASSES = TOKEN_CLASSES
-# Positions are split where they double: 0, 1, 2-3, 4-7, ...
+# The groups of positions double in size: 0, 1, 2-3, 4-7, ...
 POSITION_STARTS = (0, *(2**power for power in range(16)))
 POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
-READ_COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  # the last is there of pairs alone
+READ_COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  # the last column exists only for pairs
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Document:
 
     name: str
     ids: npt.NDArray[np.int32]
-    classes: npt.NDArray[np.int8]  # positions in CLASSES
-    words: npt.NDArray[np.int32]  # the number of each token's word, from 0 on; -1 for special tokens
-    label: int = 0  # the class of a review
-    predicted: int = -1  # the class that the classifier gives it
-    segments: npt.NDArray[np.int8] | None = None  # of a pair: each token's text, 0 or 1; -1 for special tokens
+    classes: npt.NDArray[np.int8]  # indices in CLASSES
+    words: npt.NDArray[np.int32]  # index of each token's word, from 0; -1 for special tokens
+    label: int = 0  # the label of a review
+    predicted: int = -1  # the classifier's prediction
+    segments: npt.NDArray[np.int8] | None = None  # for pairs: each token's text, 0 or 1; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Return `length` tokens of it as the tokenizer would cut it: special tokens kept, of a pair the longer cut."""
+        """Truncate to `length` tokens as the tokenizer does: keep special tokens, shorten the longer text of a pair."""
         if len(self) <= length:
             return self
         if self.segments is None:
@@ -51,18 +51,18 @@ class Document:
         return self.take(np.sort(np.concatenate([special, shorter, longer])))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
-        """Return the tokens at these places, in their order."""
+        """Return the document with the tokens at these positions, in this order."""
         arrays = {name: array[places] for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return replace(self, **arrays)
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the place in `POSITIONS` of each of a text's tokens."""
+    """Return the index in `POSITIONS` of each token of a text."""
     return np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
-    """Return the documents of rows of `texts.parquet` with all their rows of `tokens.parquet`."""
+    """Return documents from rows of `texts.parquet` and all corresponding rows of `tokens.parquet`."""
     ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
     class_numbers = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
     ids = np.split(np.array(tokens["token_id"], np.int32), ends)
@@ -88,7 +88,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
-    """Yield the documents of all texts in their order; one row group of them is in memory."""
+    """Yield the documents of all texts in order, holding one row group in memory."""
     for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
         first = number * store.ROW_GROUP_TEXTS
         texts = files.documents.iloc[first : first + store.ROW_GROUP_TEXTS]
@@ -102,7 +102,7 @@ def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
 
 
 class Texts:
-    """Numbered texts in memory, with the same methods as `Corpus`."""
+    """Indexed texts in memory, with the same methods as `Corpus`."""
 
     row_groups = range(1)
 
@@ -120,12 +120,12 @@ class Texts:
         return self.documents[number]
 
     def batches(self, _row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return the numbers of documents of similar length in one padded batch."""
+        """Return padded batches of documents of similar length, as lists of indices."""
         return batches_by_tokens(self.lengths.tolist(), batch_tokens)
 
 
 class Corpus:
-    """The measured reviews of a run, numbered in their order; one row group of them is in memory."""
+    """The measured reviews of a run, indexed in file order; one row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
         self.files = files
@@ -140,12 +140,12 @@ class Corpus:
         return len(self.texts)
 
     def rows(self, row_group: int) -> slice:
-        """Return the numbers of the documents in a row group of the file."""
+        """Return the indices of the documents in a row group of the file."""
         first = row_group * store.ROW_GROUP_TEXTS
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return a document; the row group read last is kept."""
+        """Return a document; the last row group is cached."""
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
         if self._read_group[0] != row_group:
             (tokens,) = self.files.token_row_groups(READ_COLUMNS, [row_group])
@@ -157,7 +157,7 @@ class Corpus:
         return self.document(number)
 
     def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return the numbers of documents of similar length in one padded batch."""
+        """Return padded batches of documents of similar length, as lists of indices."""
         numbers = np.arange(len(self))[self.rows(row_group)]
         batches = batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)
         return [numbers[batch].tolist() for batch in batches]

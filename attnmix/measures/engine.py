@@ -1,13 +1,13 @@
-"""Measure texts in one model: one loop over batches and single texts for the API, the stages and the page.
+"""Measurement of texts in one model: one loop over batches and single texts for the API, the stages and the page.
 
-A quantity is computed if it is requested. It is read from one of three passes:
+Requested quantities are computed in one of three kinds of passes:
 
-    the pass of the ratios    `STATISTICS`: sums of what one forward pass of a padded batch shows
-    a pass of its own         `OWN_PASSES`: the ratios of changed documents, or of a model with random weights
-    passes of single texts    `SAMPLED`: of a sample of the texts, as it costs the square of their lengths
+    the pass of the ratios    `STATISTICS`: sums from one forward pass of a padded batch
+    separate passes           `OWN_PASSES`: the ratios of modified documents, or of a model with random weights
+    passes of single texts    `SAMPLED`: a sample of the texts, because the cost is quadratic in their lengths
 
-Results go to a sink, which says what remains to be done: `Measurements` in memory, or the files of a stage, from which
-a killed run resumes. To add a quantity, declare it in one of the three tables.
+A sink stores the results and lists the remaining tasks: `Measurements` in memory, or the files of a stage, which let a
+killed run resume. To add a quantity, declare it in one of the three tables.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
-EXCHANGE_POSITIONS = 8  # per text at which vectors are measured, if there are several texts
-TOKEN_POSITIONS = 128  # per text, for a single text and for the page
+EXCHANGE_POSITIONS = 8  # measured positions per text, for several texts
+TOKEN_POSITIONS = 128  # measured positions of a single text, and of a text on the page
 PRECISION = float(np.finfo(np.float32).eps)
-IDENTITY_TEXTS = 16  # texts in which the expensive identities are checked
+IDENTITY_TEXTS = 16  # sample size for the expensive identities
 MEASURES = "measures"
-"""The kind of the tasks that are passes of the ratios."""
+"""The kind of tasks for the pass of the ratios."""
 
 
 class Task(NamedTuple):
-    """Texts that are measured at once: a padded batch, or one text."""
+    """Texts that are measured together: a padded batch, or one text."""
 
     name: str
     numbers: Sequence[int]
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, row_groups: Iterable[int] | None = None) -> Iterator[Task]:
-    """Yield the padded batches of all texts, or of some row groups; they do not depend on the number of processes."""
+    """Yield the padded batches of all texts or some row groups, independently of the number of processes."""
     for row_group in texts.row_groups if row_groups is None else row_groups:
         for place, batch in enumerate(texts.batches(row_group, batch_tokens)):
             yield Task(f"{row_group}-{place}", batch)
@@ -113,13 +113,13 @@ class Measurements:
 
     texts: Texts
     batch_tokens: int = BATCH_TOKENS
-    """The number of tokens, padding included, of the batches in which they are measured."""
+    """The maximum number of tokens per batch, including padding."""
     ratios: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     """The ratios of each text `[methods, layers, tokens]`."""
     sums: dict[str, Sums] = field(default_factory=dict)
     """The sums of all texts by quantity."""
     measured: set[str] = field(default_factory=set)
-    """The names that `Engine.add_sums` was called with; a quantity can have several sums, or none in these texts."""
+    """The names passed to `Engine.add_sums`; a quantity can have several sums, or none for these texts."""
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
     """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
@@ -127,15 +127,15 @@ class Measurements:
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
     """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
     token_shares: dict[int, Array] = field(default_factory=dict)
-    """The own share of each token `[layers, tokens]` by text, which the page shows."""
+    """The own share of each token `[layers, tokens]` by text, for the page."""
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
     """The results of `Engine.parts` by text, rule and positions."""
     pages: dict[bool, Any] = field(default_factory=dict)
-    """The content of the page with and without heads, once it was made."""
+    """The cached content of the page, with and without heads."""
     layouts: Any = None
-    """The maps of a page, once they are laid out."""
+    """The cached maps of the page."""
     rows: dict[tuple[str, int], DocumentSums] = field(default_factory=dict)
-    """The sums of single texts by kind of task, until all are measured."""
+    """The sums of single texts by kind of task, until all texts are measured."""
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield all tasks, and show their progress."""
@@ -158,18 +158,18 @@ class Measurements:
 
 
 def pass_tokens(documents: Sequence[Document]) -> int:
-    """Return the number of tokens, padding included, of one pass of some documents."""
+    """Return the number of tokens, including padding, in one pass of some documents."""
     return len(documents) * max(map(len, documents))
 
 
 def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
-    """Return the numbers of the texts whose values are averaged for the control `corpus_value`."""
+    """Return the indices of the texts for averaging values in the control `corpus_value`."""
     drawn: list[int] = stratified_draw(texts.labels, MAX_TEXTS, seed).tolist()
     return drawn
 
 
 class Engine:
-    """Measures texts in one model; copies of the model are made when they are first needed."""
+    """Measures texts in one model; copies of the model are created on demand."""
 
     def __init__(
         self,
@@ -183,10 +183,11 @@ class Engine:
         seed: int = SEED,
         check_once: bool = False,
     ) -> None:
-        """Take a model without a head, in float32 and eval mode, whose attention is observed.
+        """Store a model without a head, in float32 and eval mode, with observed attention.
 
-        `padding` is the token that fills a batch up. The `tokenizer`, and whether texts are `pairs`, matter to a model
-        with random weights alone. With `check_once` the costly identities are checked in the first texts alone.
+        `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
+        configures the model with random weights. With `check_once`, the expensive identities are
+        checked only in the first texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -200,7 +201,7 @@ class Engine:
 
     @cached_property
     def single(self) -> DocumentMeasurer:
-        """The measures of single texts. Read it first outside of a forward pass, because hooks would be copied."""
+        """The measures of single texts. First access must precede a forward pass, because hooks would be copied."""
         with few_threads():
             return DocumentMeasurer(self.base, self.methods)
 
@@ -273,7 +274,7 @@ class Engine:
     ) -> dict[str, Sums]:
         """Return the sums of a quantity of single texts, with counts of 0 outside of the sample.
 
-        The sample has at most `max_texts` texts, in which every class has its share, and `max_length` tokens of each.
+        The sample has at most `max_texts` texts, stratified by class, and at most `max_length` tokens per text.
         """
         texts, declared = measurements.texts, SAMPLED[name]
         numbers: list[int] = stratified_draw(texts.labels, max_texts or declared.max_texts, self.seed).tolist()
@@ -292,9 +293,9 @@ class Engine:
         with_heads: bool = False,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add the named matrices and rollouts of one text, and its heads, where they are missing.
+        """Add the missing matrices and rollouts of one text by name, and its heads if requested.
 
-        Without heads, `advance` is called after each layer.
+        Without heads, the callback `advance` runs after each layer.
         """
         known = measurements.matrices.setdefault(number, {})
         if EXCHANGE in names and EXCHANGE not in known:
@@ -316,24 +317,24 @@ class Engine:
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
-        """Return True if `add_matrices` will compute something; then make the copy of the model that it needs."""
+        """Return True if results of `add_matrices` are missing; then also create the required copy of the model."""
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
             if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
-                self.single  # noqa: B018  # copied before a forward pass begins
+                self.single  # noqa: B018  # The copy must precede any forward pass.
                 return True
         return False
 
     def add_input_parts(self, measurements: Measurements, number: int) -> None:
-        """Add the shares of the input parts of one text, where it has them and they are missing."""
+        """Add the shares of the input parts of one text, if they are missing and defined for it."""
         known = measurements.matrices.setdefault(number, {})
         if INPUT_PARTS not in known:
             known.update(self.input_parts(measurements.texts.document(number)))
 
     def input_parts(self, document: Document) -> dict[str, Array]:
-        """Return as `INPUT_PARTS` the shares of parts since the input; nothing where the text has none.
+        """Return the shares of the parts from the input as `INPUT_PARTS`; empty if undefined for the model or text.
 
-        They are computed in the model's own dtype: in float32 they take half the time that they take in float64.
+        They are computed in the model's dtype, because float32 halves the computation time of float64.
         """
         if parts_obstacle(family_of(self.base.config)) is not None:
             return {}
@@ -342,7 +343,7 @@ class Engine:
         return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
 
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
-        """Return the parts of one text in float64, or of its tokens at some positions; `PartsReader` names them."""
+        """Return the parts of one text, or of tokens at some positions, in float64, by the names in `PartsReader`."""
         reader = PartsReader(self.single.base, rule)
         batch = padded([document.ids.tolist()], 0, self.base.device)
         if positions is not None:
@@ -364,13 +365,13 @@ class Engine:
     def exchange(
         self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
     ) -> tuple[list[str], Displacements]:
-        """Return the kinds of donors, with `all` first if they are several, and the displacements of a text's vectors.
+        """Return the kinds of donors, preceded by `all` if there are several, and the displacements of vectors.
 
         Args:
-            texts: All texts, from which the donors are drawn.
-            number: Number of the text.
+            texts: All texts, including the candidate donors.
+            number: Index of the text.
             document: The text, or its first tokens.
-            positions: Positions of the tokens whose vectors are measured.
+            positions: Positions of the measured tokens.
         """
         donors = self._exchanged_texts(texts, number, document)
         displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
@@ -393,7 +394,7 @@ class Engine:
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
-        """Return the kinds of donors that are possible for these texts."""
+        """Return the available kinds of donors for these texts."""
         if len(texts) == 1:
             return (NEUTRAL,)
         has_classes = bool((texts.predicted >= 0).all()) and len(np.unique(texts.predicted)) > 1
@@ -405,14 +406,14 @@ class Engine:
         return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares of a sample of the texts by name, which are computed where they are missing."""
+        """Return the sums of own shares of a sample of the texts by name; compute them if they are missing."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             measurements.own_share[sample] = self.sampled_sums(measurements, quantity, *sample[:2])
         return measurements.own_share[sample]
 
     def add_token_shares(self, measurements: Measurements, number: int) -> None:
-        """Add the own share of each token of a text where it is missing; of long texts, of some positions."""
+        """Add the own share of each token of a text if it is missing; long texts are sampled at some positions."""
         if number in measurements.token_shares:
             return
         document = measurements.texts.document(number)
@@ -421,12 +422,12 @@ class Engine:
         measurements.token_shares[number] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
 
     def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
-        """Return the numbers of the texts in which every identity is checked; the longest is among them."""
+        """Return the indices of the texts for the check of all identities, including the longest text."""
         drawn = stratified_draw(texts.labels, IDENTITY_TEXTS, self.seed).tolist()
         return {*drawn, int(texts.lengths.argmax())}
 
     def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
-        """Yield batches of the texts whose values `corpus_value` averages; none for a single text."""
+        """Yield batches of the texts in the average of `corpus_value`; none for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
             return
@@ -446,37 +447,37 @@ OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
     "random_weights": _read_random_weights,
     "shuffled_words": _read_shuffled_words,
 }
-"""The controls with a forward pass of their own."""
+"""The controls that require a separate forward pass."""
 
 
 class Sampled(NamedTuple):
-    """A quantity that is measured in a sample of single texts, because its cost is quadratic in their lengths."""
+    """A quantity with quadratic cost in the text length, measured in a sample of single texts."""
 
     max_texts: int
     max_length: int
-    """The number of tokens to which each is cut."""
+    """The maximum number of tokens per text; longer texts are truncated."""
     measure: Callable[[Engine, Measurements, int, int], DocumentSums]
-    """A function of the length and of the number of a text."""
+    """The measuring function; its last arguments are the maximum length and the index of a text."""
 
 
 class OwnShareSample(NamedTuple):
-    """The sample of the texts in which own shares are computed, and how."""
+    """The sample of texts for own shares, and the method of computation."""
 
     max_texts: int = 20
     max_length: int = 48
-    """The number of tokens to which a text is truncated."""
+    """The maximum number of tokens per text; longer texts are truncated."""
     by: str = "exchange"
     """One of `OWN_SHARE_WAYS`."""
 
 
 OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
-"""The ways to compute own shares, with the quantity in `SAMPLED`."""
+"""Methods of computing own shares, with the quantity in `SAMPLED`."""
 
 
 def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
-    The vectors are those at some positions of a text, or, of a single text, at all of them.
+    Vectors are measured at a few positions per text, or at up to `TOKEN_POSITIONS` positions of a single text.
     """
     texts = measurements.texts
     document = texts.document(number).cut(max_length)
@@ -494,14 +495,14 @@ def _own_share(engine: Engine, measurements: Measurements, max_length: int, numb
 
 
 def _without_input(sums: Sums, place: int) -> Sums:
-    """Return the sums `[layers]` of one kind of donors of sums `[kinds, levels]`."""
+    """Select the sums `[layers]` of one kind of donors from sums `[kinds, levels]`."""
     return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
 
 def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by parts after each layer `[layers]`.
 
-    That of a whole text comes from the parts that the page shows, which are kept.
+    For a text within `max_length`, the result is read from the cached parts of the page.
     """
     reader = engine.readers["chord"]
     document = measurements.texts.document(number)
@@ -517,7 +518,7 @@ def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: 
 
 
 def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the swap ratio `[layers]` by the donor's class, or with the next text without classes."""
+    """Return the sums of the swap ratio `[layers]` by donor class; without classes, the next text is the donor."""
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
     names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]

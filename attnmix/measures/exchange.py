@@ -1,4 +1,4 @@
-"""Exchange from the input: how far a vector moves if its own token is replaced, and if all other tokens are.
+"""Exchange of input tokens: displacement of a vector after replacement of its own token, or of all other tokens.
 
 For the vector y_i of token i after a layer, and a donor text x' with the same special tokens at the same positions:
 
@@ -7,15 +7,15 @@ For the vector y_i of token i after a layer, and a donor text x' with the same s
     j_i = |y_i(x') - y_i(x)|                  all tokens are replaced
     own share = o_i / (o_i + a_i)
 
-The model runs unchanged, with live attention, so that no rule for activations, norms or biases is needed and every
-family can be measured. What is equal in both texts moves nothing. The own share compares two displacements; it is no
-part of a sum, as tokens interact and are not independent. Ratios of squared displacements have the form of the indices
-of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 of the total
-effect of the own token, a^2 / j^2 of that of the others, 1 - a^2 / j^2 of the first-order effect of the own token. They
-would be these indices if token and rest were independent and donors drawn like the text.
+The model itself is unchanged and attention is recomputed. No rules for activations, norms or biases are needed, and all
+families are supported. Tokens common to both texts cause no displacement. The own share compares two displacements; it
+is not additive, because tokens interact and are not independent. Ratios of squared displacements have the form of the
+indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 for the
+total effect of the own token, a^2 / j^2 for the total effect of the others, 1 - a^2 / j^2 for the first-order effect of
+the own token. They equal the indices only if token and rest are independent and donors follow the text's distribution.
 
-Special tokens stay in place. They and positions where both texts have the same token have no own share (NaN). A donor
-that is shorter than the text is continued with the next donor of its kind.
+Special tokens are kept. The own share is undefined (NaN) for special tokens and for tokens common to both texts. A
+donor shorter than the text is extended with the next donor of its kind.
 
 Shapes: T tokens, S positions of interest, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
 
@@ -59,10 +59,10 @@ QUANTITIES = (
 TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
 """Total effects, with a description of the exchanged tokens."""
 ATTENTION_OUTPUT = "attention_output"
-ROUNDING = 32  # in multiples of the number format's precision, relative to the vector: a shorter move is rounding
+ROUNDING = 32  # smallest significant displacement, relative to the vector, in multiples of the dtype's precision
 Ids = npt.NDArray[np.int32]
 Documents = Sequence[Document] | Corpus
-"""Texts by number; a text is read when it is used."""
+"""Texts by index, possibly loaded on access."""
 
 
 class Displacements(NamedTuple):
@@ -94,16 +94,16 @@ def choose_positions(document: Document, number: int, seed: int) -> Ids:
 def choose_donors(
     documents: Documents, number: int, classes: npt.NDArray[np.int64] | None, seed: int
 ) -> dict[str, list[int]]:
-    """Return the numbers of the other documents in random order, by kind of donor.
+    """Return the indices of all other documents in random order, by kind of donor.
 
     Args:
         documents: All texts.
-        number: Number of the text that is exchanged.
+        number: Index of the exchanged text.
         classes: Class of each text; None if there are no classes.
-        seed: Seed of the order, which also depends on the name of the text.
+        seed: Seed of the order, combined with the name of the text.
 
     Returns:
-        The documents of the same class and of other classes, or all without classes. A kind without any text is absent.
+        The documents of the same class and of other classes, or all without classes. Empty kinds are omitted.
     """
     others = _generator(documents[number], seed + 1).permutation(len(documents))
     others = others[others != number]
@@ -134,7 +134,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return an exchanged text for each of the first `number` candidates, continued by the next candidates."""
+    """Return an exchanged text for each of the first `number` candidates, extended with the next candidates."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
@@ -151,15 +151,15 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the exchanged texts of a document by kind of donor; none of a kind that does not occur.
+    """Return the exchanged texts of a document by kind of donor; an empty list for kinds without texts.
 
     Args:
         document: The text `number`, or its first tokens.
         texts: All texts.
-        number: Number of the text, which is no donor.
+        number: Index of the text, which is excluded from the donors.
         classes: Class of each text; None if there are no classes.
         donors: Number of donors of each kind.
-        seed: Seed of the donors.
+        seed: Seed of the draw.
     """
     kinds = [OTHER_TEXTS] if classes is None else [SAME_CLASS, OTHER_CLASS]
     drawn = choose_donors(texts, number, classes, seed)
@@ -179,11 +179,11 @@ def measure_exchange(
         base: The model without head, in evaluation mode.
         document: The text.
         donors: Token ids of the exchanged text, as from `exchange_words`, of each donor by its kind.
-        positions: Positions of the tokens whose vectors are measured.
+        positions: Positions of the measured tokens.
         batch_tokens: Largest number of tokens in a forward pass.
 
     Returns:
-        Means over the donors of a kind that have another token at the position.
+        Means over the donors of a kind with a different token at the position.
     """
     exchanged = [ids for kind in donors.values() for ids in kind]
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -199,7 +199,7 @@ def measure_exchange(
 def exchange_matrix(
     base: PreTrainedModel, document: Document, donors: Mapping[str, Sequence[Ids]], batch_tokens: int
 ) -> Doubles:
-    """Return how far each vector moves if one token of the document is replaced, relative to the vector's length.
+    """Return the displacement of each vector by replacement of one token, relative to the vector's length.
 
     Args:
         base: The model without head, in evaluation mode.
@@ -208,8 +208,8 @@ def exchange_matrix(
         batch_tokens: Largest number of tokens in a forward pass.
 
     Returns:
-        The root mean square over all donors with another token at the source's position, `[L, T, T]`, token by source;
-        NaN for sources that were not exchanged.
+        The root mean square over all donors with a different token at the source's position, `[L, T, T]`, token by
+        source; NaN for sources that were not exchanged.
     """
     ids_T = document.ids
     tokens = len(document)
@@ -234,12 +234,12 @@ def exchange_matrix(
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens of each quantity `[1 + K, L]`, by the names of `QUANTITIES`.
 
-    The first row is of all donors: the mean of the kinds for each token, and for total effects the sum over the kinds.
-    With a single kind there is no such row, `[1, L]`.
+    The first row covers all donors: the mean over kinds for each token, and for total effects the sum over kinds. With
+    a single kind, this row is omitted, `[1, L]`.
 
     Args:
-        displacements: Of one text.
-        precision: Relative precision of the model's numbers; displacements of its order count as 0.
+        displacements: Displacements of one text.
+        precision: Relative precision of the model's dtype; displacements of this order count as 0.
     """
     own, others, joint = _significant(displacements, precision)
     length = displacements.length
@@ -262,37 +262,37 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
 def own_shares(displacements: Displacements, precision: float) -> Doubles:
     """Return the own share of each token, the mean over the kinds of donors `[L, T]`.
 
-    It is NaN for tokens that were not exchanged or that nothing moves.
+    It is NaN for tokens that were not exchanged or have zero displacements.
     """
     own, others, _ = _significant(displacements, precision)
     return _mean_of_known(_ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)))
 
 
 def _significant(displacements: Displacements, precision: float) -> list[Doubles]:
-    """Return the squared displacements, 0 where they are rounding errors of the vectors."""
+    """Return the squared displacements; 0 if they are within the vectors' rounding errors."""
     least = (ROUNDING * precision) ** 2 * displacements.length
     return [np.where(squares < least, 0, squares) for squares in displacements[:3]]
 
 
 def _with_all_donors(values_KLT: Doubles) -> Doubles:
-    """Return values with their mean over several kinds of donors first."""
+    """Prepend the mean over kinds of donors, if there are several."""
     if len(values_KLT) == 1:
         return values_KLT
     return np.concatenate([_mean_of_known(values_KLT)[None], values_KLT])
 
 
 def _with_total(values_KL: Doubles) -> Doubles:
-    """Return values with their sum over several kinds of donors first."""
+    """Prepend the sum over kinds of donors, if there are several."""
     return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
 
 
 class _Hybrids(NamedTuple):
-    """Texts with the tokens of the document and of an exchanged text, where both differ at the position."""
+    """Mixtures of the document and an exchanged text, for positions with different tokens."""
 
     ids_RT: Ids
-    """For each exchanged text and position: the own token replaced, then all others."""
+    """For each exchanged text and position: own token replaced, then all others replaced."""
     places_R: npt.NDArray[np.int64]
-    """Place in `positions` of each hybrid."""
+    """Index in `positions` of each hybrid."""
     differs_XS: npt.NDArray[np.bool_]
 
 
@@ -313,7 +313,7 @@ def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
 def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int) -> Doubles:
     """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`.
 
-    They are NaN where the document and an exchanged text have the same token.
+    They are NaN for tokens common to the document and an exchanged text.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
     batch_rows = max(1, batch_tokens // len(ids_T))
@@ -344,13 +344,13 @@ def _pairs(
 
 
 class _LastLayerError(Exception):
-    """Ends a forward pass before the feed-forward network of the last layer."""
+    """Signal that ends a forward pass before the feed-forward network of the last layer."""
 
 
 class _Reader:
     """Reads the vectors after each layer at the positions of interest.
 
-    The last layer continues after attention with these positions alone, which saves most of its operations.
+    After attention, the last layer processes only these positions, which saves most of its operations.
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
@@ -365,7 +365,7 @@ class _Reader:
         return self._read(ids_RT, every_row, self.positions[None])
 
     def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Return the vector `[R, D]` of each level at each text's own position."""
+        """Return the vector `[R, D]` of each level at the position of each hybrid."""
         every_row = torch.arange(len(ids_RT), device=self.base.device)
         places = torch.as_tensor(places_R, device=self.base.device)
         return self._read(ids_RT, every_row, self.positions[places])
@@ -389,7 +389,7 @@ class _Reader:
             if first_decoder_level is None:
                 levels.append(vectors_RTD[rows, columns])
                 return
-            # A decoder reads each token one position later, after its start token, and the last token not at all.
+            # Decoder inputs are shifted right by one, after a start token; the last token is not an input.
             shifted = vectors_RTD[rows, (columns + 1).clamp_max(tokens - 1)]
             is_read = (columns + 1 < tokens).unsqueeze(-1)
             levels.append(torch.where(is_read, shifted, torch.nan))
@@ -403,12 +403,12 @@ class _Reader:
 
 
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the output of the present layer at some positions, from the output of attention there."""
+    """Return the output of the current layer at some positions, from the attention output at these positions."""
     call = features.layer
     assert call is not None
     x = call.whole.hidden[rows, columns]
     with features.pause():
-        # Modules expect texts of tokens: here, one text of all positions.
+        # Modules expect a batch of texts: all positions form one text.
         shape = (1, -1, x.shape[-1])
         output = Block(call.module, call.stack).rest(call, x.reshape(shape), attention_output.reshape(shape))
     return output.reshape(x.shape)
@@ -420,18 +420,18 @@ def _squared_distance(moved: Tensor, original: Tensor) -> Tensor:
 
 
 def _on_host(squares: Sequence[Tensor]) -> Doubles:
-    """Return tensors of one shape as one array, in a single transfer."""
+    """Return tensors of equal shape as one array, in a single transfer."""
     return np.asarray(torch.stack(list(squares)).cpu().numpy())
 
 
 def _mean_of_known(values: Doubles) -> Doubles:
-    """Return the mean over the first axis without NaN; NaN if all are."""
+    """Return the mean over the first axis, ignoring NaN; NaN if all values are NaN."""
     is_known = ~np.isnan(values)
     return _ratio(np.nansum(values, 0), is_known.sum(0).astype(np.float64))
 
 
 def _ratio(numerator: Doubles, denominator: Doubles) -> Doubles:
-    """Return the quotient; NaN where the denominator is 0 or NaN."""
+    """Return the quotient; NaN if the denominator is 0 or NaN."""
     is_defined = denominator > 0
     return np.divide(numerator, denominator, out=np.full_like(denominator, np.nan), where=is_defined)
 

@@ -1,12 +1,12 @@
-"""Single heads: how much of what each adds to a token comes from other tokens, and what goes through it in one text.
+"""Measures of single attention heads: mixing ratios, and the tensors of each head in one text.
 
-The mixing ratio of a head is `attn_n` of that head alone (Kobayashi et al., EMNLP 2020):
+The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al., EMNLP 2020):
 
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
-before any norm that stands on attention's output: such a norm divides all heads together. The sum over the others is
-what the head gives before W_O without its own part. `record_heads` gives queries, keys, sums and, of short texts, every
-vector, in float64; `attnmix/core/store/heads.py` names the parts.
+before any norm of attention's output, because such a norm scales all heads together. The sum over other tokens is
+the head's output before W_O minus the own token's part. `record_heads` records queries, keys, sums and, for short
+texts, all vectors, in float64; `attnmix/core/store/heads.py` lists the names.
 
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
@@ -29,14 +29,14 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
-"""The ends of attention's part of a layer, of which the first that a family has counts."""
-FAR_BELOW = -1e30  # a mask's number, as it is added to scores
+"""Capture points of the attention sublayer's result; the first available point is used."""
+FAR_BELOW = -1e30  # upper limit of a mask's additive value for a hidden key
 
 
 def head_factors(block: Block, heads: int) -> Tensor:
     """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`: L^h L^hT is the Gram matrix W_O^h W_O^hT.
 
-    By a QR decomposition in float64, as the root of u Gram u^T would lose half of the digits.
+    The QR decomposition in float64 avoids sqrt(u Gram u^T), which would lose half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     factors: Tensor = torch.linalg.qr(W_HdD.double().mT, mode="r").R.mT.to(W_HdD)
@@ -44,7 +44,7 @@ def head_factors(block: Block, heads: int) -> Tensor:
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """Return the ratio `[..., T, H]` of texts' tokens in one layer; 0 where nothing contributes to a token."""
+    """Return the mixing ratios of heads `[..., T, H]` in one layer; 0 for tokens without contributions."""
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
     own_THd = layer_pass.diagonal.unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
     own_THR = torch.einsum("...thd,hdr->...thr", own_THd, factors_HdR)
@@ -53,9 +53,9 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return every part of one text by its name, of all `layers`; none of a family without queries and keys.
+    """Return the head tensors of one text by name, for all `layers`; none for a family without queries and keys.
 
-    `InputError` for scores that hold a bias.
+    Raise `InputError` for attention scores with an additive bias.
     """
     batch = padded([ids.tolist()], 0, base.device)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
@@ -65,7 +65,7 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
 
 def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
-    """Return the parts of one document in one layer, of `layers`; none of a family without queries and keys."""
+    """Return the head tensors of one document in one of `layers` layers; none for a family without queries and keys."""
     if HEADS in family_of(base.config).absent():
         return {}
     key_heads = getattr(base.config, "num_key_value_heads", None) or len(layer_pass.attention.query)
@@ -73,7 +73,7 @@ def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> di
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
-    """Return the parts of all layers on the host, as they are kept."""
+    """Stack the head tensors of all layers on the host, in their storage dtypes."""
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])
@@ -118,7 +118,7 @@ def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int)
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:
-    """Return the first and last key `[T, 2]` that the mask leaves to each token; `InputError` where it does more."""
+    """Return each token's first and last visible key `[T, 2]`; raise `InputError` for any other mask."""
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
         last = tokens if call.causal else tokens[-1].expand(len(tokens))

@@ -2,17 +2,17 @@
 
     y_i = sum_j P_ij + b_i
 
-P_ij is what source token j contributed to the vector y_i of token i, and b_i what the model's biases did. What enters
-the first layer belongs to one token each. From there each layer is taken as the affine map that it is once the run's
-own attention weights, deviations of norms and slopes of activations are held fixed: attention, skip connections and
-norms are exact, and an activation is split by one of two published rules (`RULES`). The parts and the biases sum to
-the model's vector, whatever the rule; how they divide it depends on the rule (Modarressi et al., ACL 2023: DecompX).
+P_ij is the contribution of source token j to the vector y_i of token i, and b_i the contribution of the model's biases.
+Each input vector of the first layer belongs to a single token. Each layer is treated as an affine map: its attention
+weights, deviations of norms and slopes of activations are fixed at their values in the forward pass. Attention, skip
+connections and norms are exact, and an activation is split by one of two published rules (`RULES`). The parts and the
+biases sum to the model's vector under either rule; their sizes depend on it (Modarressi et al., ACL 2023: DecompX).
 
-Families whose layer has this algebra: one stack, or the encoder of two, with a feed-forward network of two Linears
-around an activation, or a gated one, after attention or beside it (`parts_obstacle`).
+Supported families have one stack, or an encoder, which is decomposed, and a decoder. Their feed-forward network has two
+Linears around an activation, or is gated, and follows attention or runs parallel to it (`parts_obstacle`).
 
-Shapes: J parts (source tokens, and last the biases), T tokens, R of them, K levels (the embeddings, then each layer),
-D hidden, H heads, E = H * head width, W width of the feed-forward network.
+Shapes: J parts (source tokens, then the biases), T tokens, R selected tokens, K levels (the embeddings, then each
+layer), D hidden, H heads, E = H * head width, W width of the feed-forward network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,10 @@ from attnmix.measures.weights import Linear, Norm
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of, layer_counts
 
-BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
-CACHED_NUMBERS = 2**19  # of them at a time on a processor, whose cache holds as many
+BLOCK_NUMBERS = 2**24  # elements of a block's array `[J, T, W]` within the feed-forward network
+CACHED_NUMBERS = 2**19  # elements of a block on a CPU, which fit into its cache
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""How far the parts may miss the vectors by rounding, relative to the largest number of the vectors."""
+"""Maximum rounding error of the sum of the parts, relative to the largest element of the vectors, by dtype."""
 QUANTITIES = (
     "own_share",
     "own_projection",
@@ -48,12 +48,12 @@ QUANTITIES = (
 )
 """Quantities of a document's parts that `by_token` keeps."""
 OPPOSITE_COSINE = -0.9
-"""A split is ill-conditioned if the cosine of the others' part and the biases' part is smaller."""
+"""A split is ill-conditioned if the cosine between the others' part and the biases' part is below this value."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
 class Tangents(AfterAttention):
-    """The rest of a layer whose activation is split by its slope at the input: g(p) = g'(p) p + what the biases get."""
+    """A layer after attention, with the activation split by its slope at the input: g(p) = g'(p) p + bias part."""
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
@@ -84,14 +84,14 @@ RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent":
 """How an activation g is split over the parts of its input p.
 
 `chord`: each part times (g(p) - g(0)) / p, the slope from 0 to the input (DecompX's default; integrated gradients from
-0, as in Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input, and the rest of g(p)
-belongs to the biases (DecompX's linear approximation). Both papers treat an activation between two Linears. For a gated
-network `chord` is the same integral along both factors, and `tangent` the product's derivative.
+0, as in Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input, and the remainder
+of g(p) belongs to the biases (DecompX's linear approximation). Both papers treat an activation between two Linears. For
+a gated network `chord` is the same integral along both factors, and `tangent` the product's derivative.
 """
 
 
 def parts_obstacle(family: Family) -> str | None:
-    """Return why the vectors of a family cannot be taken apart, if so."""
+    """Return why the vectors of a family cannot be decomposed; None if they can."""
     stack = family.stacks[0]
     return (
         None
@@ -101,7 +101,7 @@ def parts_obstacle(family: Family) -> str | None:
 
 
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
-    """Return the parts `[J, T, D]` of what enters the first layer: each token is its own, and no bias has a part."""
+    """Return the parts `[J, T, D]` of the first layer's input: each token is its own source, the biases' part is 0."""
     positions = torch.arange(len(x_TD), device=x_TD.device)[sources]
     parts_JTD = x_TD.new_zeros(len(positions) + 1, *x_TD.shape)
     parts_JTD[torch.arange(len(positions), device=x_TD.device), positions] = x_TD[positions]
@@ -111,19 +111,19 @@ def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
 def through_layer(
     layer_pass: LayerPass, values: Linear, parts_JTD: Tensor, rows: slice = slice(None), rule: str = "chord"
 ) -> Tensor:
-    """Return the parts `[J, R, D]` of a layer's output at the tokens `rows`, from those of its input.
+    """Propagate the parts `[J, T, D]` of a layer's input to its output at the tokens `rows`, `[J, R, D]`.
 
-    `values` is the layer's `value_map`. The pass is that of one document.
+    `values` is the layer's `value_map`. `layer_pass` is the pass of one document.
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
-    # First, as all blocks need what this computes of the whole vectors.
+    # The biases come first, because they cache quantities of the whole vectors that all blocks need.
     biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
     sources = _in_threads(layer.output, _cached_sources(parts_JTD[:-1], layer.rest.preactivation_NW))
     return torch.cat([*sources, biases_1RD])
 
 
 class _AffineLayer:
-    """A layer as the affine map that it is in one pass of a document, at the tokens `rows`."""
+    """A layer as an affine map for one forward pass of a document, at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
         block = self.block = layer_pass.block
@@ -131,7 +131,7 @@ class _AffineLayer:
         self.weights_HRT = layer_pass.attention.weights(rows)
         self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
         self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
-        # A network beside attention reads the layer's input.
+        # A feed-forward network parallel to attention reads the layer's input.
         read_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
         self.rest = RULES[rule](block, read_RD, None, _preactivation(block, read_RD))
         self.output_deviation_R1 = read_RD.new_ones(())
@@ -141,10 +141,9 @@ class _AffineLayer:
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
 
     def output(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
-        """Return the parts `[J, R, D]` of the layer's output from those of its input.
+        """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
 
-        What belongs to a source goes through the linear part alone; to the part of the biases those of the layer are
-        added.
+        Sources pass only the linear part of the layer; its biases are added to the biases' part.
         """
         block = self.block
         stream, added = self.rest.stream, self.rest.added
@@ -166,13 +165,13 @@ class _AffineLayer:
 
 
 def _mapped(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map, whose bias joins the other biases."""
+    """Return parts after an affine map; its bias is added to the biases' part."""
     products = parts @ affine.W
     return products + affine.b if are_biases else products
 
 
 def _normed(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`; its beta joins the biases."""
+    """Return parts after a norm that divides by `deviation`; its beta is added to the biases' part."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -180,16 +179,16 @@ def _normed(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> T
 
 
 def _in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
-    """Return what `function` makes of each block, in a thread for each core where that is faster."""
+    """Apply `function` to each block, in one thread per core if that is faster."""
     threads = None if torch.is_grad_enabled() else task_threads(blocks[0].device)
     if threads is None or len(blocks) < 2:
         return list(map(function, blocks))
-    without_derivatives = torch.no_grad()(function)  # which each thread chooses for itself
+    without_derivatives = torch.no_grad()(function)  # Gradient mode is local to a thread.
     return list(threads.map(without_derivatives, blocks))
 
 
 def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Return parts in blocks of sources, whose vectors within the network a processor's cache holds."""
+    """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     blocks: tuple[Tensor, ...] = parts_JRD.split(max(1, CACHED_NUMBERS // preactivation_RW.numel()))
@@ -197,7 +196,7 @@ def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor
 
 
 def _preactivation(block: Block, residual_RD: Tensor) -> Tensor:
-    """Return the output `[R, W]` of the network's first Linear, from the vectors after the skip connection."""
+    """Return the output `[R, W]` of the network's first Linear from the vectors after the skip connection."""
     first = block.feed_forward[0][0]
     stream_RD = _affine_norm(block.attention_norm, residual_RD)
     return _affine_norm(block.feed_forward_norm, stream_RD) @ first.W + first.b
@@ -208,7 +207,7 @@ def _affine_norm(norm: Norm, whole: Tensor) -> Tensor:
 
 
 class _Level:
-    """One level's vectors and what is known of their parts after some blocks of sources."""
+    """The vectors of one level, and measures of their parts, accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
         tokens = len(whole_TD)
@@ -227,17 +226,17 @@ class _Level:
         self.own_TD[positions] = parts_JTD[positions - sources.start, positions]
 
     def bias_cosine(self) -> Tensor:
-        """Return the cosine `[T]` between the others' part and the biases' part; NaN where one of them is 0."""
+        """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
         others_TD = self.sources_TD - self.own_TD
         cosine_T: Tensor = (others_TD * self.bias_TD).sum(-1) / (others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1))
         return cosine_T
 
 
 class PartsReader:
-    """A model whose vectors are taken apart, document by document."""
+    """Decomposition of a model's vectors into parts, one document at a time."""
 
     def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
-        """Raise `InputError` for an unknown rule, or a family whose layers have another algebra."""
+        """Raise `InputError` for an unknown rule or an unsupported family."""
         if rule not in RULES:
             raise InputError(f"rule: {rule!r}; allowed: {', '.join(RULES)}")
         family = family_of(base.config)
@@ -249,20 +248,20 @@ class PartsReader:
         self.values: list[Linear] = []
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
-        """Return the parts of one document, a batch of one text without padding, by name.
+        """Return measures of the parts of one document, a batch of one text without padding, by name.
 
-        `advance` is called after each of the `steps`.
+        The callback `advance` runs after each of the `steps`.
 
         `length`           |P_ij| `[K, T, T]`, token by source
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
         `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
-        `own_share`        own / (own + others), 1 for a token to which no other contributed
-        `coherence`        others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel, or NaN
-        `biases`           |b_i|; `bias_projection` as `projection`, with which it sums to 1 over the sources
-        `bias_cosine`      cosine of the others' part and the biases' part
+        `own_share`        own / (own + others), 1 for a token without contributions of others
+        `coherence`        others / sum_{j != i} |P_ij|, below 1 if the others' parts cancel; NaN without others' parts
+        `biases`           |b_i|; `bias_projection` is its `projection`; all projections of a vector sum to 1
+        `bias_cosine`      cosine between the others' part and the biases' part
         `whole`            |y_i|
 
-        Raise `InputError` where parts and biases do not sum to the model's own vectors.
+        Raise `InputError` if parts and biases do not sum to the model's vectors.
         """
         levels: list[_Level] = []
         for sources in self._blocks(batch["input_ids"].shape[-1]):
@@ -289,7 +288,7 @@ class PartsReader:
         }
 
     def steps(self, tokens: int) -> int:
-        """Return how many layers `read` goes through for a document of this length."""
+        """Return the number of layer passes in `read` for a document of this length."""
         return len(self._blocks(tokens)) * layer_counts(self.base)[0]
 
     def _blocks(self, tokens: int) -> list[slice]:
@@ -300,8 +299,8 @@ class PartsReader:
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
 
-        Each token and level takes a backward pass through the layers as they are held. No part `[T, T, D]` is made, so
-        that memory grows with the number of tokens, not with its square.
+        Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with the
+        number of tokens, because no array of parts `[T, T, D]` is allocated.
         """
         levels = self._levels(batch, None)
         _, input_JTD = levels[0]
@@ -315,7 +314,7 @@ class PartsReader:
         return {"projection": shares_KRT, "bias_projection": biases_KT[:, list(positions)]}
 
     def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
-        """Return the signed share `[T]` of each source in one token's vector: the map is linear in the input."""
+        """Return the signed share `[T]` of each source in one token's vector, which is linear in the input."""
         share = projection(parts_JTD[0], whole_TD)[position]
         (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
         return (gradient_JTD[0] * input_JTD[0]).sum(-1).detach()
@@ -325,8 +324,8 @@ class PartsReader:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
 
-        Without `sources` they are one part together, and the parts carry their derivatives. `advance` is called after
-        each layer.
+        If `sources` is None, all sources form a single part, and the parts carry derivatives. The callback `advance`
+        runs after each layer.
         """
         if not self.values:
             self.values = self._value_maps(batch)
@@ -349,7 +348,7 @@ class PartsReader:
         return levels
 
     def _value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
-        """Return `value_map` of each layer of the first stack, by a pass of one token."""
+        """Return the `value_map` of each layer of the first stack, from a forward pass of one token."""
         maps: list[Linear] = []
 
         def visit(layer_pass: LayerPass, _features: object) -> None:
@@ -378,7 +377,7 @@ def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` of what `PartsReader.read` returns; NaN where a quantity is not defined."""
+    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; NaN for undefined values."""
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     quantities = parts | {
         "own_projection": own_projection_KT,
@@ -392,8 +391,8 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
 def source_shares(parts: dict[str, Tensor]) -> Tensor:
     """Return each source's share `[L, T, T]` of each token's vector after every layer, from `PartsReader.read`.
 
-    A row sums to 1. A token's share of itself is `own_share`; the rest is divided among the other sources by the
-    lengths of their parts.
+    Each row sums to 1. A token's own entry is `own_share`; the remainder is divided among the other sources in
+    proportion to the lengths of their parts.
     """
     own_LT = parts["own_share"][1:]
     length_LTT = parts["length"][1:].clone()
@@ -404,7 +403,7 @@ def source_shares(parts: dict[str, Tensor]) -> Tensor:
 
 
 def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:
-    """Return `source_shares` of a text; None of a long one."""
+    """Return `source_shares` of a text; None for a text of more than `MAX_PARTS_TOKENS` tokens."""
     if len(ids) > MAX_PARTS_TOKENS:
         return None
     return source_shares(reader.read(padded([ids.tolist()], 0, reader.base.device)))

@@ -1,6 +1,6 @@
-"""A layer as the measures see it: its weights, and what its forward pass shows, in any family of the table.
+"""Weights and forward-pass tensors of a layer, in a common form for all supported model families.
 
-Every family's layer is one algebra, whose norms are there or not (`attnmix/models/families.yaml`):
+The layers of all families follow the same equations; each norm is optional (`attnmix/models/families.yaml`):
 
     o = heads W_O + b_O                       attention_output = attention_output_norm(o)
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
@@ -30,12 +30,12 @@ from attnmix.models.families import PROJECTED, Stack, attention_modules
 Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
-QUADRATURE_NODES = 24  # of the mean of an activation between 0 and its input
+QUADRATURE_NODES = 24  # nodes for the mean of an activation between 0 and its input
 RATIO_POINTS = ("attention_output", PROJECTED)
 
 
 class Block:
-    """One layer's modules and weights, as the model holds them (its dtype, its device)."""
+    """Modules and weights of one layer, with the model's dtype and device."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer = layer
@@ -52,12 +52,12 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """W_1, the activation and W_2 of the feed-forward network; of a gated one W_g and W_u, or both in one."""
+        """W_1, the activation and W_2 of the feed-forward network; if gated, W_1 is W_g and W_u, or both in one."""
         first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.feed_forward_network)
         return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
-        """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
+        """Return the layer's output for the input `x` `[T, D]` and an `attention_output` `[..., T, D]`."""
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
             z = self.cross_attention_norm(z + _cross_attention(call, self.cross_attention_input_norm(z)))
@@ -69,11 +69,11 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the path of N tokens through the rest of the layer, source by source."""
+        """Return the part of the layer after attention for N tokens, for propagation of single sources."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # ModernBERT begins with one
+        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # as in ModernBERT
         return no_norm(self.output.W) if isinstance(module, torch.nn.Identity) else norm_of(module, self.output.W)
 
 
@@ -84,16 +84,16 @@ class LayerPass:
     block: Block
     call: LayerCall
     attention: AttentionCall
-    x: Tensor  # what enters the layer, [..., T, D]
+    x: Tensor  # the layer's input, [..., T, D]
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
     def document(self, place: int, tokens: int | None = None) -> Self:
-        """Return the first `tokens` of one document of a batch; attention, of which padding is a part, stays whole."""
+        """Return one document of a batch, truncated to `tokens`; attention still includes padding."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
-        """Return some documents of a batch, up to `tokens` of each: no more than padding may be left out."""
+        """Return some documents of a batch, each truncated to `tokens`, which must only remove padding."""
         first = slice(tokens)
         features = {point: feature[places, first] for point, feature in self.features.items()}
         attention = self.attention.documents(places, tokens)
@@ -106,17 +106,17 @@ class LayerPass:
 
     @property
     def residual(self) -> Tensor:
-        """After attention's skip connection `[..., T, D]`."""
+        """The vectors after attention's skip connection `[..., T, D]`."""
         return self.x + self.features["attention_output"]
 
     @property
     def attended(self) -> Tensor:
-        """After attention's skip connection and the norm that follows it, where there is one `[..., T, D]`."""
+        """The vectors after attention's skip connection and its norm, if any, `[..., T, D]`."""
         return self.features.get("attention_norm", self.residual)
 
     @property
     def stream(self) -> Tensor:
-        """Before the feed-forward network and a norm of its own `[..., T, D]`."""
+        """The vectors before the feed-forward network and its input norm `[..., T, D]`."""
         if "cross_attention_output" in self.features and not self.block.stack.cross_attention_norm:
             return self.attended + self.features["cross_attention_output"]
         return self.features.get("cross_attention_norm", self.attended)
@@ -133,53 +133,53 @@ class LayerPass:
 
     @cached_property
     def output(self) -> Tensor:
-        """The layer's output `[..., T, D]`, computed again from `attention_output`.
+        """The layer's output `[..., T, D]`, recomputed from `attention_output`.
 
-        What is computed again without a part of W_O's output is equal to it, to the last digit, where that part is 0.
+        After removal of a part of W_O's output that is 0, recomputation returns bitwise the same output.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
     @cached_property
     def value_bias(self) -> Tensor:
-        """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
+        """b_V of all heads side by side `[E]`: the value of a zero vector."""
         attention = self.call.attending["attention"]
         return _values(attention, torch.zeros_like(attention.hidden))[0, :, 0].flatten()
 
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of the vectors after attention's skip connection, as both paths to the end of the layer take them.
+    """Parts of the vectors after attention's skip connection, on both paths to the end of the layer.
 
-    Linear in the vectors, so that parts add up. They are not divided by deviations: `AfterAttention.output` does that.
+    They are linear in the vectors and thus additive; `AfterAttention.output` divides them by the deviations.
     """
 
-    stream: Tensor  # what the second skip connection carries, [..., D]
-    entering: Sequence[Tensor]  # what it gives to each of the network's inputs, [..., W]
+    stream: Tensor  # the part on the second skip connection, [..., D]
+    entering: Sequence[Tensor]  # the part of each of the network's inputs, [..., W]
 
     @property
     def paths(self) -> list[Tensor]:
-        """The vectors that each path carries."""
+        """The vectors on each path."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
-        """Return the difference of two parts, which takes the memory of `other`."""
+        """Return the difference of two parts; it overwrites `other`."""
         for first, second in zip(self.paths, other.paths, strict=True):
             torch.sub(first, second, out=second)
         return other
 
     def copy(self) -> Self:
-        """Return the same part in memory of its own, but for the stream, which nothing overwrites."""
+        """Return a copy; the stream is shared, because it is never overwritten."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
-        """Return the sums of H vectors with the weights `[..., B, T, H]` of each token, `[..., B * T, ...]`."""
+        """Return the weighted sums of H vectors for each token `[..., B * T, ...]`, with weights `[..., B, T, H]`."""
         stream = (weights_BTH @ self.stream).flatten(-3, -2)
         entering = [(weights_BTH @ vectors).flatten(-3, -2) for vectors in self.entering]
         return replace(self, stream=stream, entering=entering)
 
     @property
     def others(self) -> Self:
-        """The second of two parts, that of the other tokens."""
+        """The second of two parts, which belongs to the other tokens."""
         return replace(self, stream=self.stream[1], entering=[vectors[1] for vectors in self.entering])
 
     def add_own(self, other: Self) -> Self:
@@ -193,30 +193,30 @@ class NetworkPart:
 class AfterAttention:
     """N tokens from attention's skip connection to the end of a layer with a plain or gated feed-forward network.
 
-    A network W_2 g(W_1 z + b_1) + b_2 takes its sources apart by integrated gradients from the baseline 0 on (Kobayashi
-    et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, that is in closed form
+    The output of a network W_2 g(W_1 z + b_1) + b_2 is attributed to sources by integrated gradients with baseline 0
+    (Kobayashi et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, the closed form is
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
 
-    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) has two inputs p and u of its product, and a source the parts
-    p_j and u_j; the paper does not treat it. The same integral, along t (p, u) from 0 on, is with m = int_0^1 g(t p) dt
+    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) is not covered by the paper. It multiplies functions of two
+    inputs p and u, with parts p_j and u_j. With m = int_0^1 g(t p) dt, the same integral along t (p, u) from 0 is
 
         p_j * u * (g(p) - m) / p + u_j * m
 
-    (by parts, int_0^1 t g'(t p) dt = (g(p) - m) / p), where m takes a quadrature. Parts sum to u g(p) whatever m is.
-    So every source passes a linear map of token i's own. LayerNorms are taken by their linear parts, divided by the
-    deviation of the whole vector. The biases belong to no source, and neither does what cross-attention adds.
+    (by parts, int_0^1 t g'(t p) dt = (g(p) - m) / p). Quadrature computes m; the parts sum to u g(p) for any m.
+    Every source thus passes a linear map that depends on token i only. LayerNorms are replaced by their linear parts,
+    divided by the deviations of the whole vectors. Biases and the output of cross-attention belong to no source.
     W is the width of the network.
     """
 
     block: Block
-    residual_ND: Tensor  # the layer's input and what attention adds
+    residual_ND: Tensor  # the layer's input plus the attention output
     cross_ND: Tensor | None  # the output of cross-attention, in a decoder with an encoder
     preactivation_NW: Tensor  # the output of the network's first Linear
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
-        """p `[N, W]`; of a gated network p and u."""
+        """p `[N, W]`; p and u for a gated network."""
         ups, *_ = self.block.feed_forward
         if not self.block.stack.gated:
             return (self.preactivation_NW,)
@@ -237,20 +237,20 @@ class AfterAttention:
         mean_NW = mean_on_path(activation, p_NW)  # m
         zero = p_NW.new_zeros(1)
         derivative_at_zero = slopes(activation, zero, activation(zero))
-        # (g(p) - m) / p, whose limit at p = 0 is g'(0) / 2.
+        # The limit of (g(p) - m) / p at p = 0 is g'(0) / 2.
         slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, derivative_at_zero / 2)
         return u_NW * slope_NW, mean_NW
 
     @cached_property
     def constant(self) -> Tensor:
-        """The part of W_2's input that belongs to none of the `inputs`: g(0), and nothing in a gated network."""
+        """The constant part of W_2's input, independent of the `inputs`: g(0), or 0 in a gated network."""
         zero = self.preactivation_NW.new_zeros(1)
         return zero if self.block.stack.gated else self.block.feed_forward[1](zero)
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`.
+        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, in one or several tensors.
 
-        The parts are overwritten: memory that is new costs as much as the product.
+        The parts are overwritten, because allocation costs as much as the product.
         """
         if len(parts) < len(slopes):
             width = slopes[0].shape[-1]
@@ -262,26 +262,26 @@ class AfterAttention:
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
-        """The `slopes` for parts that the deviation of the network's norm has not divided."""
+        """The `slopes` divided by the deviation of the network's norm, for parts without this division."""
         if self.block.feed_forward_norm.absent:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
-        """Return a part of `residual_ND` as the part of what the second skip connection carries."""
+        """Propagate a part of `residual_ND` to the second skip connection."""
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
         return self.block.cross_attention_norm.part(part_ND, self._attended_ND + self.cross_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Return what the feed-forward network adds by a part of the stream, biases left out."""
+        """Return the feed-forward network's output for a part of the stream, without biases."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         return self._leaving(self._inner([entering_ND @ up.W for up in ups], self.slopes) @ down.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
-        """Return parts `[..., D]` of `residual_ND`, whichever tokens they belong to."""
+        """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`; they may belong to any tokens."""
         block = self.block
         stream = block.attention_norm.linear(part)
         if self.cross_ND is not None:
@@ -290,16 +290,16 @@ class AfterAttention:
         return NetworkPart(stream, [entering @ up.W for up in block.feed_forward[0]])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Return a part of `residual_ND` in the layer's output, but for one factor of each token.
+        """Propagate a part of `residual_ND` to the layer's output, up to a scalar factor per token.
 
-        A ratio cancels that factor, the deviations of the norms on the way of the skip connection. The vectors that
-        enter the network are overwritten.
+        The factor (deviations of the norms along the skip connection) cancels in ratios. The network's inputs are
+        overwritten.
         """
         added_ND = self._leaving(self._inner(part.entering, self._divided_slopes) @ self.block.feed_forward[2].W)
         return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Return a part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
+        """Propagate a part of `residual_ND` as in `stream`, plus the norms' betas and the output of cross-attention."""
         norm, cross_norm = self.block.attention_norm, self.block.cross_attention_norm
         stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
@@ -307,7 +307,7 @@ class AfterAttention:
         return cross_norm.part(stream_ND + self.cross_ND, self._attended_ND + self.cross_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
+        """Propagate a constant part of the stream as in `added`, plus the biases of the network and its norms."""
         block = self.block
         ups, _, down = block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
@@ -316,7 +316,7 @@ class AfterAttention:
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
-        """Return a part of what leaves W_2 as the part of what leaves the network."""
+        """Propagate a part of W_2's output through the network's output norm."""
         norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
@@ -336,20 +336,20 @@ class AfterAttention:
 
     @cached_property
     def _attended_ND(self) -> Tensor:
-        """After attention's skip connection and its norm."""
+        """The vectors after attention's skip connection and its norm."""
         norm = self.block.attention_norm
         return norm.part(self.residual_ND, self.residual_ND) + norm.beta
 
     @cached_property
     def _stream_ND(self) -> Tensor:
-        """The input of the feed-forward network, before a norm of its own."""
+        """The input of the feed-forward network, before its input norm."""
         return self.stream_with_biases(self.residual_ND)
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
-    """Return (g(p) - g(0)) / p of an elementwise g, with p `before` and g(p) `after` it; g'(0) where p is 0.
+    """Return (g(p) - g(0)) / p for an elementwise g, with p in `before` and g(p) in `after`; g'(0) where p is 0.
 
-    g'(0) is a central difference: the mean of both sides' where g has a corner.
+    g'(0) is a central difference, which is the mean of both one-sided derivatives at a kink of g.
     """
     at_zero = activation(before.new_zeros(1))
     above_zero = activation(before.new_full((1,), STEP))
@@ -360,7 +360,7 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
 
 
 def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it: its mean on a path, by Gauss's rule."""
+    """Return int_0^1 g(t p) dt for an elementwise g, with p in `before`, by Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     mean = torch.zeros_like(before)
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
@@ -376,10 +376,10 @@ def run_layers(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
-    """Run one forward pass, which shows each layer to `visit` as soon as it is through, with the features so far.
+    """Run one forward pass and call `visit` after each layer, with the features recorded up to this layer.
 
-    `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
-    `InputError` where a layer does not attend by the library's function.
+    `model`, if any, is run instead of `base`. Only the outputs of earlier layers are kept. Raise `InputError` if a
+    layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
@@ -400,7 +400,7 @@ def run_layers(
             )
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
-        with features.pause():  # the model's modules are called once more, by both
+        with features.pause():  # Both statements call the model's modules again.
             block = Block(call.module, call.stack)
             visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
         for site in layer_sites:
@@ -416,7 +416,7 @@ def run_layers(
 
 
 def checkpoint_name(base: PreTrainedModel) -> str:
-    """Return what the model was loaded from, for messages; of one made in memory its class."""
+    """Return the model's name or path for messages; the class name for a model created in memory."""
     return str(base.name_or_path or type(base).__name__)
 
 
@@ -426,7 +426,7 @@ def map_layers(
     batch: Mapping[str, Tensor],
     points: Collection[str] = RATIO_POINTS,
 ) -> list[Result]:
-    """Return what `function` makes of each layer of one forward pass, without derivatives."""
+    """Apply `function` to each layer of one forward pass, without derivatives."""
     results: list[Result] = []
     with torch.inference_mode():
         run_layers(base, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
@@ -434,10 +434,10 @@ def map_layers(
 
 
 def value_map(layer_pass: LayerPass) -> Linear:
-    """Return x -> x W_V + b_V, all heads side by side, by sending unit vectors through the layer's own modules.
+    """Return x -> x W_V + b_V, all heads side by side, by propagating unit vectors through the layer's modules.
 
-    The pass is that of a text of one token: each unit vector is then a text of one token too. x is attention's input;
-    the outputs of grouped heads are repeated.
+    x is attention's input. `layer_pass` must have a single token, because each unit vector is processed as a text of
+    one token. The outputs of grouped heads are repeated.
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
@@ -449,7 +449,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
 
 
 def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return the values `[B, H, T, d]` that a layer's attention makes of other vectors `[B, T, D]`."""
+    """Return the values `[B, H, T, d]` of a layer's attention for other input vectors `[B, T, D]`."""
     calls: list[AttentionCall] = []
     with attention_by(explicit(lambda _module, call: calls.append(call))):
         attention(hidden)
@@ -457,7 +457,7 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return what the heads make of other vectors `[B, T, D]`, side by side and before W_O `[B, T, E]`."""
+    """Return the outputs of the heads for other input vectors `[B, T, D]`, side by side, before W_O `[B, T, E]`."""
     attend = explicit()
     outputs: list[Tensor] = []
 
@@ -472,7 +472,7 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
-    """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
+    """Return cross-attention of `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
     cross = call.attending["cross_attention"]
     texts = z.reshape(-1, *z.shape[-2:])
     options = dict(cross.options)

@@ -1,9 +1,9 @@
-"""Micro-batches: documents of a padded batch that are measured at once, and what is known of their tokens, as tensors.
+"""Micro-batches: documents of a padded batch that are measured together, with tensors describing their tokens.
 
-On a CPU a micro-batch is small enough for its vectors to stay in the processor's cache, and they run in threads. On any
-other device it is the whole batch, as each operation costs the same for one document as for all.
+On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On any other device, the
+micro-batch is the whole batch, because an operation costs about the same for one document as for all.
 
-Shapes: B documents of a micro-batch, T tokens of the longest of them, G groups of tokens.
+Shapes: B documents of a micro-batch, T tokens of its longest document, G groups of tokens.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,14 +20,14 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.ratios import chunk_tokens
 
 TOKEN_GROUPS = len(CLASSES) * len(POSITIONS)
-PADDING_SEGMENT = 2  # in place of a segment of the two texts of a pair (0, 1) or of a special token (-1)
+PADDING_SEGMENT = 2  # differs from the segments of a pair's texts (0, 1) and of special tokens (-1)
 
 
 class MicroBatch:
-    """Neighbouring documents of a padded batch."""
+    """Consecutive documents of a padded batch."""
 
     def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
-        """Take all documents of the batch, and the places of those in the micro-batch."""
+        """Select the documents at `places` from all documents of the batch."""
         self.documents, self.places, self.device = documents[places], places, device
         self.lengths = [len(document) for document in self.documents]
         self.tokens = max(self.lengths)
@@ -41,22 +41,22 @@ class MicroBatch:
 
     @cached_property
     def tokens_B(self) -> Tensor:
-        """Numbers of tokens, in float64."""
+        """Numbers of tokens per document, in float64."""
         return self.mask_BT.sum(-1).double()
 
     @cached_property
     def groups_BT(self) -> Tensor:
-        """The group of each token: its class and its position."""
+        """Index of each token's group, the combination of class and position."""
         return self._padded([_groups(document) for document in self.documents], 0)
 
     @cached_property
     def members_BTG(self) -> Tensor:
-        """The group of each token as rows with a single 1, zeros for padding."""
+        """One-hot encoding of each token's group; zeros for padding."""
         rows_BTG = torch.nn.functional.one_hot(self.groups_BT, TOKEN_GROUPS).double()
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG` of the documents with these names, zeros of the others."""
+        """Return `members_BTG`, with zeros for documents without one of these names."""
         if all(name in names for name in self.names):
             return self.members_BTG
         within_B = torch.tensor([name in names for name in self.names], device=self.device)
@@ -64,7 +64,7 @@ class MicroBatch:
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
-        """Token ids, those of padding as the document's first: no further word."""
+        """Token IDs; padding has the document's first ID, which adds no new token type."""
         ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
         for place, document in enumerate(self.documents):
             ids_BT[place] = document.ids[0]
@@ -73,14 +73,14 @@ class MicroBatch:
 
     @cached_property
     def segments_BT(self) -> Tensor | None:
-        """The text of each token of a pair: 0 or 1, -1 for special tokens; None where no document is a pair."""
+        """The text of each token of a pair: 0 or 1, -1 for special tokens; None if a document is not a pair."""
         segments = [document.segments for document in self.documents if document.segments is not None]
         if len(segments) < len(self.documents):
             return None
         return self._padded([segments_T.astype(np.int64) for segments_T in segments], PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
-        """Return `segments_BT`; `shifted` as a decoder reads them, one token later behind its first."""
+        """Return `segments_BT`; if `shifted`, shifted right by one, as decoder inputs are."""
         if self.segments_BT is None or not shifted:
             return self.segments_BT
         first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
@@ -88,9 +88,9 @@ class MicroBatch:
         return shifted_BT.masked_fill(~self.mask_BT, PADDING_SEGMENT)
 
     def special_positions(self, shifted: bool) -> Tensor:
-        """Return the positions `[S, B]` of each document's special tokens, then -1.
+        """Return the positions `[S, B]` of each document's special tokens, padded with -1.
 
-        `shifted` as a decoder reads them, one token later, after a first one that is special.
+        If `shifted`, they are shifted right by one, as decoder inputs are, and include the start token at position 0.
         """
         if not shifted:
             return self._special_SB
@@ -105,11 +105,11 @@ class MicroBatch:
         return self._padded(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:
-        """Return the micro-batch's part of the vectors of all documents of the batch."""
+        """Select the vectors of the micro-batch from the vectors of the whole batch."""
         return vectors_BTD[self.places, : self.tokens]
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums of `[B, T, ...]` over the tokens of each document, in float64."""
+        """Return the sums of values `[B, T, ...]` over the tokens of each document, in float64."""
         if self.is_padded:
             more_axes = [1] * (values.dim() - 2)
             mask = self.mask_BT.view(*self.mask_BT.shape, *more_axes)
@@ -117,7 +117,7 @@ class MicroBatch:
         return values.sum(1, dtype=torch.float64)
 
     def means(self, values_BTE: Tensor) -> Tensor:
-        """Return the mean over the tokens of each document `[B, 1, E]`."""
+        """Return the means `[B, 1, E]` over the tokens of each document."""
         means_BE = self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)
         return means_BE.unsqueeze(1).to(values_BTE)
 
@@ -127,12 +127,12 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Return the micro-batches of a batch, which follow from its documents' lengths and the kind of device alone."""
+    """Return the micro-batches of a batch; they depend only on the documents' lengths and the device type."""
     return [MicroBatch(documents, places, device) for places in _places(documents, chunk_tokens(device))]
 
 
 def _places(documents: Sequence[Document], most_tokens: int) -> Iterator[slice]:
-    """Yield neighbouring documents as long as they have at most so many tokens, padding included; one at least."""
+    """Yield slices of consecutive documents with at most `most_tokens` tokens (with padding), or one document."""
     start, longest = 0, 0
     for place, document in enumerate(documents):
         longest = max(longest, len(document))
