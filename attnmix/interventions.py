@@ -456,7 +456,7 @@ def edited_attention(
     The context `preparation` is entered immediately, and exited when the last edit of the network ends.
 
     Layers are numbered by their position in the network, decoder layers after encoder layers, even if only a part of
-    the network is called. Raise `InputError` for a layer that the network does not have, for an edit in another
+    the network runs. Raise `InputError` for a layer that the network does not have, for an edit in another
     thread, and during a forward pass for heads, tokens and shapes that a layer does not have.
     """
     _check_edit(edit)

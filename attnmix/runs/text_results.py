@@ -1,7 +1,7 @@
 """Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-The formulas are shared with the stages. Slow quantities are omitted: derivatives, and all maps except the one that
-lays out each point of the residual stream separately, with one seed. No file is written.
+The formulas are shared with the stages. Slow quantities are omitted: derivatives, and all maps except a separate map
+of each point of the residual stream, with one seed. No file is written.
 """
 
 from __future__ import annotations
