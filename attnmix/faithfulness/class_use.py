@@ -3,7 +3,7 @@
 `interventions` replaces the values from some layer to the last, in every text, by one vector for all sources:
 
     text_mean     mean of the text's own values: removes the differences between tokens
-    corpus_mean   mean over the other texts: removes the content of the text as well
+    corpus_mean   mean over all other texts: removes the content of the text as well
     other_class   mean over the texts of this text's second most probable class
 
 Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.

@@ -59,7 +59,7 @@ class Cloud:
         self.squares_T = self.centred_TD.norm(dim=-1).square()
         self.norm = length_T.norm(dim=-1)
         self.centred_norm = self.squares_T.sum(-1).sqrt()
-        # Measures are undefined if tokens, or the HSIC, differ from 0 by rounding only.
+        # Measures are undefined if tokens differ by rounding only, or if the HSIC is a rounding error.
         self.varies = self.centred_norm > ROUNDING * self.norm
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
