@@ -5,15 +5,15 @@
     with model.intervene(attnmix.interventions.without_heads({6: [0, 3]})) as network:
         network(**inputs).logits
 
-An edit is a function of a layer's number (from 1; a decoder's layers follow those of its encoder), its attention
-weights `[B, H, queries, keys]` and its values `[B, H, keys, d]`, with grouped heads repeated. It returns both, changed
-or not; the product of the two is the output of the heads. Without a cache of keys, there are as many queries as keys.
-Cross-attention is not edited. Layers, heads and tokens that a model or text does not have raise `InputError`: layers
-when the intervention begins, the others in the first forward pass.
+An edit is a function of the layer number (from 1; decoder layers are numbered after the encoder layers), the attention
+weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`, with grouped heads repeated. It returns weights and
+values, changed or not; their product is the output of the heads. Without a key cache, the numbers of queries and keys
+are equal. Cross-attention is not edited. Layers, heads and tokens that a model or text does not have raise
+`InputError`: layers when the intervention begins, heads and tokens in the first forward pass.
 
-An edit applies to every call while its context is open: of the whole network, of an encoder or decoder alone, of
-`generate`, and in other threads. Nested contexts apply one edit after the other. Derivatives are those of the edited
-network. The library's own measures describe an unedited model and refuse to run inside.
+An edit applies to every call while its context is open: calls of the whole network, of an encoder or decoder alone, of
+`generate`, and from other threads. Nested contexts apply their edits in sequence. Gradients are computed through the
+edited network. The measures of attnmix describe an unedited model and refuse to run inside an intervention.
 Shapes: B texts, H heads, d head width.
 """
 
@@ -36,7 +36,7 @@ from attnmix.models.attention_edits import attached_edit
 from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for one, has no float64
+FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class EditedCall:
     weights: Tensor  # [B, H, queries, keys]
     value: Tensor  # [B, H, keys, d]
     first_query: int | None = 0
-    """The position of the first query among the keys: above 0 with a cache; None where it does not hold all keys."""
+    """Position of the first query among the keys: above 0 with a cache; None if the cache does not hold all keys."""
 
     @property
     def first_row(self) -> int:
-        """The position of the first query; raise `InputError` where a cache does not tell it."""
+        """Position of the first query; raise `InputError` if it cannot be derived from the cache."""
         if self.first_query is None:
             problem = f"the cache of keys in layer {self.layer} does not hold one key for each token"
             raise InputError(f"edit: {problem}; allowed: use_cache=False, or a dynamic cache within its window")
@@ -60,10 +60,10 @@ class EditedCall:
 
 @dataclass(frozen=True)
 class LayerEdit:
-    """An edit of selected layers, or of all; the others are unchanged."""
+    """An edit of selected layers, or of all layers."""
 
     maker: str
-    """The function that returned it, for errors."""
+    """Name of the function that created the edit, for error messages."""
     layers: tuple[int, ...] | None
     change: Callable[[EditedCall], tuple[Tensor, Tensor]]
 
@@ -83,7 +83,7 @@ class LayerEdit:
 
 @dataclass(frozen=True)
 class ChainedEdit:
-    """Edits that are applied one after the other."""
+    """A sequence of edits, applied in order."""
 
     edits: tuple[Edit, ...]
 
@@ -98,7 +98,7 @@ class ChainedEdit:
         return call.weights, call.value
 
     def check_layers(self, allowed: range, note: str) -> None:
-        """Raise `InputError` for a layer of one of the edits that the model does not have."""
+        """Raise `InputError` if an edit selects a layer that the model does not have."""
         for edit in self.edits:
             if isinstance(edit, LayerEdit | ChainedEdit):
                 edit.check_layers(allowed, note)
@@ -122,7 +122,7 @@ def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Positions:
-    """Tokens of a text, named by numbers, by a slice, or by a mask over all tokens."""
+    """Tokens of a text, selected by positions, by a slice, or by a mask over all tokens."""
 
     argument: str
     numbers: tuple[int, ...] | slice
@@ -130,7 +130,7 @@ class Positions:
 
     @classmethod
     def named(cls, argument: str, given: Any) -> Positions:
-        """Return the positions that a user gave; raise `InputError` for what names no token."""
+        """Return the positions in a user's argument; raise `InputError` if it does not select a token."""
         if isinstance(given, slice):
             bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
             if any(whole_number(argument, bound) < 0 for bound in bounds) or given.step == 0:
@@ -145,7 +145,7 @@ class Positions:
         return cls(argument, tuple(mask.nonzero()[:, 0].tolist()), len(mask))
 
     def in_texts(self, call: EditedCall) -> Tensor:
-        """Return the numbers of the tokens, on the CPU; raise `InputError` for those that a text lacks."""
+        """Return the token positions, on the CPU; raise `InputError` for positions beyond the end of the text."""
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"
         if self.mask_length not in (None, tokens):
@@ -159,12 +159,12 @@ class Positions:
             return torch.tensor(chosen)
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         places = torch.tensor(self.numbers)
-        if self.mask_length is None and call.weights.shape[-2] == tokens:  # a window may hide early tokens from others
+        if self.mask_length is None and call.weights.shape[-2] == tokens:  # a sliding window may hide early tokens
             self._check_padding(call.weights, places)
         return places
 
     def _check_padding(self, weights: Tensor, places: Tensor) -> None:
-        """Raise `InputError` where a token is padding in one of the texts: then none attends to it, itself neither."""
+        """Raise `InputError` if a token is padding in one of the texts, that is, if no token attends to it."""
         attended_BN = weights.detach()[..., places.to(weights.device)].sum((1, 2)) > 0
         missing = (~attended_BN).nonzero().tolist()
         if missing:
@@ -174,9 +174,9 @@ class Positions:
 
 
 def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
-    """Return the edit that silences `heads`, numbers from 0 on by layer: their values are 0.
+    """Return an edit that ablates `heads` (indices from 0, by layer) by setting their values to 0.
 
-    The same as zero rows of W_O; b_O stays.
+    This is equivalent to setting their rows of W_O to 0; b_O is unchanged.
     """
     by_layer = _by_layer("without_heads", heads)
     numbers = {layer: whole_numbers(f"without_heads: layer {layer}", each) for layer, each in by_layer.items()}
@@ -196,10 +196,10 @@ def without_edges(
     sources: Tensor | slice | Collection[int],
     layers: Collection[int] | None = None,
 ) -> Edit:
-    """Return the edit that lets the `targets` take nothing from the `sources`, in `layers` or in all.
+    """Return an edit that sets the attention weights from `targets` to `sources` to 0, in `layers` or in all layers.
 
-    Both are positions of tokens from 0 on: numbers, a slice, or a mask over all. The weights are 0, and the others stay
-    as they are: what the sources gave is lost.
+    Both arguments are token positions from 0: integers, a slice, or a mask over all tokens. The remaining weights are
+    not renormalised, and the contribution of the sources is lost.
     """
     rows = Positions.named("without_edges: targets", targets)
     columns = Positions.named("without_edges: sources", sources)
@@ -214,7 +214,7 @@ def without_edges(
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
         is_cut[rows.in_texts(call)[:, None], columns.in_texts(call)] = True
         cut_queries = is_cut[first:last].to(call.weights.device)
-        if queries == keys:  # one token at a time, a cut may concern earlier tokens only
+        if queries == keys:  # With a cache, the cut edges may belong to earlier queries.
             _check_edges(call, cut_queries, named=layers is not None)
         return call.weights.masked_fill(cut_queries, 0), call.value
 
@@ -222,9 +222,9 @@ def without_edges(
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
-    """Raise `InputError` where no target takes anything: of later tokens, in a model whose tokens see earlier ones.
+    """Raise `InputError` if all cut weights are 0, for example for later tokens in a causal model.
 
-    A layer that looks at near tokens only may lack edges that others have, unless it is `named`.
+    If the layer is not `named`, 0 is allowed in bidirectional layers, as a sliding window may exclude the edges.
     """
     if call.weights.masked_select(cut).any():
         return
@@ -234,9 +234,10 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
 
 
 def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = None) -> Edit:
-    """Return the edit that gives every source the mean value of its text's tokens, in `layers` or in all.
+    """Return an edit that replaces the value of every source by the mean over its text, in `layers` or in all layers.
 
-    `attention_mask` `[B, T]` is the model's input: padding does not count. No token can then know which token gave.
+    `attention_mask` `[B, T]` is the model's input; padding is ignored. The output no longer depends on which token
+    contributed which value.
     """
     mask_BT = torch.as_tensor(attention_mask)
     if mask_BT.ndim != 2 or not ((mask_BT == 0) | (mask_BT == 1)).all() or not mask_BT.any(-1).all():
@@ -257,9 +258,9 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
 
 
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
-    """Return the edit that puts other values in the place of a layer's: `values[layer]` broadcasts to `[B, H, T, d]`.
+    """Return an edit that replaces the values of layers by `values[layer]`, which broadcasts to `[B, H, T, d]`.
 
-    A mean over texts or a donor's mean is `[B, H, 1, d]`: the same for every source of a text.
+    A mean over texts or over a donor has the shape `[B, H, 1, d]`, and is shared by all sources of a text.
     """
     by_layer = _by_layer("replaced_values", values)
     for layer, each in by_layer.items():
@@ -278,7 +279,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
-    """Return the edit that maps a layer's values, heads side by side `[B, T, H * d]`: by `maps[layer]`, an `Eraser`."""
+    """Return an edit that applies `maps[layer]`, for example an `Eraser`, to concatenated values `[B, T, H * d]`."""
     by_layer = _by_layer("mapped_values", maps)
     for layer, each in by_layer.items():
         if not callable(each):
@@ -298,7 +299,7 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
 
 
 def chained(*edits: Edit) -> Edit:
-    """Return the edit that applies `edits` one after the other."""
+    """Return an edit that applies `edits` in order."""
     if not edits:
         raise InputError("chained: no edits; allowed: one or more")
     for edit in edits:
@@ -307,7 +308,7 @@ def chained(*edits: Edit) -> Edit:
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
-    """Return the edit that changes nothing, and leaves each layer's values `[B, H, T, d]` in `values`."""
+    """Return an edit that changes nothing and stores each layer's values `[B, H, T, d]` in `values`."""
     if not isinstance(values, MutableMapping):
         raise InputError(f"recorded: {type(values).__name__}; allowed: a dictionary, which it fills by layer")
 
@@ -319,7 +320,7 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
 
 
 def _by_layer(maker: str, given: Any) -> dict[int, Any]:
-    """Return a dictionary by layer; raise `InputError` for anything else, and for an empty one."""
+    """Return a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
     if not isinstance(given, Mapping) or not given:
         named = "an empty dictionary" if isinstance(given, Mapping) else type(given).__name__
         raise InputError(f"{maker}: {named}; allowed: a dictionary by layer, of one layer or more")
@@ -331,7 +332,7 @@ def _layers(maker: str, given: Any) -> tuple[int, ...] | None:
 
 
 def _broadcasts(given: Tensor, to: Tensor) -> bool:
-    """Return True where a tensor takes the shape of another by repeating dimensions of length 1."""
+    """Return True if a tensor can be broadcast to the shape of another."""
     pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
     return given.ndim <= to.ndim and all(length in (1, whole) for length, whole in pairs)
 
@@ -344,11 +345,11 @@ def _check_edit(edit: Any) -> None:
 
 @dataclass(frozen=True)
 class Eraser:
-    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, in float64 within, on any device."""
+    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, computed in float64, on any device."""
 
     mean_D: Tensor
-    readout_DK: Tensor  # what is read off a vector
-    directions_KD: Tensor  # and taken away along these
+    readout_DK: Tensor  # projection of a centred vector to K coordinates
+    directions_KD: Tensor  # directions along which the coordinates are subtracted
 
     def __call__(self, vectors: Tensor) -> Tensor:
         width = len(self.mean_D)
@@ -359,18 +360,18 @@ class Eraser:
         return vectors - (read @ self.directions_KD.to(exact)).to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
-        """Return the map that leaves `factor` times what this one erases."""
+        """Return a map that keeps the fraction `factor` of the erased component."""
         if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
             raise InputError(f"scaled: factor {factor!r}; allowed: a finite number")
         return replace(self, readout_DK=(1 - float(factor)) * self.readout_DK)
 
 
 def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
-    """Return the least change of vectors after which no linear map can tell their classes: LEACE's closed form.
+    """Return the smallest change of vectors that prevents linear classification: the closed form of LEACE.
 
     With W the inverse root of the covariance S (on the span of the vectors) and Z the classes, one-hot,
     x' = x - W^+ P W (x - mean), P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023,
-    theorem 4.2). Raise `InputError` for fewer than two classes, and where vectors and classes do not belong together.
+    theorem 4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ.
     """
     exact_ND = _checked_vectors("class_eraser", vectors_ND)
     classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
@@ -391,10 +392,11 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 
 
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
-    """Return a map that takes as much of the vectors' variance away as `eraser`, and nothing of what that one erases.
+    """Return a map that removes as much variance as `eraser`, from the component that `eraser` keeps.
 
-    It erases orthogonal directions of what `eraser` leaves: random ones, or without a seed principal components, the
-    largest first. The last is taken away in part, so that the variance is equal; all where together they have less.
+    It erases orthogonal directions of this component: random directions, or without a seed the principal components in
+    descending order. The last direction is removed in part to match the variance; all directions are removed if their
+    total variance is smaller.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
@@ -419,7 +421,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
 
 def _checked_vectors(maker: str, vectors_ND: Any) -> Tensor:
-    """Return vectors in float64; raise `InputError` for another shape, and for NaN and infinite numbers."""
+    """Return vectors in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
     if not isinstance(vectors_ND, Tensor) or vectors_ND.ndim != 2 or not vectors_ND.numel():
         given = list(vectors_ND.shape) if isinstance(vectors_ND, Tensor) else type(vectors_ND).__name__
         raise InputError(f"{maker}: vectors: {given}; allowed: a tensor `[vectors, width]`")
@@ -431,13 +433,13 @@ def _checked_vectors(maker: str, vectors_ND: Any) -> Tensor:
 
 
 def _in_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, on its device, or on the CPU where the device has no float64."""
+    """Return a tensor in float64, on its device or, if the device does not support float64, on the CPU."""
     device = tensor.device if tensor.device.type in FLOAT64_DEVICES else torch.device("cpu")
     return tensor.to(device).double()
 
 
 def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the root of the pseudo-inverse of the covariance, and the root of the covariance `[D, D]`."""
+    """Return the square roots of the covariance's pseudo-inverse and of the covariance `[D, D]`."""
     sizes_D, vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND / len(centred_ND))
     kept = sizes_D > sizes_D.max() * 1e-10
     roots_D = torch.where(kept, sizes_D, 1).sqrt()
@@ -449,13 +451,13 @@ def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 def edited_attention(
     network: PreTrainedModel, edit: Edit, preparation: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Apply `edit` to the self-attention of a network, after the edits of contexts around, until the context ends.
+    """Apply `edit` to the self-attention of a network, after the edits of outer contexts, until the context ends.
 
-    The context `preparation` is entered now, and left when the last edit of the network ends.
+    The context `preparation` is entered immediately, and exited when the last edit of the network ends.
 
-    A layer has the number of its place in the network, a decoder's follow its encoder's, however the network or a part
-    of it is called. Raise `InputError` for a layer that the network does not have, for an edit of another thread, and
-    in a forward pass for heads, tokens and shapes that a layer does not have.
+    Layers are numbered by their position in the network, decoder layers after encoder layers, even if only a part of
+    the network runs. Raise `InputError` for a layer that the network does not have, for an edit in another
+    thread, and during a forward pass for heads, tokens and shapes that a layer does not have.
     """
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):

@@ -1,10 +1,10 @@
-"""Measure how much the class's probability falls if the tokens that a score ranks first are replaced, or all others.
+"""Measure the drop of the class's probability after replacing the highest-scored tokens, or all others.
 
     python -m stages faithfulness
 
-The falls are compared with those by a random order of tokens. For the drawn reviews, `class_use.csv` says
-what becomes of the class where values are replaced, what the head and linear probes read off single tokens, and how the
-classifier's margin goes with the last layer's mixing ratio. Writes `reports/plots/faithfulness/` and
+The drops are compared with a random order of tokens. For the sampled reviews, `class_use.csv` contains the effect of
+replaced values on the class, predictions from single tokens by the head and by linear probes, and the correlation of
+the classifier's margin with the last layer's mixing ratio. The stage writes `reports/plots/faithfulness/` and
 `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
@@ -45,14 +45,15 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Reviews in which references and costly scores are judged."""
+"""Number of reviews for the evaluation of references and costly scores."""
 
 
 def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
-    batch_tokens = parameters.capture.batch_tokens // 2  # as edits hold the weights of all heads and layers' outputs
+    # Edits need memory for the weights of all heads and the outputs of layers.
+    batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
@@ -73,7 +74,7 @@ def main(parameters: Parameters) -> None:
 
 
 def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return `faithfulness.csv` of the reviews in which tokens are replaced, each cut to `max_length` tokens."""
+    """Return `faithfulness.csv` for the reviews with replaced tokens, truncated to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
     sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))
@@ -89,12 +90,12 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
         reference_T = review.gradient_norm()
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
     agreement_NM = np.array(agreements)
-    agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # with itself
+    agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # The correlation of the reference with itself is omitted.
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
 def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
+    """Return `margins.csv`, one row per sampled review, and the checkpoints with last-layer ratios as columns."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
@@ -118,7 +119,7 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
 
 
 def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
-    """Return training reviews to which probes are fitted, truncated and tokenised as `tokenize` does the others."""
+    """Return the training reviews of the probes, truncated and tokenised as in the stage `tokenize`."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
     reviews = reviews.assign(document="train/" + reviews.index.astype(str), measured=False, predicted_label=-1)

@@ -1,10 +1,10 @@
-"""Measure how much attention mixes the tokens of the drawn test reviews.
+"""Measure how much attention mixes the tokens of the sampled test reviews.
 
     python -m stages measure
     torchrun --nproc-per-node 4 -m stages measure
 
-Writes `features/measure/`, `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` says what
-each number is.
+Writes `features/measure/`, `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines
+each number.
 """
 
 from pathlib import Path

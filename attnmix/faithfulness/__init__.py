@@ -1,1 +1,1 @@
-"""The fall of the class's probability when the tokens that a measure ranks first are removed, and the margins."""
+"""Faithfulness of token scores (probability drops after token removal), use of the class, and margins."""

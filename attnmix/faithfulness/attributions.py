@@ -1,6 +1,6 @@
-"""The measures that are compared: each gives every token of a review a score, declared with its formula.
+"""Declarations of the compared attribution methods, which score every token of a review, with their formulas.
 
-To add one, declare it here. Shapes: T tokens, L layers, C classes.
+Declare new methods here. Shapes: T tokens, L layers, C classes.
 """
 
 import logging
@@ -24,20 +24,20 @@ from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
-REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with
+REFERENCE = "gradient_norm"  # reference of the rank correlations
 RANDOM_DRAWS = 1
 
 
 def word_positions(document: Document) -> npt.NDArray[np.int64]:
-    """Return the positions of the tokens that are not special."""
+    """Return the positions of non-special tokens."""
     special = [CLASSES.index(name) for name in ("cls", "sep")]
     return np.flatnonzero(~np.isin(document.classes, special))
 
 
 class Review:
-    """A document in front of the classifier; what a score needs is computed once, when a score asks for it.
+    """A document with the classifier's lazily computed and cached quantities for scores.
 
-    `donor_ids` `[T]` are tokens of other texts, which `with_donors` puts in the place of the document's own.
+    `donor_ids` `[T]` are tokens of other texts, which `with_donors` inserts in place of the document's own tokens.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Review:
         return _doubles((self.gradients.logit_by_words_TD * self.gradients.words_TD).sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return the row `[T]` of the token that the head reads, or the mean of several, in the last layer's matrix."""
+        """Return the row `[T]` of the token that the head reads (the mean if several) in the last layer's matrix."""
         matrices, _ = self.layer_results
         return _doubles(matrices[method][-1].cpu()[self.gradients.read_T.cpu()].mean(0))
 
     def decomposed(self) -> Doubles:
-        """Return each token's part of the predicted class's logit `[T]`; NaN where the head cannot be taken apart."""
+        """Return each token's part of the predicted class's logit `[T]`; NaN if the head cannot be decomposed."""
         _, parts_T = self.layer_results
         return np.full(len(self.ids), np.nan) if parts_T is None else _doubles(parts_T)
 
     def attnlrp(self) -> Doubles:
-        """Return each token's relevance for the predicted class's logit `[T]`; NaN as `decomposed`."""
+        """Return each token's relevance for the predicted class's logit `[T]`; NaN as in `decomposed`."""
         read = self.gradients.read_position
         relevance_T = None
         if read >= 0:
@@ -88,14 +88,14 @@ class Review:
         return np.full(len(self.ids), np.nan) if relevance_T is None else _doubles(relevance_T)
 
     def left_out(self) -> Doubles:
-        """Return the fall of the predicted class's logit without each token `[T]`; NaN for special tokens."""
+        """Return the drop of the predicted class's logit without each token `[T]`; NaN for special tokens."""
         without = self.classifier.logits([self.without(np.array([place])) for place in self.words])
         falls = np.full(len(self.ids), np.nan)
         falls[self.words] = self.logits_C[self.predicted] - without[:, self.predicted].numpy()
         return falls
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token ids with mask tokens at `places`, or without these where the tokenizer has no mask token."""
+        """Return token IDs with mask tokens at `places`, or without them if the tokenizer lacks a mask token."""
         mask, removed = self.classifier.mask_id, set(places.tolist())
         check_range("places: token", removed, range(len(self.ids)))
         if mask is None:
@@ -103,7 +103,7 @@ class Review:
         return [mask if place in removed else token for place, token in enumerate(self.ids)]
 
     def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token ids with tokens of other texts at `places`; nothing if there are no other texts."""
+        """Return token IDs with donor tokens at `places`; an empty list without donors."""
         if self.donor_ids is None:
             return []
         ids = np.array(self.ids)
@@ -112,7 +112,7 @@ class Review:
 
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, of one pass."""
+        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, from one pass."""
         family, read = self.classifier.family, self.gradients.read_position
         decomposition = None
         if decomposition_obstacle(family) is None and read >= 0:
@@ -138,14 +138,14 @@ def _doubles(scores: Tensor) -> Doubles:
 
 
 class Attribution(NamedTuple):
-    """A score of each token: the higher, the more the class is said to rest on it."""
+    """A score of each token; higher scores claim a larger influence on the class."""
 
-    formula: Callable[[Review], Doubles]  # to `[T]`, or `[draws, T]` of a score that is drawn
-    obstacle: Callable[[Family], str | None] = lambda family: None  # why a family does not have it, if so
-    sampled: bool = False  # True for references, and for scores that are costly, which are judged in few reviews
+    formula: Callable[[Review], Doubles]  # returns `[T]`, or `[draws, T]` for random scores
+    obstacle: Callable[[Family], str | None] = lambda family: None  # reason why a family lacks the score, or None
+    sampled: bool = False  # True for references and costly scores, evaluated in few reviews
 
     def scores(self, review: Review) -> Doubles:
-        """Return the scores `[draws, T]`, of one draw where nothing is drawn."""
+        """Return the scores `[draws, T]`; deterministic scores have one draw."""
         return np.atleast_2d(self.formula(review))
 
 
@@ -160,7 +160,7 @@ def _attnlrp_obstacle(family: Family) -> str | None:
 
 
 SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
-"""The row of the token that the head reads, in the last layer."""
+"""Matrices with a score: the row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
@@ -169,17 +169,17 @@ ATTRIBUTIONS = {
         )
         for name in SCORING_MATRICES
     },
-    "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
+    "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, separate biases
     "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm, sampled=True),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input, sampled=True),  # Shrikumar et al., 2017
     "leave_one_out": Attribution(Review.left_out, sampled=True),  # Li et al., 2016
 }
-"""Every token score by its name."""
+"""Every token score by name."""
 
 
 def present_attributions(family: Family) -> dict[str, Attribution]:
-    """Return the scores that a model's family has, and log why it lacks the others."""
+    """Return the scores available in a model family, and log the reasons for missing scores."""
     present = {}
     for name, attribution in ATTRIBUTIONS.items():
         reason = attribution.obstacle(family)

@@ -1,10 +1,10 @@
-"""Interventions on attention's values, which show what the class needs.
+"""Interventions on attention values, to measure how much of their information the classifier uses.
 
-`interventions` replace the values of all layers from one on, in every text at once, by a vector that all sources share:
+`interventions` replaces the values from some layer to the last, in every text, by one vector for all sources:
 
-    text_mean     the mean of the text's own values: which token gave what is lost
-    corpus_mean   the mean over the other texts: what the text says is lost too
-    other_class   the mean over the texts that have this text's second most probable class
+    text_mean     mean of the text's own values: removes the differences between tokens
+    corpus_mean   mean over all other texts: removes the content of the text as well
+    other_class   mean over the texts of this text's second most probable class
 
 Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 """
@@ -30,10 +30,10 @@ CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `CLASS_USE_COLUMNS` for each edit (`group`) from each layer on.
+    """Return `CLASS_USE_COLUMNS` for each edit (`group`) and first edited layer.
 
-    `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
-    change of the predicted class's probability; intervals resample texts.
+    `class_kept` is the share of texts with an unchanged predicted class, `accuracy` the share of correct predictions,
+    `probability` the mean change of the predicted class's probability; intervals resample texts.
     """
     ids = [document.ids.tolist() for document in documents]
     means: dict[int, Tensor] = {}
@@ -53,7 +53,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     logits_NC = classifier.logits(ids, keep_means)
     predicted_N, second_N = logits_NC.topk(2).indices.T
     own_NN = torch.eye(len(documents))
-    weights = {  # of each text's mean values, in the vector that a text gets
+    weights = {  # Row: edited text; column: text that contributes its mean values.
         "text_mean": own_NN,
         "corpus_mean": 1 - own_NN,
         "other_class": (second_N[:, None] == predicted_N).float(),
@@ -62,7 +62,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
     rows = [table_row("finetuned", "accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
     for name, weights_NN in weights.items():
-        known = weights_NN.sum(-1) > 0  # no other text has the second class of some
+        known = weights_NN.sum(-1) > 0  # False if no text has the second class of this text
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
@@ -84,7 +84,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `CLASS_USE_COLUMNS`; the interval of a share ends at 0 and 1."""
+    """Return a row of `CLASS_USE_COLUMNS`; intervals of shares are clipped to [0, 1]."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
     lowest = -1 if quantity == "probability" else 0
@@ -95,7 +95,7 @@ def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: 
 def padded_batches(
     classifier: Classifier, documents: Sequence[Document]
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield the numbers of documents in each padded batch, and the model's input."""
+    """Yield the document indices and model inputs of each padded batch."""
     for batch in batches_by_tokens([len(document) for document in documents], classifier.batch_tokens):
         ids = [documents[number].ids.tolist() for number in batch]
         yield batch, padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
@@ -104,9 +104,9 @@ def padded_batches(
 def _edited_logits(
     classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return logits `[N, C]` by layer, from which on the values are one vector for each text, `[N, H, d]` by layer.
+    """Return logits `[N, C]` by first edited layer; `values` has one vector per text and head, `[N, H, d]` by layer.
 
-    The layers before are computed once for all edits of a batch.
+    Earlier, unedited layers are computed once per batch for all edits.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
     stacks, modules = classifier.family.stacks, list(classifier.base.named_modules())
@@ -131,7 +131,7 @@ def _edited_logits(
 def _layer_outputs(
     classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: Mapping[str, Tensor]
 ) -> list[Any]:
-    """Return what each call of `layers` gives, attention computed as where it is edited."""
+    """Return the output of each call of `layers`, with the attention implementation of edited layers."""
     outputs: list[Any] = []
     with torch.inference_mode(), edited_attention(classifier.base, _unchanged), ExitStack() as hooks:
         for layer in layers:
@@ -146,7 +146,7 @@ def _unchanged(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 @contextmanager
 def _given(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Let the first calls of `layers` in one forward pass return `outputs`, without computing anything."""
+    """Replace the first calls of `layers` in one forward pass by their stored `outputs`."""
     remaining = list(outputs)
 
     def instead_of(forward: Callable[..., Any]) -> Callable[..., Any]:

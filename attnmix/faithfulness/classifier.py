@@ -1,14 +1,14 @@
-"""The fine-tuned classifier, and each input token's part of its class score: DecompX and AttnLRP.
+"""The fine-tuned classifier, and the attribution of its class scores to input tokens: DecompX and AttnLRP.
 
-With attention weights, deviations of norms and slopes of activations held at the values of one pass
-(`attnmix.measures.input_parts`), a class score is an affine function of what enters the first layer, where each vector
-belongs to one token. `decompx` (Modarressi et al., ACL 2023) is each token's term of it, computed by one backward pass.
-The authors treat post-LN encoders; in pre-LN families the norms before a sublayer and after the last layer are taken in
-the same way. Keeping the biases apart is the authors' later option `include_bias_token`; their published configuration
-spreads each bias over the tokens. In families without gated networks this is CP-LRP (Ali et al., ICML 2022).
+If attention weights, standard deviations of norms and slopes of activations are held at their values in one forward
+pass (`attnmix.measures.input_parts`), a class score is an affine function of the input of the first layer, where each
+vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token, computed by one backward
+pass. The authors treat post-LN encoders; in pre-LN families, norms before sublayers and after the last layer are
+handled alike. A separate part for the biases is the authors' later option `include_bias_token`; their published
+configuration distributes each bias over the tokens. Without gated networks, this is CP-LRP (Ali et al., ICML 2022).
 `attnlrp` also propagates through the attention weights (`attnmix.faithfulness.relevance`).
 
-Shapes: J parts (all tokens together, then the biases), T tokens, D hidden, C classes.
+Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,38 +41,38 @@ from attnmix.models.segments import read_segments
 
 Result = TypeVar("Result")
 
-SUM_TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
+SUM_TOLERANCE = 1e-4  # relative to the largest logit; float32 rounding causes about 1e-6
 
 
 class Gradients(NamedTuple):
-    """The derivative of the predicted class's logit, in the pass of one text."""
+    """Derivatives of a class's logit, for one text."""
 
     words_TD: Tensor  # word embeddings
-    logit_by_words_TD: Tensor  # its derivative by them
-    read_T: Tensor  # True where the logit depends on the token's vector after the last layer
+    logit_by_words_TD: Tensor  # derivative of the logit with respect to them
+    read_T: Tensor  # True if the logit depends on the token's vector after the last layer
 
     @property
     def read_position(self) -> int:
-        """The position of the token that the head reads, or -1 where it reads several."""
+        """Position of the token that the head reads, or -1 if it reads several tokens."""
         return _only_position(self.read_T)
 
 
 class Prediction(NamedTuple):
-    """The logits of one text, and the token from which the head takes them."""
+    """The logits of one text, and the token that the head reads."""
 
     logits_C: Tensor  # float64, on the CPU
     read_position: int  # as in `Gradients`
 
 
 class HeadCall(NamedTuple):
-    """A Linear after the last layer, and what enters and leaves it `[rows, width]`: of one token, or of all."""
+    """A Linear after the last layer, with its input and output `[rows, width]` for one token or all tokens."""
 
     module: Linear
     input: Tensor
     output: Tensor
 
     def rows_at(self, token: int) -> tuple[Tensor, Tensor]:
-        """Return what enters and leaves it at one token, two vectors `[width]`."""
+        """Return input and output for one token, two vectors `[width]`."""
         row = token if len(self.input) > 1 else 0
         return self.input[row], self.output[row]
 
@@ -98,9 +98,9 @@ class Classifier:
     def logits(
         self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
     ) -> Tensor:
-        """Return logits `[texts, C]` of token ids, float64 on the CPU; NaN for a text without any token.
+        """Return logits `[texts, C]` of token IDs, float64 on the CPU; NaN for an empty text.
 
-        `edits` returns the edit of attention in a batch, from the numbers of its texts and its mask `[B, T]`.
+        `edits` maps the text indices and the attention mask `[B, T]` of a batch to an edit of attention.
         """
         logits = torch.full((len(texts), int(self.model.config.num_labels or 0)), torch.nan, dtype=torch.float64)
         places = [place for place, ids in enumerate(texts) if ids]
@@ -114,14 +114,14 @@ class Classifier:
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
-        """Return the derivatives of the logit of the class `label` in one text."""
+        """Return the derivatives of the logit of class `label` for one text."""
         check_range("label: class", [label], range(int(self.model.config.num_labels or 0)))
         logits_C, vectors = self._pass_with_derivatives(ids)
         by_words, by_last = torch.autograd.grad(logits_C[label], [vectors[0], vectors[-1]])
         return Gradients(vectors[0].detach()[0], by_words[0], _moves_logit(by_last))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
-        """Return the logits of one text and which token the head reads, by one forward pass."""
+        """Return the logits of one text and the token that the head reads, with one forward pass."""
         logits_C, vectors = self._pass_with_derivatives(ids)
         (by_last,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
         return Prediction(logits_C.detach().cpu().double(), _only_position(_moves_logit(by_last)))
@@ -140,12 +140,12 @@ class Classifier:
     def map_layers(
         self, function: Callable[[LayerPass], Result], ids: Sequence[int]
     ) -> tuple[list[Result], Tensor, list[HeadCall]]:
-        """Return what `function` makes of each layer, the logits `[C]`, and the calls of the head's Linears."""
+        """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears."""
         results: list[Result] = []
 
         def visit(layer_pass: LayerPass, _features: Any) -> None:
             results.append(function(layer_pass.document(0)))
-            calls.clear()  # a Linear of the embedding or of a layer is none of the head
+            calls.clear()  # Linears of the embedding and the layers do not belong to the head.
 
         with self._head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
@@ -153,15 +153,15 @@ class Classifier:
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
-        """Return each token's relevance `[T]` for the logit of a class by AttnLRP; None as `HeldScores.logits`.
+        """Return the AttnLRP relevance `[T]` of each token for a class's logit; None as in `HeldScores.logits`.
 
-        `read` is the position of the only token that the head reads, `name` the text's name for messages.
+        `read` is the position of the only token that the head reads, `name` the text's name in messages.
         """
         entering: list[Tensor] = []
         leaving: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-            if entering:  # a layer that is called many times
+            if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
             entering.append(vectors.detach().requires_grad_())
@@ -184,7 +184,7 @@ class Classifier:
 
     @contextmanager
     def _head_calls(self) -> Iterator[list[HeadCall]]:
-        """Yield a list to which each call of a Linear is added; to be cleared after each layer."""
+        """Yield a list that collects calls of Linears; callers clear it after each layer."""
         calls: list[HeadCall] = []
 
         def note(module: Any, inputs: Any, output: Tensor) -> None:
@@ -201,10 +201,10 @@ class Classifier:
     def values(self) -> list[Affine]:
         """x -> x W_V + b_V of each layer."""
         maps = map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
-        return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # as derivatives are taken through them
+        return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Clones allow autograd to use them.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
-        """Return what enters the head's second Linear `[width]` if all that leaves the first is `number` `[1]`."""
+        """Return the input `[width]` of the head's second Linear if all outputs of the first equal `number` `[1]`."""
         entering: list[Tensor] = []
         with (
             first.register_forward_hook(lambda _module, _inputs, output: number.expand_as(output)),
@@ -219,18 +219,18 @@ class Classifier:
 
 
 def _moves_logit(derivative_1TD: Tensor) -> Tensor:
-    """Return True for each token `[T]` of whose vector a logit has a derivative."""
+    """Return a mask `[T]` of tokens with a non-zero derivative of a logit."""
     return derivative_1TD[0].abs().sum(-1) > 0
 
 
 def _only_position(read_T: Tensor) -> int:
-    """Return the position of the only token that is read, or -1 where several are."""
+    """Return the position of the only token that is read, or -1 if there are several."""
     positions = read_T.nonzero()[:, 0].tolist()
     return int(positions[0]) if len(positions) == 1 else -1
 
 
 def decomposition_obstacle(family: Family) -> str | None:
-    """Return why the logits of a family cannot be taken apart, if so."""
+    """Return the reason why a family's logits cannot be decomposed, or None."""
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
@@ -238,7 +238,7 @@ def decomposition_obstacle(family: Family) -> str | None:
 
 
 class HeldScores:
-    """The class scores of one text as an affine function of the token that the head reads, with its factors held."""
+    """The class scores of one text as an affine function of the token that the head reads, with fixed factors."""
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
         self.classifier, self.read = classifier, read
@@ -247,7 +247,7 @@ class HeldScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of a class score by what enters the first layer; None as `logits`."""
+        """Return input times gradient `[T]` of a class score at the first layer's input; None as in `logits`."""
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
         if parts_JC is None:
@@ -257,9 +257,9 @@ class HeldScores:
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
-        """Return parts of the logits `[J, C]`; None where the head is not one Linear, or two around an activation.
+        """Return parts of the logits `[J, C]`; None unless the head is one Linear, or two around an activation.
 
-        Raise `InputError` where they do not sum to the logits.
+        Raise `InputError` if they do not sum to the logits.
         """
         parts_JD, whole_D = self.parts_JD, self.whole_D
         stack, base = self.classifier.family.stacks[0], self.classifier.base
@@ -294,11 +294,11 @@ class HeldScores:
 
 
 class Decomposition:
-    """One text's parts, propagated layer by layer; in the last one only those of the token that the head reads."""
+    """One text's parts, propagated layer by layer; the last layer is limited to the token that the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
         self.classifier, self.read = classifier, read
-        self.values = classifier.values  # by a pass of its own, before that of the text
+        self.values = classifier.values  # The property runs a forward pass, which must precede the pass of the text.
         self.input_TD = self.whole_D = self.parts_JTD = torch.empty(0)
 
     def visit(self, layer_pass: LayerPass) -> None:
@@ -314,16 +314,16 @@ class Decomposition:
         self.whole_D = layer_pass.features["layer_output"][self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
-        """Return each token's part `[T]` of a class score; None as `HeldScores.logits`."""
+        """Return each token's part `[T]` of a class score; None as in `HeldScores.logits`."""
         head = HeldScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 
 
 def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
-    """Return parts with a constant added to the last of them, the biases'."""
+    """Return parts with a constant added to the last part, the biases."""
     return torch.cat([parts_JD[:-1], parts_JD[-1:] + bias_D])
 
 
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return parts after an affine map, whose bias joins the biases."""
+    """Return parts after an affine map; its bias is added to the part of the biases."""
     return _with_biases(parts_JD @ affine.W, affine.b)

@@ -17,19 +17,19 @@ from attnmix.core.selections import check_range, whole_number
 from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of
 
-BLOCK_VECTORS = 4096  # vectors that the head reads together
+BLOCK_VECTORS = 4096  # vectors per batch of the head
 REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
 ITERATIONS = 1000
 
 
 def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) -> Tensor:
-    """Return the logits `[N, C]` that the head gives when a vector after the last layer is all that it can read.
+    """Return the logits `[N, C]` of the head for single vectors in place of the last layer's output.
 
-    What follows the last layer (a final norm, the pooler, the head) is the model's own; each vector takes the place of
-    the only token, `token_id`, of a text. It must be one that the head reads: the end token, where the head looks for
-    that. The class lens is this, for the vectors of any token and layer (Vilas et al., NeurIPS 2023).
+    The modules after the last layer (final norm, pooler, head) are unchanged; each vector replaces the only token of a
+    text, `token_id`. The head must read this token: use the end token if the head searches for it. Applied to vectors
+    of any token and layer, this is the class lens (Vilas et al., NeurIPS 2023).
 
-    Raise `InputError` for vectors of another width, and for a token that the model does not have.
+    Raise `InputError` for vectors of a different width, and for a token that the model does not have.
     """
     embeddings: Any = classifier.get_input_embeddings()
     check_range("token_id: token", [whole_number("token_id", token_id)], range(embeddings.num_embeddings))
@@ -58,10 +58,10 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
 def probe_predictions(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return the labels that a logistic regression, fitted to the training vectors, gives the test vectors.
+    """Return predicted labels of test vectors, by a logistic regression fitted to training vectors.
 
-    The two must be of different texts, else a probe can tell the text instead of the label. A control task says what
-    a probe learns of nothing: the same with labels drawn at random for each text (Hewitt and Liang, EMNLP 2019).
+    Training and test vectors must come from different texts; otherwise a probe can recognise the text instead of the
+    label. A control task measures the probe's memorisation, with random labels of texts (Hewitt and Liang, EMNLP 2019).
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -74,12 +74,12 @@ def probe_predictions(
         problem = f"training vectors of shape {shapes[0]} with {len(train_N)} labels, tested on shape {shapes[1]}"
         raise InputError(f"probe: {problem}; allowed: [vectors, width] of one width, and a label for each vector")
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
-    with threadpool_limits(1):  # its products are small: threads would wait for each other
+    with threadpool_limits(1):  # The products are small, and threads would wait for each other.
         return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))
 
 
 def probe_accuracy(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
 ) -> float:
-    """Return the share of `probe_predictions` that are right."""
+    """Return the accuracy of `probe_predictions`."""
     return float((probe_predictions(train_ND, train_N, test_ND) == np.asarray(test_N)).mean())

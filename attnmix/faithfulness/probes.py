@@ -1,11 +1,10 @@
 """Probes of single token vectors, layer by layer: the classifier's own head (class lens), and linear probes.
 
-A linear probe is fitted to tokens of training reviews and tested on those of the drawn test reviews, in each
-checkpoint. Its targets are the review's class, which token it is (of the `FREQUENT_TOKENS` most frequent ones), and
-where it stands (`attnmix.measures.documents.POSITIONS`). Beside each is a control task: the same labels dealt out at
-random, classes among the reviews, the others among the tokens. Tokens are those of the stack that the head reads: the
-one that it reads (`read`; a head that pools all has none), and at most `OTHER_TOKENS` `others` of each text, at equal
-steps.
+A linear probe is fitted to tokens of training reviews and evaluated on tokens of the sampled test reviews, in each
+checkpoint. Its targets are the review's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens),
+and its position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels: classes
+are permuted over reviews, other labels over tokens. Vectors are taken from the stack before the head: the token that
+the head reads (`read`; absent if the head pools all tokens), and up to `OTHER_TOKENS` equally spaced `others` per text.
 
 Shapes: N tokens, T tokens of a text, D hidden.
 """
@@ -37,8 +36,8 @@ TARGETS = [
     for target in targets
     for end in ("", "_control")
 ]
-"""The groups of tokens, and the labels that probes are fitted to."""
-NO_LABEL = -1  # of a token that is no part of a target
+"""Groups of tokens, and target labels of the probes."""
+NO_LABEL = -1  # marks tokens without a label for a target
 
 
 def probes(
@@ -50,9 +49,9 @@ def probes(
 ) -> pd.DataFrame:
     """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
 
-    `bases` are the checkpoints' names and models; the classifier's own has `lens_agreement` too: on how many tokens the
-    head names the class that it names for the text. A target of which the `training` reviews have fewer than two
-    labels, or the `documents` none, is left out.
+    `bases` are the checkpoints' names and models; the classifier's own model has `lens_agreement` too: the share of
+    tokens for which the head predicts the class of the whole text. Targets with fewer than two labels in the `training`
+    reviews, or without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
@@ -84,9 +83,9 @@ def probes(
 
 
 def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np.random.Generator) -> None:
-    """Add to `tokens` the column `<target>_control` of each target: its labels in random order.
+    """Add to `tokens` the column `<target>_control` of each target, with permuted labels.
 
-    A class is dealt out to a whole text, the other labels to tokens that have one.
+    Classes are permuted over texts, other labels over the tokens that have a label.
     """
     labels_D = np.array([text.label for text in texts], np.int64)
     tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
@@ -98,7 +97,7 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
-    """Return which of `chosen_tokens` are of a group and have a label of a target."""
+    """Return a mask of `chosen_tokens` that belong to a group and have a label of a target."""
     return ((tokens["group"] == group) & (tokens[target] != NO_LABEL)).to_numpy()
 
 
@@ -111,7 +110,7 @@ def _lens_rows(
 ) -> Iterator[list[Any]]:
     """Yield the rows of `lens_agreement`."""
     predicted_D = classifier.logits([document.ids.tolist() for document in documents]).argmax(-1).numpy()
-    # A token that every head reads in a text of one token: a decoder beside an encoder looks for the end.
+    # Any head reads this token in a text of one token; heads of encoder-decoders search for the end token.
     with_encoder = len(classifier.family.stacks) > 1
     token_id = int(classifier.model.config.eos_token_id if with_encoder else documents[0].ids[0])
     for layer, vectors_ND in vectors.items():
@@ -124,10 +123,10 @@ def _lens_rows(
 
 
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
-    """Return a row for each token: number of its `text`, `group`, `place` in it, and its labels.
+    """Return one row per token: `text` index, `group`, `place` in the text, and labels.
 
-    `word` is False of special tokens, `position` then `NO_LABEL`. A decoder beside an encoder reads each token one
-    later.
+    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, decoder tokens are shifted
+    right by one.
     """
     read = _read_position(classifier, documents[0]) if documents else None
     start = [NO_LABEL] if len(classifier.family.stacks) > 1 else []
@@ -171,12 +170,12 @@ def token_vectors(
 
 
 def _shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return the share of each text's tokens that are `right`."""
+    """Return each text's share of `right` tokens."""
     return torch.tensor(tokens.groupby("text")["right"].mean().to_numpy())
 
 
 def _read_position(classifier: Classifier, document: Document) -> int | None:
-    """Return the position of the token whose vector the head reads, from the end if it is the last; None if several."""
+    """Return the position of the token that the head reads, from the end unless it is 0; None for several tokens."""
     position = classifier.gradients(document.ids.tolist(), 0).read_position
     if position < 0:
         return None

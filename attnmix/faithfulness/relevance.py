@@ -1,14 +1,14 @@
 """Relevance propagation through a model's own modules: AttnLRP (Achtibat et al., ICML 2024).
 
-Within `relevance_rules` the forward pass of a model is unchanged, and its backward pass gives relevance: input times
-gradient, with these rules for what is not linear.
+Within `relevance_rules` the forward pass of a model is unchanged, and its backward pass propagates relevance: input
+times gradient, with these rules for nonlinear operations.
 
 norms                 x / s with the deviation s held
 activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope held
 softmax               its derivative
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
 
-A soft cap of the scores passes its derivative. Without the path through the softmax and the products this is CP-LRP
+A soft cap of the scores propagates its derivative. Without the path through softmax and products, this is CP-LRP
 (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
 
 References:
@@ -36,13 +36,13 @@ Hook = Callable[[Module, Any, Tensor], Tensor]
 
 
 def relevance_obstacle(family: Family) -> str | None:
-    """Return why the rules cannot be set in a family, if so."""
+    """Return the reason why the rules do not apply to a family, or None."""
     return family.absent().get(HEADS)
 
 
 @contextmanager
 def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
-    """Propagate relevance in the backward passes of `base`, whose attention function is `OBSERVED`."""
+    """Propagate relevance in the backward passes of `base`, which must use the attention function `OBSERVED`."""
     with ExitStack() as hooks:
         for module, hook in _rules(base):
             hooks.enter_context(module.register_forward_hook(hook))
@@ -51,7 +51,7 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return the hooks of modules, each once, as layers may share an activation."""
+    """Return the hooks of modules without duplicates, as layers may share an activation."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
     for layers in stack_layers(base):
@@ -76,7 +76,7 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
 
 def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the rules of a feed-forward network: of its activation, and of its product in a gated one."""
+    """Return the rules of a feed-forward network for its activation and, in gated networks, for the product."""
     first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
@@ -97,7 +97,7 @@ def _halve(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_second(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the factor that has no activation, the second half of the output."""
+    """Halve the gradient of the factor without activation, the second half of the output."""
     activated, factor = output.chunk(2, dim=-1)
     return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
 
@@ -105,11 +105,11 @@ def _halve_second(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend with half of the relevance for the values, and a quarter each for queries and keys."""
+    """Compute attention, with half of the relevance for values and a quarter each for queries and keys."""
     query, key, value = _scale_gradient(query, QUARTER), _scale_gradient(key, QUARTER), _scale_gradient(value, HALF)
     return explicit()(module, query, key, value, *arguments, **options)
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
-    """Return the same numbers, whose gradient is multiplied by `factor`."""
+    """Return equal values with the gradient multiplied by `factor`."""
     return vectors.detach() + factor * (vectors - vectors.detach())

@@ -1,7 +1,7 @@
-"""The effect of the tokens that a score ranks first on the class's probability, and the stage's tables.
+"""The effect of the highest-scored tokens on the class's probability, and the tables of the stage.
 
-Comprehensiveness is the fall of the probability if these tokens are replaced, sufficiency if all others are (DeYoung et
-al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The mean over shares of a text is the area
+Comprehensiveness is the probability drop after replacing these tokens, sufficiency after replacing all others (DeYoung
+et al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The mean over shares is the area
 over the perturbation curve (AOPC; Samek et al., 2017).
 Shapes: N reviews, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
@@ -21,27 +21,27 @@ from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.measures.documents import Document
 
 SHARES = (0.2, 0.5)
-"""Fractions of a review's tokens, highest scores first, that are replaced or kept."""
+"""Fractions of a review's tokens to replace or keep, highest scores first."""
 COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
 MASK, DONOR = "mask", "donor"
 TESTS = tuple(product((COMPREHENSIVENESS, SUFFICIENCY), (MASK, DONOR)))
 """Each test with each replacement."""
 RemainingTokens = tuple[int, ...]
 NOTHING_LEFT: RemainingTokens = ()
-ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes
+ALL = "all"  # mean over shares in the column `share`, over classes in the column `predicted`
 
 
 def draw_donors(
     documents: Sequence[Document], number: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int32] | None:
-    """Return a token `[T]` of the other documents for each token of one; None if there is no other word."""
+    """Return a random token `[T]` of different documents for each token of one; None without such tokens."""
     others = [each.ids[word_positions(each)] for place, each in enumerate(documents) if place != number]
     words = np.concatenate(others) if others else np.empty(0, np.int32)
     return generator.choice(words, len(documents[number])) if len(words) else None
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
-    """Return positions of the share of the tokens that are not special with the highest scores, of at least one."""
+    """Return the positions of the highest-scored share of non-special tokens, at least one."""
     count = max(1, round(share * len(review.words)))
     word_scores = scores_T[review.words]
     order = np.argsort(-word_scores, kind="stable")
@@ -50,11 +50,11 @@ def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray
 
 
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
-    """Return the falls `[Q, S]` of the predicted class's probability in each test, for each score `[draws, T]`.
+    """Return the drops `[Q, S]` of the predicted class's probability in each test, for each score `[draws, T]`.
 
-    Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
+    Drops are means over draws. They are NaN for undefined scores, and if the edited text would be empty.
     """
-    texts: dict[str, list[RemainingTokens]] = {}  # draw by draw, of each draw test by test, share by share
+    texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, test and share
     for name, scores_DT in scores.items():
         texts[name] = []
         for scores_T in scores_DT:
@@ -71,7 +71,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
-    """Return the predicted class's probability by text; a text that several scores leave is classified once."""
+    """Return the predicted class's probability by text; texts shared by several scores are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:
         distinct.update(dict.fromkeys(texts_of_score))
@@ -85,9 +85,9 @@ def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -
 
 
 def edited_text(review: Review, scores_T: Doubles, share: float, test: str, replacement: str) -> RemainingTokens:
-    """Return the review without the tokens that a score ranks first, or with these and special tokens alone.
+    """Return the review without its highest-scored tokens, or with only these and special tokens.
 
-    `NOTHING_LEFT` for a score that is not defined.
+    Return `NOTHING_LEFT` for an undefined score.
     """
     word_scores = scores_T[review.words]
     if not len(word_scores) or np.isnan(word_scores).any():
@@ -98,7 +98,7 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
-    """Return Spearman's correlation of a score `[draws, T]` with another over the tokens that are not special."""
+    """Return Spearman's correlation of a score `[draws, T]` with a reference over non-special tokens."""
     if len(review.words) < 2:
         return float("nan")
     word_scores = scores[:, review.words]
@@ -111,10 +111,10 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
     """Return `faithfulness.csv`: each method's drops in each test.
 
     Args:
-        drops_NMQS: Falls of the probability, as `probability_drops` returns them.
+        drops_NMQS: Probability drops, as returned by `probability_drops`.
         agreement_NM: Rank correlation of each score with the reference.
         methods: Names of the scores.
-        seed: Seed of the draws of reviews for the intervals.
+        seed: Seed of the resampling of reviews for intervals.
     """
     tables = []
     for number, (test, replacement) in enumerate(TESTS):
@@ -126,10 +126,10 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 
 
 def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return one test's drops by share and, on rows of `all`, what compares the methods.
+    """Return one test's drops by share and, in rows of `all`, the comparison of methods.
 
-    Intervals resample reviews, with the same draws for all. A review where a method gives nothing does not count for
-    its difference to random removal, which also has an interval that holds for all methods at once.
+    Intervals resample reviews, with the same draws for all methods. Reviews with an undefined score are excluded from
+    the method's difference to random removal, which also has a simultaneous interval for all methods.
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
@@ -155,7 +155,7 @@ def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str
 
 
 def _means(values: Doubles, seed: int) -> statistics.Resampled:
-    """Resample reviews `[N, ...]`, those left out that are NaN."""
+    """Resample reviews `[N, ...]`, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
     counts = known.astype(np.float64)
@@ -163,7 +163,7 @@ def _means(values: Doubles, seed: int) -> statistics.Resampled:
 
 
 def _columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean, low and high ends of an interval as columns of the three names."""
+    """Return the mean, lower and upper end of an interval as columns with the three names."""
     mean_name, low_name, high_name = names.split()
     return {
         mean_name: interval.mean.ravel(),
@@ -173,13 +173,12 @@ def _columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
-    """Return rows of `class_use.csv`: each checkpoint's ratio with the margin, over reviews of one predicted class.
+    """Return rows of `class_use.csv`: correlations of each checkpoint's ratio with the margin, by predicted class.
 
-    Two classes may have other levels of the ratio, and reviews of both together would mix that difference with the
-    correlation (Simpson's paradox). So there is a row for each class, and one named `all` for their mean: of
-    `margin_spearman`, and of `margin_given_length`, given the number of tokens, which takes one degree of freedom.
-    A class of too few reviews for a standard error has no correlation and is no part of the mean; `documents` counts
-    the reviews that are.
+    As classes may differ in the level of the ratio, pooled reviews would confound this difference with the correlation
+    (Simpson's paradox). Rows are therefore by class, with a row `all` for the mean: `margin_spearman`, and the partial
+    correlation `margin_given_length`, given the number of tokens (one degree of freedom less). Classes with too few
+    reviews for a standard error have an undefined correlation and are excluded from the mean and its `documents`.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -190,7 +189,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
         is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
         counted = sizes_K[is_counted_K].sum()
 
-        # Each row by its name, the classes in it, and the reviews of these.
+        # Each row consists of its name, its classes, and their number of reviews.
         row_classes = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
         row_classes.append((ALL, slice(None), counted))
         for name, chosen, documents in row_classes:
@@ -202,7 +201,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 
 
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the rank correlation of a checkpoint's ratio with the margin, and the partial one given the length."""
+    """Return the rank correlation of a checkpoint's ratio with the margin, plain and partial given the length."""
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
     length = reviews["tokens"].to_numpy(np.float64)
@@ -214,12 +213,12 @@ def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]
 
 
 def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
-    """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval; NaN ones are left out.
+    """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval, ignoring NaN.
 
     z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n reviews (Bonett and Wright,
-    Psychometrika 2000), and n - 4 in place of n - 3 for a partial one. `freedom` has these numbers, which are the
-    weights; correlations with less than one are left out. As z of 1 is infinite, r is at most 1 - 6 / (m^3 - m) with
-    m = freedom + 3: half a step below 1 of Spearman's r of m reviews.
+    Psychometrika 2000), with n - 4 instead of n - 3 for a partial correlation. `freedom` contains these numbers,
+    which are the weights; correlations with `freedom` < 1 are ignored. As z of 1 is infinite, r is clipped to
+    1 - 6 / (m^3 - m) with m = freedom + 3: half a step below 1 for Spearman's r of m reviews.
     """
     known = ~np.isnan(correlations) & (freedom >= 1)
     if not known.any():
@@ -229,7 +228,7 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     most = 1 - 6 / (reviews**3 - reviews)
     bounded = np.clip(correlations[known], -most, most)
     mean = np.average(np.arctanh(bounded), weights=weights)
-    scaled_variances = 1 + bounded**2 / 2  # of z, times the freedom
+    scaled_variances = 1 + bounded**2 / 2  # variances of z, multiplied by `freedom`
     error = np.sqrt((weights * scaled_variances).sum()) / weights.sum()
     normal_quantile = ndtri((1 + statistics.LEVEL) / 2)
     half = normal_quantile * error

@@ -1,1 +1,1 @@
-"""Measures of mixing: what other tokens give a token and what is its own, layer by layer and from the input on."""
+"""Measures of mixing: contributions of other tokens and of the token itself, layer by layer and from the input."""

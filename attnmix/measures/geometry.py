@@ -1,7 +1,7 @@
-"""The shape of a text's cloud of token vectors at a capture point, and where a layer's steps move each vector.
+"""Geometry of a text's cloud of token vectors at a capture point, and displacements of vectors by a layer's steps.
 
-Everything is computed for many texts and points at once. Shapes: `...` texts and points, T tokens, D width,
-N the less of both, W different words.
+Computation is batched over texts and points. Shapes: `...` texts and points, T tokens, D width, N = min(T, D),
+W distinct words.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +18,9 @@ from attnmix.core.arithmetic.kernels import cores
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
-NEAREST_NUMBERS = 2**24  # products of tokens with words that are in memory
-SHORTEST = 1e-12  # length of a vector that still has a direction
-ROUNDING = 1e-12  # relative, of float64: a number below that share of its scale is rounding error
+NEAREST_NUMBERS = 2**24  # maximum number of products of tokens and words in memory
+SHORTEST = 1e-12  # minimum length of a vector with a direction
+ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
     "mean_cosine",
     "effective_rank",
@@ -33,10 +33,10 @@ RANK = GEOMETRY_MEASURES.index("effective_rank")
 
 
 class Cloud:
-    """Vectors of texts at points `[..., T, D]` in float64, and the products that several measures need."""
+    """Vectors of texts at points `[..., T, D]` in float64, and products shared by several measures."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Take vectors, and which of their rows are tokens `[..., T]`; without a mask all are."""
+        """Prepare vectors with a mask `[..., T]` of tokens (default: all rows are tokens)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool) if mask is None else mask
         mask_T1 = self.mask.unsqueeze(-1)
         self.vectors = vectors
@@ -50,7 +50,7 @@ class Cloud:
         self.unit_sum_D = inverse_length_1T.matmul(x_TD).squeeze(-2)
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
         self.centred_TD = x_TD.addcmul_(mask_T1, mean_D.unsqueeze(-2), value=-1)  # zeros for padding
-        # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long text needs no T x T.
+        # The Gram matrix is T x T or D x D, whichever is smaller; long texts avoid T x T.
         self.by_tokens = vectors.shape[-2] <= self.width
         if self.by_tokens:
             self.gram_NN = self.centred_TD @ self.centred_TD.mT
@@ -59,20 +59,20 @@ class Cloud:
         self.squares_T = self.centred_TD.norm(dim=-1).square()
         self.norm = length_T.norm(dim=-1)
         self.centred_norm = self.squares_T.sum(-1).sqrt()
-        # Tokens that differ by rounding only, and an HSIC that is nothing but rounding, define no measure.
+        # Measures are undefined if tokens differ by rounding only, or if the HSIC is a rounding error.
         self.varies = self.centred_norm > ROUNDING * self.norm
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
         self.own_hsic = hsic.where(self.varies & (hsic > ROUNDING * square), torch.nan)
-        self.gram_NN.masked_fill_(~self.varies[..., None, None], 0)  # which would be rounding, or NaN
+        self.gram_NN.masked_fill_(~self.varies[..., None, None], 0)  # These would be rounding errors or NaN.
 
 
 class Words:
-    """The different word embeddings of each text, from those of its tokens `[..., T, D]`."""
+    """The distinct word embeddings of each text, from its token embeddings `[..., T, D]`."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
-        """Take the token ids `[..., T]`; padding repeats an id of the text."""
-        first = []  # by text: where each of its words stands first
+        """Select distinct words by token IDs `[..., T]`; padding repeats an ID of the text."""
+        first = []  # by text: position of the first occurrence of each word
         for text_ids in ids.reshape(-1, ids.shape[-1]):
             _, places = np.unique(text_ids, return_index=True)
             first.append(places)
@@ -86,7 +86,7 @@ class Words:
         self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return whether the word with the largest cosine is the token's own, of vectors `[..., points, T, D]`."""
+        """Return True for vectors `[..., points, T, D]` with the largest cosine to the token's own word."""
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         chunk_rows = max(1, NEAREST_NUMBERS // self.unit_WD[..., 0].numel())
@@ -103,8 +103,8 @@ class Words:
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of clouds `[..., measures]`, in float64.
 
-    `start` enters the layer, `words` are None where they are of another width or of other tokens. What is not defined
-    is NaN: `docs/measures.md` says when, and what each measure is.
+    `start` is the input of the layer; `words` is None if words have another width or other tokens. Undefined measures
+    are NaN; `docs/measures.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
@@ -116,7 +116,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return the same with NaN for `effective_rank`, which `effective_ranks` computes."""
+    """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes."""
     tokens = cloud.tokens.expand_as(cloud.norm)
     cosines = cloud.unit_sum_D.square().sum(-1) - tokens
     measures = {
@@ -134,8 +134,8 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`, from texts of these lengths.
 
-    Eigenvalues are computed on the host. From another device the products are fetched in a thread, and that device
-    goes on: its own solver would take the matrices one by one.
+    Eigenvalues are computed on the CPU, as solvers on other devices process matrices sequentially. Products on other
+    devices are copied in a thread, while the device continues.
     """
     sizes = lengths if cloud.by_tokens else [cloud.width] * len(lengths)
     if cloud.gram_NN.is_cpu:
@@ -150,7 +150,7 @@ def _fetched_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _ranks_by_text(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> list[Tensor]:
-    """Return the effective ranks of each text's points, from the part of the products that is not padding."""
+    """Return the effective ranks of each text's points, from the products without padding."""
     grams = [gram_PNN[:, :size, :size] for gram_PNN, size in zip(gram_BPNN, sizes, strict=True)]
     return list(apply(_effective_rank, grams))
 
@@ -162,15 +162,15 @@ def _fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _solving_threads() -> ThreadPoolExecutor:
-    """Return a thread for each core, in which LAPACK starts no more: on 16 cores they took 16 times as long."""
+    """Return one thread per core, with single-threaded LAPACK: nested threads were 16 times slower on 16 cores."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 @torch.inference_mode()
 def _effective_rank(gram: Tensor) -> Tensor:
-    """Return the effective rank from products `[..., N, N]`; NaN where all are 0."""
+    """Return the effective rank from products `[..., N, N]`; NaN if all are 0."""
     values = torch.linalg.eigvalsh(gram)
-    # Eigenvalues that are 0 come out as rounding, whose roots would count: centring and repeated tokens make them.
+    # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would matter.
     rounding = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
     singular = torch.where(values > rounding, values, 0).sqrt()
     shares = singular / singular.sum(-1, keepdim=True)
@@ -182,7 +182,7 @@ def _cka(cloud: Cloud, start: Cloud) -> Tensor:
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        # In the precision of the vectors: in a sum of squares no digits cancel.
+        # The precision of the vectors suffices, as a sum of squares has no cancellation.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product = (first_TD.mT @ second_TD).double().norm(dim=(-2, -1)).square()
@@ -193,7 +193,7 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
 
     tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), K and L with zeros on their diagonals. The rows of
-    X X^T sum to 0 for a centred X, so those of K sum to minus the squared norms, and T x T matrices are not needed.
+    X X^T sum to 0 for a centred X; the rows of K therefore sum to minus the squared norms, without T x T matrices.
     """
     tokens = first.tokens
     both = (first.squares_T * second.squares_T).sum(-1)
@@ -203,12 +203,11 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
 
 
 def step_measures(layer_pass: LayerPass) -> Tensor:
-    """Return `[..., T, steps, measures]` of texts in one layer; NaN for the steps that the family does not have.
+    """Return `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
-    `cosine_previous` compares a step's vector with the one before it, `cosine_input` with the token's
-    own layer input; `distance_previous` and `norm` are lengths relative to that input's. The basis
-    of `heads` (the heads side by side) is not the residual stream's: its cosines say little, and where its width
-    differs too there are none.
+    `cosine_previous` compares a step's vector with the previous step, `cosine_input` with the token's own layer input;
+    `distance_previous` and `norm` are lengths relative to the length of the input. `heads` (concatenated heads) has
+    another basis than the residual stream: its cosines are not meaningful, and undefined if the widths differ.
     """
     start, before = layer_pass.x, layer_pass.x
     start_length_T = start.norm(dim=-1)
@@ -231,10 +230,10 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
 
 
 def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors after each of `STEP_POINTS`; None where the family does not have the step."""
+    """Return the vectors after each of `STEP_POINTS`; None for steps that the family lacks."""
     features = layer_pass.features
     vectors = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
-    # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
+    # The second skip connection is not captured in post-LN layers, and is the output of pre-LN layers.
     if layer_pass.block.output_norm.absent:
         vectors["ffn_skip"] = features["layer_output"]
         vectors["ffn_norm"] = None
@@ -244,6 +243,6 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
 
 
 def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
-    """Return the cosines of vectors from the products of their lengths; 0 where one has no length."""
+    """Return the cosines of vectors from the products of their lengths; 0 for vectors of length 0."""
     products_T: Tensor = (first * second).sum(-1)
     return products_T / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny)

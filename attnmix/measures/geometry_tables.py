@@ -1,4 +1,4 @@
-"""The csv file `geometry`: means of geometry and sinks, cosines across texts, and shares of what other tokens give."""
+"""The csv file `geometry`: means of geometry and sinks, cosines across texts, and shares of contributions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +36,7 @@ PERMUTED = "share_class_permuted"
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return `geometry`."""
     tables = MeanTables(measured.sums, measured.draws)
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # of measures of attention itself
+    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # for measures of attention itself
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
@@ -48,7 +48,7 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return those rows of `geometry` that a page draws of its own texts: steps of a layer, and shares by class."""
+    """Return the rows of `geometry` for a page of user texts: steps of a layer, and shares by class."""
     tables = MeanTables(measured.sums, measured.draws)
     tables.add(_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
@@ -56,7 +56,7 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add the means: of vectors at each site, of steps, of sinks, and of the lengths of what is mixed."""
+    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts."""
     checkpoints = tuple(measured.sums)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
@@ -76,7 +76,7 @@ def _steps(measured: CorpusMeasures) -> Mean:
 
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
+    """Yield the rows of `geometry` with mean cosines between tokens of different texts: all, and by predicted class."""
     sites, classes_N = measured.sites, _first_classes(measured)
     for checkpoint, sums in measured.sums.items():
         sums_NXD, counts = sums["unit_sums"].take(slice(MAX_TEXTS))
@@ -94,7 +94,7 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def _cosine_intervals(units: Moments, classes_N: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> Doubles:
-    """Return the mean cosine and its ends `[3, 3]`, of all texts, of those of the same class and of another one."""
+    """Return mean cosines and their intervals `[3, 3]`: all texts, texts of the same class, texts of another class."""
     whole, without = products(units, np.zeros(len(classes_N)))
     all_texts = Jackknifed(whole.same, without.same)
     whole, without = products(_texts_of(units, kept), classes_N[kept])
@@ -105,9 +105,10 @@ def _cosine_intervals(units: Moments, classes_N: npt.NDArray[np.int64], kept: np
 
 
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` on what other tokens give: its shares by corpus, predicted class, text and token.
+    """Yield the rows of `geometry` with shares of other tokens' contributions: corpus, predicted class, text, token.
 
-    And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
+    Differences between checkpoints are included. At least two classes with three or more texts are required;
+    otherwise the iterator is empty.
     """
     shares: dict[str, Jackknifed] = {}
     classes_N = _first_classes(measured)
@@ -148,6 +149,6 @@ def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
 
 
 def part_lengths(sums: CorpusSums) -> Sums:
-    """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
+    """Return sums over tokens of the lengths of the other tokens' and the own contribution `[D, layers, 2]`."""
     values, counts = sums["lengths"]
     return Sums(values[:, :, 1:], counts)

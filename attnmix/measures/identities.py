@@ -1,4 +1,4 @@
-"""Check, in every run, that the decomposed parts sum to the vectors that the model itself computed."""
+"""Checks, in every run, that decomposed parts sum to the vectors computed by the model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,17 +25,16 @@ IDENTITIES = {
     "layer_output": "what stands before the feed-forward network + ffn_output, through the norm that follows",
     "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
 }
-"""Each identity, and what it says; those of points that a family does not have are absent."""
+"""Description of each identity; identities of points that a family lacks are absent."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
-"""Those that compute attention or the feed-forward network anew, for which a sample of the documents is enough."""
+"""Identities that recompute attention or the feed-forward network, checked in a sample of the documents."""
 
 
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
-    Tokens outside `mask_BT` do not count. NaN for an identity that the layer does not have, for `hidden_states`, which
-    `vector_errors` compares, and for `SAMPLED_IDENTITIES` of a document that is not `sampled`; without that argument
-    all are.
+    Tokens outside `mask_BT` are ignored. The error is NaN for identities that the layer lacks, for `hidden_states`,
+    which `vector_errors` compares, and for `SAMPLED_IDENTITIES` of documents that are not `sampled` (default: all are).
     """
     undefined_B = layer_pass.x.new_full((len(mask_BT),), torch.nan)
     places = [place for place in range(len(mask_BT)) if sampled is None or sampled[place]]
@@ -67,7 +66,7 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
+    """Return the errors `[B]` between batches of vectors that should be equal; infinite if their shapes differ."""
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
     largest_2BT = torch.stack([computed_BTD - true_BTD, true_BTD]).abs().amax(-1)
@@ -81,7 +80,7 @@ def _by_identity(errors: Mapping[str, Tensor], undefined: Tensor) -> Tensor:
 
 
 def _step_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]` of identities between the layer's steps as the model took them."""
+    """Return the errors `[B]` of identities between the steps of the layer, as computed by the model."""
     features = layer_pass.features
     block = layer_pass.block
     expected = {"attention_residual": layer_pass.residual}
@@ -98,8 +97,8 @@ def _step_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _source_errors(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]` of sums over sources.
 
-    F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
-    not from attention_output.
+    F_ii and the sum over other sources are computed from attention weights and values, separately multiplied by W_O,
+    instead of from attention_output.
     """
     features = layer_pass.features
     block = layer_pass.block
@@ -148,9 +147,9 @@ def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the largest error and the number of documents that were checked `[2, levels, identities]`.
+    """Return the largest error and the number of checked documents `[2, levels, identities]`.
 
-    Of each of the `documents` come the errors `[levels, identities]`, NaN where one was not checked.
+    `documents` contains the errors `[levels, identities]` of each document, NaN for unchecked identities.
     """
     errors = np.stack(documents)
     return np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])

@@ -1,6 +1,6 @@
-"""Contribution matrices: what each source token j gives to each token i, declared with their formulas.
+"""Declarations of contribution matrices, from source token j to token i, with their formulas.
 
-A formula gives `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
+A formula returns `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
 vectors.
 """
 
@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnmix.core.names import EXCHANGE, ROLLOUT
 
-if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
+if TYPE_CHECKING:  # Figures and the page read the declarations without importing torch.
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceChunk
 
 
-MIN_RAW_SUM = 1e-4  # of a row of Value Zeroing
+MIN_RAW_SUM = 1e-4  # minimum sum of a row of Value Zeroing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
+    """A matrix of contributions of source tokens to tokens, in one layer or rolled out over several."""
 
     name: str
     definition: str
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
     min_raw_sum: float = float("-inf")
-    """A row with a smaller sum, before it is made to sum to 1, shows no structure."""
+    """Minimum sum of a row before normalisation; rows below it are not meaningful."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMatrix(Matrix):
-    """One that describes a layer."""
+    """A contribution matrix of one layer."""
 
     formula: Callable[[Any], Any]  # from a `SourceChunk` to `[sources, tokens]`
-    rollout: Literal["with identity", "as it is"] | None  # the kind of product over the layers, if it has a rollout
+    rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None without rollout
 
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""
@@ -58,7 +58,7 @@ def _alti(chunk: SourceChunk) -> Tensor:
 def _contribution_weights(chunk: SourceChunk) -> Tensor:
     """Return the signed share of each source in the output of W_O, by projection.
 
-    b_V is a part of the values; b_O belongs to no source, so that a row sums to 1 - <b_O, o_i> / |o_i|^2.
+    b_V is part of the values; b_O belongs to no source, and therefore a row sums to 1 - <b_O, o_i> / |o_i|^2.
     """
     output_TD = chunk.layer_pass.projected
     products_JT = (chunk.projected_JTD * output_TD).sum(-1)
@@ -67,7 +67,7 @@ def _contribution_weights(chunk: SourceChunk) -> Tensor:
 
 def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
     """Return 1 - cos of the layer's output with and without a part of W_O's output."""
-    # Half the squared distance of unit vectors: 1 - cos itself would cancel.
+    # Half the squared distance of unit vectors avoids the cancellation in 1 - cos.
     with_j, without_j = (
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         for vectors in (chunk.layer_pass.output, chunk.output_without(part_JTD))
@@ -91,7 +91,7 @@ _DECLARED = (
         definition="|F_ij|",
         source="Kobayashi et al., EMNLP 2020, equation 5",
         rows="as they are",
-        rollout=None,  # without the second LayerNorm it would say the wrong thing (Modarressi et al. 2022)
+        rollout=None,  # A rollout without the second LayerNorm would be misleading (Modarressi et al., 2022).
     ),
     LayerMatrix(
         name="contribution_weights",
@@ -139,7 +139,7 @@ _DECLARED = (
 LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
 ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for each in _DECLARED if each.rollout}
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
-"""Every contribution matrix by its name, in the order of `MATRIX_NAMES`: those of one layer, then their rollouts."""
+"""Every contribution matrix by name, in the order of `MATRIX_NAMES`: single layers, then rollouts."""
 
 _EXCHANGE = Matrix(
     name=EXCHANGE,
@@ -148,7 +148,7 @@ _EXCHANGE = Matrix(
     rows="as they are",
 )
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
-"""The matrices that `Measures.matrix` returns: also one that needs donors, which a single captured text lacks."""
+"""Matrices of `Measures.matrix`, including exchange, which needs donors that a single captured text lacks."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:
@@ -157,11 +157,11 @@ def sort_matrices(names: Collection[str]) -> list[str]:
 
 
 def with_rollout(name: str) -> list[str]:
-    """Return the names of a matrix and of its rollout, if it has one, by the name of either."""
+    """Return the names of a matrix and its rollout (if it exists), from the name of either."""
     return [each for each in RESULT_MATRICES if each.removesuffix(ROLLOUT) == name.removesuffix(ROLLOUT)]
 
 
 def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:
-    """Return the declarations of the layer matrices from which the named matrices and rollouts are computed."""
+    """Return the declarations of the layer matrices needed for the named matrices and rollouts."""
     needed = {name.removesuffix(ROLLOUT) for name in names}
     return [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]

@@ -1,8 +1,8 @@
-"""The csv files of mixing ratios: means over documents with their bootstrap intervals.
+"""The csv files of mixing ratios: means over documents with bootstrap intervals.
 
-Every mean is declared once, as a `Mean`: its rows of a table, and the sums that it is made of.
-`MeanTables` resamples each of them. `CorpusMeasures` is what all tables are made of, those of `geometry_table` too;
-`sample_tables` has those of a sample of the documents.
+Every mean is declared once, as a `Mean`: its rows of a table, and the sums from which it is computed. `MeanTables`
+resamples the means. `CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates
+the tables for a sample of the documents.
 """
 
 from collections import defaultdict
@@ -25,21 +25,21 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
 
 CorpusSums = Mapping[str, Sums]
-"""The sums of all documents by quantity, as in `DocumentMeasures.sums`."""
+"""Sums of all documents by quantity, as in `DocumentMeasures.sums`."""
 SelectSums = Callable[[CorpusSums], Sums]
 """A function that selects or combines the sums of one mean."""
 Labels = dict[str, Any]
-"""The values of columns."""
+"""Values of label columns, by column."""
 Rows = dict[str, list[Any]]
-"""The cells of some rows of a table by column: a DataFrame for each mean would take longer than the means."""
+"""Cells of table rows by column; one DataFrame per mean would be slower than the means themselves."""
 
-DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
+DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same documents
 TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
     "without_first": ("position", slice(1, None)),
 }
-"""The tokens that a mean of `mixing_weighted` is over: one of `GROUPS`, and which groups of it."""
+"""Token subsets of `mixing_weighted`: a grouping of `GROUPS`, and the indices of its groups."""
 
 INTERVAL = ("mean", "ci_low", "ci_high")
 SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
@@ -60,62 +60,62 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
-"""The columns of every csv file."""
+"""Columns of every csv file."""
 
-CHUNK_DOCUMENTS = 256  # in memory at a time
+CHUNK_DOCUMENTS = 256  # documents in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """The measures of the documents in the statistics, by checkpoint."""
+    """Measures of the documents included in the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """The sums of the documents, and of the measured controls by their names."""
+    """Sums of the documents, and of the measured controls by name."""
     random: CorpusSums
-    """The sums of the control `random_weights`, which is a model of its own; empty if it was not measured."""
+    """Sums of the control `random_weights`, a separate model; empty if it was not measured."""
     texts: pd.DataFrame
-    """`document, label, predicted_label`: a row for each document."""
+    """One row per document: `document, label, predicted_label`."""
     methods: Sequence[str]
     sites: Sequence[Site]
-    """The sites of the geometry."""
+    """Sites of the geometry."""
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """The largest error and the number of documents `[2, levels, identities]`, none where a level does not have one."""
+    """Largest error and number of documents `[2, levels, identities]`; 0 documents if a level lacks an identity."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
-    """`attention_gain` `[layers]`, of some checkpoints or none."""
+    """`attention_gain` `[layers]` by checkpoint; may be empty."""
 
     @property
     def first(self) -> CorpusSums:
-        """The sums of the first checkpoint; documents and layers are the same in all checkpoints."""
+        """Sums of the first checkpoint; all checkpoints share documents and layers."""
         return next(iter(self.sums.values()))
 
     @property
     def layers(self) -> range:
-        """The numbers of the layers, from 1 on."""
+        """Layer numbers, from 1."""
         return range(1, self.first["ratios_by_token_class"].values.shape[2] + 1)
 
     @property
     def sources(self) -> list[str]:
-        """The groups of sources in pairs of texts; none of other texts."""
+        """Groups of sources in pairs of texts; empty for single texts."""
         return [name for name in PAIR_SOURCES if name in self.first]
 
 
 class Mean(NamedTuple):
-    """A mean over documents in every checkpoint: some rows of one table."""
+    """A mean over documents in every checkpoint, as rows of one table."""
 
     table: str
-    labels: Labels  # by column; those with several values are the axes of the mean, in this order
+    labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
-    """The name of the sums, or a function of all."""
-    checkpoints: Sequence[str] = ()  # those that have it; empty: all, and their `DIFFERENCE`
+    """Name of the sums, or a function of all sums."""
+    checkpoints: Sequence[str] = ()  # checkpoints with this mean; empty: all, and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
-    """Further columns, and those that replace others, of a checkpoint."""
-    complete: bool = True  # True if cells without any token are rows too
+    """Additional or replaced columns of a checkpoint."""
+    complete: bool = True  # True to include cells without tokens
 
 
 class MeanTables:
-    """Tables of means, resampled with the same draws of documents, from the sums of each checkpoint."""
+    """Tables of means from the sums of each checkpoint, resampled with the same draws of documents."""
 
     def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
         self.sums = sums
@@ -123,14 +123,14 @@ class MeanTables:
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
-        """Add the rows of a mean to its table; return it by checkpoint."""
+        """Add the rows of a mean to its table, and return the mean by checkpoint."""
         resampled = self.resample(mean)
         for checkpoint, means in resampled.items():
             self.parts[mean.table].append(mean_rows(mean, checkpoint, means))
         return resampled
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
-        """Return the mean of each checkpoint that has it, and of the paired difference where two have."""
+        """Return the mean of each available checkpoint, and of the paired difference if both are available."""
         names = mean.checkpoints or [name for name in self.sums if name != RANDOM]
         select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
         means = {}
@@ -142,7 +142,7 @@ class MeanTables:
         return with_difference(means)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add one minus another value along the first column of `mean`, under a `label` in that column."""
+        """Add the difference of two values of the first column of `mean`, with `label` in that column."""
         column = next(iter(mean.labels))
         difference = mean._replace(labels={**mean.labels, column: [label]})
         for checkpoint, both in means.items():
@@ -150,7 +150,7 @@ class MeanTables:
             self.parts[mean.table].append(mean_rows(difference, checkpoint, first.minus(second)))
 
     def add_table(self, name: str) -> None:
-        """Add a table that may have no rows."""
+        """Add a table that may remain empty."""
         self.parts[name] = []
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -159,10 +159,10 @@ class MeanTables:
 
 
 class Paired(Protocol):
-    """A statistic of documents, which can be taken from that of the same documents in another checkpoint."""
+    """A statistic of documents with paired differences between checkpoints."""
 
     def minus(self, other: Self) -> Self:
-        """Return the difference, document by document."""
+        """Return the paired difference over documents."""
         ...
 
 
@@ -170,7 +170,7 @@ Statistic = TypeVar("Statistic", bound=Paired)
 
 
 def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statistic]:
-    """Return a statistic by checkpoint, and its `DIFFERENCE` where both checkpoints have it."""
+    """Return a statistic by checkpoint, with its `DIFFERENCE` if both checkpoints are available."""
     statistics = dict(by_checkpoint)
     if "finetuned" in statistics and "pretrained" in statistics:
         statistics[DIFFERENCE] = statistics["finetuned"].minus(statistics["pretrained"])
@@ -178,7 +178,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; memory-mapped sums are read when they are used."""
+    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; memory-mapped sums are read on use."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)
@@ -203,7 +203,7 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a row for each combination of the labels, the last one running fastest."""
+    """Return one row per combination of the labels; the last label varies fastest."""
     return _table(table, [_rows(table, checkpoint, labels, columns)])
 
 
@@ -223,14 +223,14 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
 
 
 def _table(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all rows, with its numbers of tokens and documents as whole numbers, or missing."""
+    """Return a table of all rows, with token and document counts as nullable integers."""
     columns = {column: list(chain.from_iterable(rows[column] for rows in parts)) for column in TABLE_COLUMNS[name]}
     counts = {column: pd.array(columns[column], dtype="Int64") for column in COUNTS if column in columns}
     return pd.DataFrame(columns | counts)
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups and, where they are known, identities by name."""
+    """Return the tables of ratios, controls, groups and, if available, identities, by name."""
     tables = _ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
@@ -240,9 +240,9 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return those rows of `mixing_tables` that a page draws of its own texts, without the rest, which takes longer.
+    """Return the rows of `mixing_tables` for a page of user texts, without the slower remaining rows.
 
-    Of `mixing_by_group` these are the sources of pairs.
+    `mixing_by_group` is limited to the sources of pairs.
     """
     tables = _ratio_tables(measured)
     _add_sources(tables, measured)
@@ -252,7 +252,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the tables of ratios and of their controls, to which others can be added."""
+    """Return the extensible tables of ratios and their controls."""
     sums = dict(measured.sums)
     if "random_weights" in measured.random:
         sums[RANDOM] = measured.random
@@ -268,7 +268,7 @@ def weighted_table(
     subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
-    """Return `mixing_weighted`: the mean of some of the tokens, of which each or each review counts as much."""
+    """Return `mixing_weighted`: means over token subsets, with equal weights of tokens or of reviews."""
     tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {
@@ -283,7 +283,7 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add `mixing_controls`: every ratio under each measured control, and the true ratio less that."""
+    """Add `mixing_controls`: every ratio under each measured control, and the true ratio minus the control."""
     tables.add_table("mixing_controls")
     for name in CONTROLS:
         if name not in (measured.random if name == "random_weights" else measured.first):
@@ -292,7 +292,7 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
         checkpoints = (RANDOM,) if name == "random_weights" else ()
         means_of_same_documents = true_means
         if name == "corpus_value" and (measured.first["corpus_value"].counts == 0).any():
-            # Some documents have no such value: they do not count for the true ratio beside it either.
+            # Documents without this value are excluded from the compared true ratio as well.
             present = Mean("mixing", labels, ratios_where_present(name))
             means_of_same_documents = tables.resample(present)
         difference = true_minus_control(means_of_same_documents)
@@ -300,20 +300,20 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add `mixing_by_group`: the ratios by the kind, position and source of tokens, by a text's length, by head."""
+    """Add `mixing_by_group`: ratios by kind, position and source of tokens, by text length, and by head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for grouping, groups in GROUPS.items():
         _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    heads = range(measured.first["by_head"].values.shape[1])  # from 0, as in `without_heads`
-    # A ratio is NaN where a stack has fewer heads.
+    heads = range(measured.first["by_head"].values.shape[1])  # indices from 0, as in `without_heads`
+    # Ratios are NaN for missing heads of a stack with fewer heads.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
     _add_group(tables, measured, "head", heads, by_head, "by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the ratios of pairs of texts by the text that gives."""
+    """Add the ratios of pairs of texts by source."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for source in measured.sources:
         _add_group(tables, measured, "source", [source], ratios, source)
@@ -332,7 +332,7 @@ def _add_group(
 
 
 def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
-    """Return `identities`: the largest error of each that was checked."""
+    """Return `identities`: the largest error of each checked identity."""
     frames = []
     for checkpoint, (largest, checked) in identities.items():
         labels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
@@ -356,7 +356,7 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums the ratios over all tokens, of the documents that have the control."""
+    """Return a function that sums the ratios over all tokens of the documents with this control."""
 
     def select(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)
@@ -381,7 +381,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of the ratios of documents by their length `[D, lengths, layers, methods]`."""
+    """Return the sums of the ratios by document length `[D, lengths, layers, methods]`."""
     values, tokens = ratios_of_all(sums)
     membership_DG = np.eye(len(LENGTHS))[length_class(tokens.ravel())]
     membership_DG11 = membership_DG[..., None, None]
@@ -389,7 +389,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return the rank correlation with depth, in the rows of all layers."""
+    """Return the rank correlation with depth, in the rows for all layers together."""
     by_layer = Resampled(means.mean[1:], means.samples[:, 1:], means.documents[1:])
     columns = {name: np.full(means.mean.shape, np.nan) for name in _DEPTH}
     for name, correlation in zip(_DEPTH, spearman_with_depth(by_layer), strict=True):
@@ -398,7 +398,7 @@ def _depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return the maker of the columns of true means less those of a control, of the same documents in every sample."""
+    """Return a function that creates the columns of true means minus control means, paired by document."""
 
     def columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         if checkpoint not in true_means:
@@ -413,7 +413,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield `mixing_by_review`, some documents at a time: each one's mean over all its tokens, and their number."""
+    """Yield `mixing_by_review` in blocks of documents: the mean over all tokens, and their number."""
     for checkpoint, sums in measured.sums.items():
         start = 0
         for chunk in in_chunks(sums):
@@ -431,7 +431,7 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return `reports/metrics/measure.json`: each checkpoint's headline ratios, and own shares after the last layer."""
+    """Return `reports/metrics/measure.json`: headline ratios and own shares after the last layer, by checkpoint."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     written: dict[str, Any] = {}

@@ -5,10 +5,10 @@ j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
-No tensor of T * T * D is made, and no attention matrix: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii, which
+Neither T * T * D tensors nor attention matrices are allocated: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii, which
 needs the diagonal only. All maps of LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
-token i; where a norm stands on attention's output, F_ij is its linear part, and there the deviation counts.
-In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
+token i; if attention's output is normalised, F_ij is the linear part of this norm, and its deviation matters.
+In a pre-LN family f is applied to norm(x_j), and x_i is the input of the layer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
-if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
+if TYPE_CHECKING:  # Figures and the page read the declarations without importing torch.
     from torch import Tensor
 
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
     from attnmix.measures.weights import Norm
 
-CACHE_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
-DEVICE_TOKENS = 2**16  # tokens at once on any other device, where an operation costs the same for one as for many
+CACHE_TOKENS = 256  # tokens with vectors that fit the CPU cache between operations
+DEVICE_TOKENS = 2**16  # tokens at once on other devices, with a constant cost per operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Ratio:
     formula: Callable[[Any], Any]  # from a layer's `LayerSplits` to the ratio `[N]` of N tokens
     definition: str  # the formula, as the documents show it
     source: str
-    covers: Literal["attention", "layer"] = "attention"  # the part of a layer after which it is taken
-    points: tuple[str, ...] = ()  # capture points that it needs besides those that all ratios need
+    covers: Literal["attention", "layer"] = "attention"  # the part of a layer that it describes
+    points: tuple[str, ...] = ()  # additional capture points, beyond those of all ratios
     headline: bool = False  # True if its mean is among the metrics
 
 
@@ -85,7 +85,7 @@ RATIOS = {
         points=(PREACTIVATION, "cross_attention_output"),
     ),
 }
-"""Every mixing ratio by its name, ordered by how much of a layer it takes into account.
+"""Every mixing ratio by name, ordered by the part of a layer that it covers.
 
 The order decides which ratio sentences and first views are about (`preferred_ratio`).
 """
@@ -98,31 +98,31 @@ class Split(NamedTuple):
     others: Tensor
 
     def share(self) -> Tensor:
-        """Return |others| / (|others| + |own|) `[..., N]`; 0 for a token to which nothing contributes."""
+        """Return |others| / (|others| + |own|) `[..., N]`; 0 for a token without contributions."""
         others_norm = self.others.norm(dim=-1)
         total = others_norm + self.own.norm(dim=-1)
         share: Tensor = (others_norm / total).masked_fill(total == 0, 0)
         return share
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both through the norm's linear part, but for the standard deviation, which cancels in `share`."""
+        """Return both after the norm's linear part, without the standard deviation, which cancels in `share`."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """N tokens in one layer, step by step split into what is their own and what comes from others.
+    """Splits of N tokens in one layer into own and other parts, step by step.
 
-    Several ways to split the same tokens stand before the axis of the tokens.
+    Alternative splits of the same tokens use leading axes, before the token axis.
     """
 
     block: Block
     mixed_weight: Tensor  # 1 - mean_h a^h_ii, [..., N]
-    x_ND: Tensor  # what enters the layer
+    x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the same without b_O
-    rest: AfterAttention | None  # the model's own pass through the rest of the layer, for the ratio that needs it
-    known_layer: Split | None = None  # `layer`, where it follows from other splits
+    rest: AfterAttention | None  # the model's pass through the rest of the layer, if a ratio needs it
+    known_layer: Split | None = None  # `layer`, if derived from other splits
 
     @cached_property
     def attention(self) -> Split:
@@ -144,12 +144,12 @@ class LayerSplits:
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij through the LayerNorms that follow; cross-attention and feed-forward network belong to no source."""
+        """The T_ij after the following LayerNorms; cross-attention and feed-forward network belong to no source."""
         return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """The R_ij of the token itself and of all others `[2, N, ...]`, as the feed-forward network takes them."""
+        """The R_ij of the token itself and of all others `[2, N, ...]`, as input of the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -157,16 +157,16 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """The R_ij through the rest of the layer, its feed-forward network included."""
+        """The R_ij after the rest of the layer, including its feed-forward network."""
         assert self.rest is not None
         return self.known_layer or Split(*self.rest.output(self.network.copy()))
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits of other vectors in the place of `projected`, taken through the same layer."""
+        """Return the splits with `projected` replaced, propagated through the same layer."""
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return `layer`, of which the tokens' own part is known."""
+        """Return `layer`, with a known own part of the tokens."""
         assert self.rest is not None
         return Split(own_layer_ND, self.rest.output(self.rest.network_part(self.residual.others)))
 
@@ -183,13 +183,13 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratio of N tokens by each of `methods`, `[methods, ..., N]`."""
-    import torch  # not at the top, as the declarations are read without it
+    import torch  # Imported here, as the declarations are read without torch.
 
     return torch.stack([RATIOS[method].formula(splits) for method in methods])
 
 
 def chunk_tokens(device: Any) -> int:
-    """Return how many tokens are computed at once on this device."""
+    """Return the number of tokens per chunk on this device."""
     return CACHE_TOKENS if device.type == "cpu" else DEVICE_TOKENS
 
 
@@ -201,7 +201,7 @@ def split_layer(layer_pass: LayerPass) -> LayerSplits:
 
 
 def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
-    """Yield which tokens are in a chunk of at most `size`, and their splits, with the features at `points`."""
+    """Yield the slice of each chunk of at most `size` tokens and its splits, with the features at `points`."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
@@ -228,7 +228,7 @@ def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) ->
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the path of N tokens from the skip connection on; None without the vectors within the network."""
+    """Return the pass of N tokens after the skip connection; None without the preactivations of the network."""
     if PREACTIVATION not in features:
         return None
     norm = block.attention_output_norm
@@ -237,14 +237,14 @@ def rest_of_layer(
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """Return what `methods` read of a forward pass beyond attention's output."""
+    """Return the capture points that `methods` need beyond attention's output."""
     return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the one of `methods` that sentences and first views are about.
+    """Return the ratio among `methods` for sentences and first views.
 
-    It is the last in `RATIOS` of those that cover attention's block; without any, the last of those of the whole layer.
+    It is the last ratio in `RATIOS` that covers the attention block or, without such a ratio, the whole layer.
     """
     present = set(methods)
     declared = [name for name in RATIOS if name in present]
@@ -255,6 +255,6 @@ def preferred_ratio(methods: Iterable[str]) -> str:
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return every head's values times its weight `[N, E]`."""
+    """Return each head's values multiplied by its weight `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)

@@ -1,4 +1,4 @@
-"""The csv files of measures of a sample of the documents: exchange and parts from the input, and derivatives."""
+"""The csv files of measures for a sample of documents: exchange and parts from the input, and derivatives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -26,15 +26,15 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 SAME_MINUS_OTHER = "same_minus_other"
-"""The label of the difference between the own shares with donors of the same and of another class."""
+"""Label of the difference between own shares with donors of the same and of another class."""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities that are divided by the squared displacement of all tokens, not by a number of tokens."""
+"""Quantities divided by the squared displacement of all tokens instead of a number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return `exchange` from the sums `[documents, donors, levels]` of each checkpoint, by quantity.
 
-    Without documents it has no rows. The simultaneous intervals hold for all donors and levels of a quantity at once.
+    Without documents it is empty. Simultaneous intervals hold for all donors and levels of a quantity jointly.
     The class part of the own share is the difference between the two kinds of donors.
     """
     first = next(iter(exchanged.values()))
@@ -65,7 +65,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     """Return `parts` from the sums `[documents, quantities, levels]` of each checkpoint, by rule.
 
-    Without documents it has no rows. The simultaneous intervals hold for all quantities and levels of a rule at once.
+    Without documents it is empty. Simultaneous intervals hold for all quantities and levels of a rule jointly.
     """
     first = next(iter(parts.values()))
     if not first:
@@ -87,8 +87,8 @@ def derivative_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return `derivatives` and `derivatives_by_review` from the sums of `DocumentMeasurer.derivatives` by checkpoint.
 
-    `documents` are the names of the documents; without any the tables have no rows. The simultaneous intervals hold for
-    all cells of a quantity at once.
+    `documents` contains document names; the tables are empty without documents. Simultaneous intervals hold for all
+    cells of a quantity jointly.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
@@ -132,12 +132,12 @@ def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[s
 
 
 def _without_tokens(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return the column of token counts of means that are not over tokens."""
+    """Return an empty column of token counts, for means that are not over tokens."""
     return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
 def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return the columns of correlations, which are no means over tokens."""
+    """Return the columns of correlations, without token counts and simultaneous intervals."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
     for name in ("tokens", *SIMULTANEOUS):
         columns[name] = np.full(means.mean.shape, np.nan)

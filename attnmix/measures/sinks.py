@@ -1,10 +1,10 @@
-"""Attention sinks and massive activations: how much of the attention goes to the ends of a text, and what they give.
+"""Attention sinks and massive activations: attention to the ends of a text, and lengths of their values.
 
-A sink is a token that gets much attention whatever it means, mostly the first (Xiao et al., ICLR 2024), and need not
-give anything for it: it acts as a bias of the keys (Gu et al., ICLR 2025), which shows in short values. Sinks are
-argued to keep tokens from mixing too much (Barbero et al., COLM 2025), while attention weights count them as mixing, so
-every ratio is also measured without special tokens as sources. Massive activations are the few numbers of a sink's
-vector that are far above all others (Sun et al., COLM 2024).
+A sink is a token that attracts much attention regardless of its meaning, mostly the first (Xiao et al., ICLR 2024),
+possibly without a contribution: it acts as a bias of the keys (Gu et al., ICLR 2025), visible in short values. Sinks
+may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention weights count them as mixing;
+every ratio is therefore also measured without special tokens as sources. Massive activations are the few components of
+a sink's vector that are far larger than all others (Sun et al., COLM 2024).
 
 Shapes: B documents, S special tokens of a document, H heads, T tokens, D hidden, d head width.
 """
@@ -27,7 +27,7 @@ SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massiv
 
 
 def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
-    """Return each document's a_ij `[B, T, H]` of one source j, at `positions_B`; 0 where token i does not see it."""
+    """Return each document's a_ij `[B, T, H]` of one source j, at `positions_B`; 0 if token i does not attend to it."""
     place_B111 = positions_B[:, None, None, None]
     key_BH1d = call.key.take_along_dim(place_B111, -2)
     mask_BHT = None
@@ -45,8 +45,8 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
 def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
     """Return the weights a_ij `[S, B, T, H]` of other tokens i on each special token j.
 
-    `special_SB` has the positions of each document's special tokens, -1 where it has no more; those weights are 0, as
-    is the weight of a special token on itself.
+    `special_SB` contains the positions of each document's special tokens, padded with -1. Weights are 0 for padding and
+    for a special token on itself.
     """
     tokens, heads = call.value.shape[-2], call.value.shape[-3]
     places_T = torch.arange(tokens, device=special_SB.device)
@@ -59,7 +59,7 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return `SINK_MEASURES` of each document `[B, measures]`; NaN of a text of one or, for values, two tokens."""
+    """Return `SINK_MEASURES` of each document `[B, measures]`; NaN for texts of one token or, for values, of two."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
     is_before_last_BT = places_T < last_B.unsqueeze(-1)
@@ -80,11 +80,11 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
 
 
 def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the largest number of each document relative to the median, both in size, `[B]` in float64."""
+    """Return the largest absolute number of each document relative to the median `[B]`, in float64."""
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
     largest_B = token_size_BTD.flatten(1).amax(-1)
-    # Text by text: along an axis a median of torch's is not deterministic on every device.
+    # The loop over texts avoids torch's median along an axis, which is not deterministic on all devices.
     medians = []
     for size_TD, length in zip(size_BTD, lengths, strict=True):
         medians.append(size_TD[:length].median())
@@ -92,6 +92,6 @@ def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over the tokens of a mask `[B]`; NaN without any."""
+    """Return the mean over the tokens of a mask `[B]`; NaN for an empty mask."""
     mean_B: Tensor = values_BT.masked_fill(~mask_BT, 0).sum(-1) / mask_BT.sum(-1)
     return mean_B

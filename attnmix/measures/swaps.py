@@ -1,11 +1,12 @@
-"""Swap ratios: how far a layer's output moves with other tokens' inputs, compared with its own, by exchanging them.
+"""Swap ratios: displacement of a layer's output by exchanged inputs of other tokens, relative to the token's own.
 
-Weights, lengths and derivatives say what a layer could take from other tokens. An exchange says what differs between
-texts: a constant that other tokens give moves nothing, whichever text it comes from. Where the tokens of a text
-constrain each other (a sum that is always 0), an exchange breaks the constraint and counts what no text shows.
+Weights, lengths and derivatives describe possible influences of other tokens. An exchange measures differences between
+texts: a constant contribution of other tokens causes no displacement, regardless of the text. If the tokens of a text
+constrain each other (for example to a sum of 0), an exchange violates the constraint, and the ratio includes
+displacements that do not occur in texts.
 
     swap              the exchange itself
-    swap_derivative   its derivative, |sum_{j != i} J_ij d_j| beside |J_ii d_i|, with d_j = x'_j - x_j: the norm of the
+    swap_derivative   its derivative, |sum_{j != i} J_ij d_j| against |J_ii d_i|, with d_j = x'_j - x_j: the norm of the
                       sum of the Jacobians, weighted by the covariance of the inputs of real texts
 
 Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
@@ -29,18 +30,18 @@ from attnmix.models.capture_points import LayerCall
 from attnmix.models.encoding import padded
 
 SWAPS = ("swap", "swap_derivative")
-DONORS = ("same_class", "other_class")  # of the review whose inputs are exchanged, by the predicted class
-ROUNDING = 32  # in multiples of the number format's, relative to the output: a shorter move is rounding error
+DONORS = ("same_class", "other_class")  # donors of inputs, by predicted class
+ROUNDING = 32  # shortest displacement, in multiples of machine epsilon relative to the output
 
 
 def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` in [0, 1] of every token i of `layer`'s output y; 0 for a token that nothing moves.
+    """Return a / (a + o) `[T]` in [0, 1] for each token i of `layer`'s output y; 0 for a token without displacement.
 
         a^2 = E |y_i(x_i, x'_others) - y_i(x)|^2          o^2 = E |y_i(x'_i, x_others) - y_i(x)|^2
 
-    E is the mean over the texts of `x_BTD`; x' is `donor_BTD`, another text's inputs at the same positions, which needs
-    the same number of tokens. `layer` gives `[B, T, D]` for such inputs, and may be several layers. `others_TT`
-    (bool) says which tokens j are exchanged for each i; its diagonal does not count.
+    E is the mean over the texts of `x_BTD`; x' is `donor_BTD`, another text's inputs at the same positions, with the
+    same number of tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. `others_TT`
+    (bool) selects the tokens j to exchange for each i; its diagonal is ignored.
     Source: interchange interventions (Geiger et al., NeurIPS 2021), here of the others and of the token itself.
     """
     y_BTD = layer(x_BTD)
@@ -56,7 +57,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
-    """Return the next text of the same class as text `number` and of another, by `DONORS`; None where there is none."""
+    """Return the next texts of the same class as text `number` and of another class (`DONORS`), or None."""
     others = np.roll(np.arange(len(classes)), -number)[1:]
     same = classes[others] == classes[number]
     donors: list[int | None] = []
@@ -66,7 +67,7 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-    """Return `layer_swap_ratios` `[L, swaps, T]` of the tokens that both documents have, NaN of the others."""
+    """Return `layer_swap_ratios` `[L, swaps, T]` for positions in both documents, NaN for other positions."""
     tokens = min(len(ids), len(donor_ids))
     batch = padded([ids[:tokens].tolist()], 0, base.device)
     donor_batch = padded([donor_ids[:tokens].tolist()], 0, base.device)
@@ -78,9 +79,9 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
-    """Return both `SWAPS` of one document in all layers, with the layer inputs of another `[L, 2, T]`.
+    """Return both `SWAPS` of one document in all layers, with layer inputs of a donor document `[L, 2, T]`.
 
-    Both have the same number of tokens. Each layer is taken by itself, at the document's own input.
+    Both have the same number of tokens. Layers are evaluated separately, at the document's own inputs.
     """
     ratios = []
     for chain, donor in zip(chains, donors, strict=True):
@@ -94,8 +95,8 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
 def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     """Return both `SWAPS` of one layer.
 
-    Each token has an exchange of its own, of which only that token's output counts. Attention alone reads the other
-    tokens, so only its heads are computed of every exchange: the rest of the layer takes one row of each.
+    Each token has a separate exchange and only its own output is used. As only attention mixes tokens, the heads are
+    computed for all exchanges, and the rest of the layer for one row of each.
     """
     block = Block(call.module, call.stack)
     attention = call.attending["attention"]
@@ -134,12 +135,12 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
 
 
 def _own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return each token's vectors `[B, T, x]` of the exchange that is its own."""
+    """Return each token's vectors `[B, T, x]` in its own exchange."""
     return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
 
 
 def _share_of_others(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from how far the output y goes with the moves of each token's others, and of itself."""
+    """Return a / (a + o) `[T]` from displacements of the output y by each token's others, and by the token itself."""
     output_length_T = y_BTD.square().sum(-1).mean(0).sqrt()
     least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * output_length_T
 

@@ -1,10 +1,10 @@
-"""Where the part of other tokens comes from in a pair of texts: the token's own text, the other one, special tokens.
+"""Mixing ratios by source in pairs of texts: own text, other text and special tokens.
 
-Each is the mixing ratio with only these sources among the others, so that it compares them with what a token keeps:
+Each ratio compares the contribution of one group S of sources with the own part:
 
-    |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        and likewise through the steps of the other ratios
+    |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        and likewise for the steps of all ratios
 
-Tokens x tokens weights are computed a block of rows at a time.
+Attention weights (tokens x tokens) are computed in blocks of rows.
 Shapes: B documents, H heads, T tokens, R rows of T, d head width, E = H * d, D hidden, S = 3 groups of sources.
 """
 
@@ -20,19 +20,19 @@ from attnmix.measures.ratios import LayerSplits, Split, apply_formulas, ratio_po
 from attnmix.models.attention import AttentionCall
 
 PAIR_SOURCES = ("own text", "other text", "special tokens")
-SEGMENTS = (0, 1, -1)  # of the first text, of the second one, of special tokens
+SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 
 
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
-    """Return the ratios of all tokens by each group of sources, `[sources, methods, B, T]`; those of texts count.
+    """Return the ratios of all tokens by group of sources, `[sources, methods, B, T]`; only tokens of texts are valid.
 
-    `segments_BT` has one of `SEGMENTS` for each token, and another number for padding.
+    `segments_BT` contains one of `SEGMENTS` for each token, and a different number for padding.
     """
     vectors_SBTE, weights_SBT = _by_segment(layer_pass.attention, segments_BT)
     first_BTE, second_BTE, special_BTE = vectors_SBTE
     first_BT, second_BT, special_BT = weights_SBT
 
-    # The segments of the sources become each token's own text and the other one; the token itself is no source.
+    # Map segments to each token's own text and its counterpart, and exclude the token itself.
     in_second_BT = segments_BT == 1
     in_second_BT1 = in_second_BT.unsqueeze(-1)
     itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
@@ -55,7 +55,7 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
 
 
 def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the sources of each of `SEGMENTS` give before W_O `[S, B, T, E]`, and their weight `[S, B, T]`."""
+    """Return the contribution of each segment's sources before W_O `[S, B, T, E]`, and their weight `[S, B, T]`."""
     members = []
     values = []
     for segment in SEGMENTS:

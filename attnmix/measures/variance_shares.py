@@ -1,16 +1,16 @@
-"""Shares of token vectors by what they have in common: with all texts, those of a class, or one text alone.
+"""Variance components of token vectors: shares of corpus, class, text and token.
 
-A token's vector is the sum of a corpus mean, what its class adds, what its text adds to that, and what is the token's
-own. The mean squared length of vectors v of N texts splits accordingly, by products of different texts and tokens, so
-that noise of a mean adds nothing (the mean squares of a nested analysis of variance, solved for their components):
+A token's vector is the sum of the corpus mean and deviations of its class, of its text, and of the token. The mean
+squared length of vectors v of N texts is decomposed accordingly, with products of different texts and tokens to avoid
+bias from noisy means (the mean squares of a nested analysis of variance, solved for their components):
 
     token    E v.v - W        W   mean over texts of v.v' over two different tokens of the text
-    text     W - S            S   mean over texts of m.m' with the other texts of its class; m is a text's mean
+    text     W - S            S   mean over texts of m.m' with different texts of the same class; m is a text's mean
     class    S - C            C   |sum_k p_k m_k|^2, p_k the share of class k, by products of different texts only
     corpus   C
 
-Every text counts once, whatever its length. Vectors of length 1 give mean cosines: W within a text, S with other texts
-of its class, O with texts of other classes. Shapes: N texts, T tokens, X sites or layers, D width.
+Texts have equal weights, regardless of length. For vectors of length 1, products are mean cosines: W within a text, S
+with other texts of its class, O with texts of other classes. Shapes: N texts, T tokens, X sites or layers, D width.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Array = npt.NDArray[Any]
 
 PARTS = ("corpus", "class", "text", "token")
 COSINES = ("within_text", "same_class", "other_class")
-MAX_TEXTS = 256  # products of all pairs of texts are in memory
+MAX_TEXTS = 256  # limit, as products of all pairs of texts are in memory
 PERMUTATIONS = 200
 NULL_LEVEL = 0.95
 
 
 class Moments(NamedTuple):
-    """Moments of each text's vectors at each site, of which the split is made."""
+    """Moments of each text's vectors at each site, the input of the decomposition."""
 
     means_NXD: Doubles
-    within_NX: Doubles  # mean product of two different tokens of a text; NaN with a single token
+    within_NX: Doubles  # mean product of two different tokens of a text; NaN for a single token
     squares_NX: Doubles  # mean squared length
 
     @staticmethod
@@ -52,16 +52,16 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`; a leading dimension counts samples that lack one text each."""
+    """Mean products of vectors `[..., X]`; a leading dimension indexes leave-one-out samples."""
 
     square: Doubles  # of a vector with itself
     within: Doubles  # W
     same: Doubles  # S
-    other: Doubles  # O; NaN with a single class
+    other: Doubles  # O; NaN for a single class
     corpus: Doubles  # C
 
     def shares(self) -> Doubles:
-        """Return the shares of `PARTS` in the mean squared length `[..., X, 4]`; unbiased, so one can be below 0."""
+        """Return the shares of `PARTS` in the mean squared length `[..., X, 4]`; unbiased, may be negative."""
         parts = (self.corpus, self.same - self.corpus, self.within - self.same, self.square - self.within)
         return np.stack(parts, -1) / self.square[..., None]
 
@@ -71,9 +71,9 @@ class Products(NamedTuple):
 
 
 def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
-    """Return the mean products `[X]` of all texts, and `[N, X]` without each one of them.
+    """Return the mean products `[X]` of all texts, and `[N, X]` of leave-one-out samples.
 
-    Texts of a class with fewer than three are to be left out beforehand: without one of two there is no pair.
+    Classes must have three texts or more, as a leave-one-out sample needs a pair of each class.
     """
     classes = np.asarray(classes_N)
     gram_XNN = _gram(texts)
@@ -85,7 +85,7 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     size_N = same_NN.sum(-1)
     squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
     whole = _products(in_class_XN, all_XN, size_N, squares_XN, within_XN, np.ones(len(classes), bool))
-    # Without text u, the sums of text t lack its product with u.
+    # Without text u, the sums of text t exclude its product with u.
     in_class_XNN = in_class_XN[:, None] - gram_XNN * same_NN
     all_XNN = all_XN[:, None] - gram_XNN
     size_NN = size_N - same_NN
@@ -104,7 +104,8 @@ def _products(
     """Return the mean products over the `kept` texts of the last axis, from each text's sums over other texts."""
     number = kept.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_in_class = np.where(kept, in_class / size, 0)  # with the other texts of its class; NaN without any
+        # Mean over different texts of the class; NaN if there are none.
+        mean_in_class = np.where(kept, in_class / size, 0)
     pairs_apart = (kept * (number[..., None] - 1 - size)).sum(-1)
     apart = ((all_texts - in_class) * kept).sum(-1)
     corpus = ((mean_in_class * (size + 1)) * kept).sum(-1) + apart
@@ -120,7 +121,7 @@ def _products(
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
-    """Return the 95 % quantile of the share `class` `[X]` where classes are permuted over the texts."""
+    """Return the 95 % quantile of the share `class` `[X]` under permutation of the texts' classes."""
     classes = np.asarray(classes_N)
     gram_XNN = _gram(texts)
     generator = np.random.default_rng(seed)
@@ -139,10 +140,10 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the texts of two tokens or more, with a class (-1: none) that three of them or more have."""
+    """Return a mask of texts with at least two tokens, and a class (-1: none) of at least three such texts."""
     chosen_N = (classes_N >= 0) & (tokens_N > 1)
     same_NN = classes_N[:, None] == classes_N
-    size_N = (same_NN & chosen_N).sum(-1)  # of each text's class
+    size_N = (same_NN & chosen_N).sum(-1)  # number of texts in each text's class
     return np.asarray(chosen_N & (size_N >= 3))
 
 

@@ -1,4 +1,4 @@
-"""Norms and linear maps of a model's layers, with their weights read off its modules."""
+"""Norms and linear maps of a model's layers, with weights extracted from its modules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm, or an RMSNorm, which does not centre: gamma and beta `[hidden]`."""
+    """A LayerNorm, or an RMSNorm (without centring): gamma and beta `[hidden]`."""
 
     module: Callable[[Tensor], Tensor]
     gamma: Tensor
@@ -26,38 +26,38 @@ class Norm:
     eps: float
     centred: bool
     absent: bool = False
-    """True in the place of a norm that a family does not have: it changes nothing."""
+    """True for an identity that replaces a norm absent in the family."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the model's own output for vectors `[..., hidden]`."""
         return self.module(vectors)
 
     def linear(self, part: Tensor) -> Tensor:
-        """Return the norm's linear part of a part of a vector, not divided by the deviation of the whole."""
+        """Return the norm's linear map of a part of a vector, without division by the deviation of the whole vector."""
         if self.absent:
             return part
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return what the norm divides the vectors `whole` by `[..., 1]`."""
+        """Return the norm's divisor of the vectors `whole` `[..., 1]`."""
         if self.absent:
             return whole.new_ones(())
         centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
         return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
+        """Return a part of the vectors `whole` after the norm; all parts and beta sum to the norm's output."""
         return part if self.absent else self.linear(part) / self.deviation(whole)
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
     """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
 
-    An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
+    The weight of an RMSNorm is derived from its output for a vector of ones, as some families add 1 to the weight.
     """
     eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
     bias: Tensor | None = getattr(module, "bias", None)
-    if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
+    if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa uses a custom LayerNorm class.
         gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
         beta = torch.zeros_like(gamma) if bias is None else bias.detach()
         return Norm(module, gamma, beta, eps, centred=True)
@@ -67,12 +67,12 @@ def norm_of(module: Any, like: Tensor) -> Norm:
 
 
 def no_norm(like: Tensor) -> Norm:
-    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
+    """Return an identity norm, in the dtype and on the device of `like`."""
     return Norm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False, absent=True)
 
 
 def linear_weights(module: Module) -> Linear:
-    """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
+    """Return the weights of a Linear, or of GPT-2's `Conv1D`, which stores its weight untransposed."""
     parameters: Any = module
     weight = parameters.weight.detach()
     W = weight.T if isinstance(module, torch.nn.Linear) else weight

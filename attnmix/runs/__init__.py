@@ -1,1 +1,1 @@
-"""Steps that write a run: each reads what the steps before it left below a `Run`, and writes one folder of it."""
+"""Steps of a run: each reads results of earlier steps from a `Run`, and writes one of its folders."""

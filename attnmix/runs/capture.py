@@ -1,8 +1,8 @@
-"""Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
+"""Capture of the feature vectors of selected texts at all capture points, in one forward pass per text.
 
-A process computes the texts that reach into its shards of rows and writes each shard of each store once. A run resumes
-from its last shard. On a GPU neighbouring shards are computed together. Writes `features/capture/`, or into it only a
-manifest of arrays that `capture.store` puts elsewhere.
+A process computes the texts that overlap its shards of rows and writes each shard of each store once. A run resumes
+from its last shard. On a GPU, neighbouring shards are computed together. The stage writes `features/capture/`; if
+`capture.store` is a different location, the folder only contains a manifest of the arrays.
 """
 
 import ctypes
@@ -44,27 +44,27 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
-TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
+TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
 TextRows = tuple[int, slice, slice]
-"""The number of a text in its batch, some of its tokens, and their rows in the stores."""
+"""Index of a text in its batch, a slice of its tokens, and their rows in the stores."""
 Batch = tuple[dict[str, Tensor], list[TextRows]]
-"""The inputs of one padded forward pass, and the tokens whose vectors are kept."""
+"""Inputs of one padded forward pass, and the tokens to store."""
 NumberedUnit = tuple[int, slice]
-"""The number of a unit of rows, which is written at once, and its rows."""
+"""Index and rows of a unit, the rows that are written together."""
 UnitDestinations = tuple[slice, Mapping[Site, store.Destination]]
-"""The rows of a unit, and the destination of their vectors by site."""
+"""Rows of a unit, and the destination of their vectors by site."""
 WRITING_THREADS = 4
-MAX_PENDING_WRITES = 4  # features of one site and pass that wait in memory to be written
-DEVICE_PASSES = 2  # forward passes whose features wait there, on a GPU
-DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards that are computed together, on a GPU
-DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass there: ten milliseconds
+MAX_PENDING_WRITES = 4  # pending features in memory, each of one site and pass
+DEVICE_PASSES = 2  # forward passes with pending features, on a GPU
+DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards computed together, on a GPU
+DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU, about ten milliseconds
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
 def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
-    """Write `capture_texts` of the model at `checkpoint`."""
+    """Run `capture_texts` with the model at `checkpoint`."""
     check_precision("capture.precision", capture.precision, device)
     tokenizer = load_tokenizer(checkpoint)
     classifier: Any = load_classifier(checkpoint)
@@ -75,9 +75,9 @@ def capture_checkpoint(
 
 @torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
-    """Write `features/capture/` of `run` in the model `base`, of the captured texts that `tokenize` left.
+    """Write `features/capture/` of `run` with the model `base`, for the captured texts from the stage `tokenize`.
 
-    `padding` is the token that fills a batch up. Unfinished work is in `folder`.
+    `padding` is the ID of the padding token. Unfinished work is stored in `folder`.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
@@ -103,7 +103,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             if not remaining:
                 continue
             to_fill = [(rows, _destinations(stores, rows)) for _, rows in remaining]
-            # The texts of the whole group, so that a run that resumes has the same batches.
+            # Batches contain the whole group, to be identical in resumed runs.
             group_rows = slice(group[0][1].start, group[-1][1].stop)
             batches = _batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost)
             fill_rows(base, batches, to_fill, capture.precision, threads)
@@ -131,9 +131,9 @@ def captured_vectors(
     padding: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> dict[str, PointVectors]:
-    """Return the vectors of all tokens of `texts`, given as token ids, by capture point.
+    """Return the vectors of all tokens of `texts` (token IDs) by capture point.
 
-    `padding` is the token that fills a batch up. Raise `InputError` for a number that `dtype` cannot hold.
+    `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot hold.
     """
     ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
     rows = slice(0, len(ids))
@@ -144,14 +144,14 @@ def captured_vectors(
 
 
 def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:
-    """Create in `folder` whatever of the stores is not there yet; `sites` have the widths of their vectors.
+    """Create missing parts of the stores in `folder`; `sites` maps sites to vector widths.
 
-    `folder/stores` becomes the output. `folder/done` names the units that are written whole; it is made last, once
-    all stores exist. A run that was killed has left one of these:
+    `folder/stores` becomes the output. `folder/done` contains one file per completed unit, and is created last, after
+    all stores. An interrupted run has one of these states:
 
-    - neither, or `stores` alone: it was killed before all stores were created; they are created.
-    - `stores` and `done`: it was killed between two units; the units of `done` are kept.
-    - `done` alone: it was killed after the stores were published, and DVC has deleted them since. Begin anew.
+    - neither, or only `stores`: interrupted before all stores were created. Create them.
+    - `stores` and `done`: interrupted between two units. Keep the units in `done`.
+    - only `done`: interrupted after publication, and the stores were deleted by DVC. Start from the beginning.
     """
     stores, done = folder / "stores", folder / "done"
     if not stores.is_dir():
@@ -164,25 +164,25 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     if not done.is_dir():
         store.create_stores(place, sites, plan)
         done.mkdir()
-    pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
+    pa.default_memory_pool().release_unused()  # makes the memory of the texts available for vectors
 
 
 def _done_file(folder: Path, unit: int) -> Path:
-    """Return the file that exists once a unit of rows of all stores is written."""
+    """Return the file that marks a unit of rows as written in all stores."""
     return folder / "done" / str(unit)
 
 
 def _trim_heap() -> None:
-    """Return free pages inside the heap to the system; without it, tensors of varying size fragment a growing heap."""
+    """Return free heap pages to the system, as tensors of varying size would fragment a growing heap."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # of the GNU C library alone
+    if trim is not None:  # available in the GNU C library only
         trim(0)
 
 
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
-    """Write a file that says that a unit of rows of all stores is written, with digests of the rows by site."""
+    """Write the file that marks a unit as written in all stores, with digests of its rows by site."""
     file = _done_file(folder, unit)
     begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
@@ -190,7 +190,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
 
 
 def _read_digests(folder: Path, unit: int) -> dict[str, str]:
-    """Return the digests by site that `_mark_done` wrote."""
+    """Return the digests by site written by `_mark_done`."""
     file = _done_file(folder, unit)
     try:
         digests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
@@ -202,7 +202,7 @@ def _read_digests(folder: Path, unit: int) -> dict[str, str]:
 
 
 def _write_tokens(folder: Path, run: Run) -> None:
-    """Write the table of the stores' rows, and all token ids in a row, one row group of the texts at a time."""
+    """Write the table of the stores' rows and the concatenated token IDs, one row group of texts at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
         writing(folder / "stores" / store.TOKENS_FILE) as path,
@@ -215,7 +215,7 @@ def _write_tokens(folder: Path, run: Run) -> None:
 
 
 def group_tokens(device: torch.device) -> int:
-    """Return how many rows of neighbouring shards are computed together: a GPU is slow in passes of few tokens."""
+    """Return the number of rows computed together; a GPU is inefficient in passes of few tokens."""
     return 1 if device.type == "cpu" else DEVICE_GROUP_TOKENS
 
 
@@ -225,13 +225,13 @@ def pass_cost_tokens(device: torch.device) -> int:
 
 
 def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
-    """Return neighbouring units together, up to a number of tokens, but one at least."""
+    """Return groups of neighbouring units, with a maximum number of tokens or a single unit."""
     size = max(1, tokens // max(1, units[0][1].stop))
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
 def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Destination]:
-    """Return where the vectors of a unit of rows go, by site."""
+    """Return the destinations of the vectors of a unit of rows, by site."""
     return {site: store.begin_unit(open_store, rows) for site, open_store in stores.items()}
 
 
@@ -242,12 +242,12 @@ def _finish(
     with_digest: bool,
     site: Site,
 ) -> str:
-    """Write the vectors of a unit of rows at one site; return their hash if it is asked for."""
+    """Write the vectors of a unit of rows at one site; return their hash if requested."""
     return store.write_unit(stores[site], rows, destinations[site], with_digest)
 
 
 class HostCopy:
-    """A copy of a tensor in the host's memory, which a GPU makes while it goes on."""
+    """A copy of a tensor in host memory, asynchronous on a GPU."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.event: Any = None
@@ -260,27 +260,27 @@ class HostCopy:
             self.copy = tensor.cpu()
 
     def array(self) -> npt.NDArray[Any]:
-        """Return the copy once it is made."""
+        """Wait for the copy, and return it."""
         if self.event is not None:
             self.event.synchronize()
         return self.copy.numpy()
 
 
 class PendingWrites:
-    """Vectors on their way to the rows of the stores; at most `limit` sites of forward passes are in memory."""
+    """Queue of writes to rows of the stores; at most `limit` sites of forward passes are in memory."""
 
     def __init__(self, units: Sequence[UnitDestinations], threads: Executor, limit: int) -> None:
         self.units, self.threads, self.limit = units, threads, limit
         self.writes: deque[Future[None]] = deque()
 
     def add(self, site: Site, vectors: HostCopy, texts: Sequence[TextRows]) -> None:
-        """Let a thread write the vectors of a batch at one site, once there is room for them."""
+        """Submit a write of a batch's vectors at one site, after waiting for a free place in the queue."""
         while len(self.writes) >= self.limit:
             self.writes.popleft().result()
         self.writes.append(self.threads.submit(_write, site, vectors, texts, self.units))
 
     def finish(self) -> None:
-        """Wait until all is written; raise the error of a write that failed."""
+        """Wait for all writes; raise the error of a failed write."""
         for write in self.writes:
             write.result()
 
@@ -294,9 +294,9 @@ def fill_rows(
 ) -> None:
     """Fill units of rows with the features of the batches' tokens, cast to the type of the units.
 
-    `precision` is that of the forward pass, `fp32` or `bf16`. Vectors are copied and written in `threads` while the
-    next are computed; a few are in memory. Raises `InputError` with layer and point for features that the type cannot
-    hold.
+    `precision` is the precision of the forward pass, `fp32` or `bf16`. Vectors are copied and written in `threads`
+    during the next computation, with a bounded number in memory. Raise `InputError` with layer and point for features
+    beyond the range of the type.
     """
     dtypes = {site: destination.dtype.name for site, destination in units[0][1].items()}
     limit = MAX_PENDING_WRITES if base.device.type == "cpu" else DEVICE_PASSES * len(dtypes)
@@ -310,13 +310,13 @@ def fill_rows(
 def _compute_batch(
     base: PreTrainedModel, batch: Batch, dtypes: Mapping[Site, str], precision: str, writes: PendingWrites
 ) -> None:
-    """Compute the features of a batch, each of which `writes` takes as soon as it is there."""
+    """Compute the features of a batch, and submit each feature to `writes` immediately."""
     inputs, texts = batch
     extremes: list[Tensor] = []
 
     def write(site: Site, feature_BTD: Tensor) -> None:
         dtype = getattr(torch, dtypes[site])
-        cast_BTD = feature_BTD.to(dtype, copy=True)  # a model may change its own
+        cast_BTD = feature_BTD.to(dtype, copy=True)  # The model may modify the feature in place.
         extremes.extend(torch.aminmax(cast_BTD))
         writes.add(site, HostCopy(cast_BTD), texts)
 
@@ -326,8 +326,8 @@ def _compute_batch(
             store.check_fits(vectors_TD, site, dtypes[site])
 
     _forward(base, inputs, dtypes, write, precision)
-    all_finite = torch.stack(extremes).isfinite().all().item()  # the only wait for a GPU in a pass
-    if not all_finite:  # in padding, which counts for nothing, or in a token: only another pass tells
+    all_finite = torch.stack(extremes).isfinite().all().item()  # the only synchronisation with a GPU in a pass
+    if not all_finite:  # A second pass distinguishes irrelevant padding from tokens.
         _forward(base, inputs, dtypes, check, precision)
 
 
@@ -338,7 +338,7 @@ def _forward(
     take: Callable[[Site, Tensor], None],
     precision: str,
 ) -> None:
-    """Run a forward pass that shows each site's features to `take` as soon as they are computed."""
+    """Run a forward pass that calls `take` with the features of each site immediately."""
     points = {site.point for site in sites}
     half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
     with torch.inference_mode(), recording(base, points, taken=take), half:
@@ -346,7 +346,7 @@ def _forward(
 
 
 def _write(site: Site, copy: HostCopy, texts: Sequence[TextRows], units: Sequence[UnitDestinations]) -> None:
-    """Put the vectors of a site into the units that their rows reach into."""
+    """Write the vectors of a site to the units that overlap their rows."""
     vectors_BTD = copy.array()
     for unit_rows, destinations in units:
         pieces = []
@@ -369,7 +369,7 @@ def _batches(
     batch_tokens: int,
     pass_cost: int,
 ) -> Iterator[Batch]:
-    """Yield the forward passes of every text that reaches into `rows`; `ids` are those of all texts in a row."""
+    """Yield the batches of all texts that overlap `rows`; `ids` are the concatenated token IDs of all texts."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     reaching = np.flatnonzero((ends > rows.start) & (starts < rows.stop))

@@ -1,7 +1,7 @@
-"""Read the captured texts closely, one by one: ratios of every token, contribution matrices, heads, and token scores.
+"""Inspection of captured texts one by one: ratios of every token, contribution matrices, heads, and token scores.
 
-Writes `features/inspect/`. Models and numbers are in float64, but for the classifier. The unfinished work is a file for
-each text, from which a killed run resumes; each process takes its share of the texts.
+The stage writes `features/inspect/`. Models and results are in float64, except for the classifier. Unfinished work is
+stored in one file per text, to resume an interrupted run; the texts are divided among the processes.
 """
 
 import logging
@@ -43,8 +43,8 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-MAX_DONORS = 256  # reviews from which the words for exchanged texts are drawn
-PUBLISHED = "published"  # the folder that becomes `features/inspect`
+MAX_DONORS = 256  # maximum number of donor reviews for exchanged texts
+PUBLISHED = "published"  # folder, renamed to `features/inspect` at the end
 
 
 @torch_state()
@@ -58,10 +58,10 @@ def inspect(
     batch_tokens: int,
     device: torch.device,
 ) -> None:
-    """Write what is read of the captured texts in each of the `checkpoints`, and their classes and token scores.
+    """Write the measures of the captured texts for each of the `checkpoints`, and their classes and token scores.
 
-    `batch_tokens` is the size of the classifier's batches. Unfinished work is in `folder`. A `device` without float64
-    is replaced by the CPU.
+    `batch_tokens` is the size of the classifier's batches. Unfinished work is stored in `folder`. A `device` without
+    float64 is replaced by the CPU.
     """
     device = measuring_device(device)
     state = process_state(device)
@@ -96,7 +96,7 @@ def inspect(
 
 
 def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
-    """Yield this process's share of the captured texts, each with its number."""
+    """Yield this process's share of the captured texts, with their indices."""
     numbered = enumerate(read_documents(run.captured))
     mine = islice(numbered, share.start, share.stop, share.step)
     total = len(range(len(run.documents))[share])
@@ -106,7 +106,7 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
 def _token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
-    """Return the own share of each token by exchange `[layers, tokens]`, with donors of both kinds of classes."""
+    """Return the own share of each token by exchange `[layers, tokens]`, with donors of the same and another class."""
     texts = [document, *(donor for donor in donors if donor.name != document.name)]
     classes = np.array([text.predicted for text in texts])
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
@@ -125,7 +125,7 @@ def _read_texts(
     folder: Path,
     share: slice,
 ) -> None:
-    """Write matrices and heads of the captured texts as they are published, and their ratios as unfinished work."""
+    """Write matrices and heads of the captured texts in final form, and their ratios as unfinished work."""
     in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
         contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
@@ -145,11 +145,11 @@ def _read_texts(
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
         unfinished = heads.with_name(f"{heads.name}.part")
         writers.write_heads(unfinished, measurements.heads[0])
-        unfinished.rename(heads)  # once all of the text is whole
+        unfinished.rename(heads)  # after all files of the text are complete
 
 
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
-    """Write the class of each captured text, and scores of its tokens that need no matrices, as texts may be long."""
+    """Write the class of each captured text, and token scores without matrices, as texts may be long."""
     generator = np.random.default_rng(seed)
     for number, document in _numbered(run, share, "token scores"):
         file = _scores_file(folder, number)

@@ -1,10 +1,10 @@
-"""Measure how much attention mixes the tokens of the drawn test reviews.
+"""Measurement of attention mixing in the sampled test reviews.
 
-Streams batches of documents through each checkpoint in float32. Writes `features/measure/`, `reports/plots/measure/`
-and `reports/metrics/measure.json`; `docs/measures.md` says what each number is.
+Batches of documents are processed by each checkpoint in float32. The stage writes `features/measure/`,
+`reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines each number.
 
-The unfinished work is a file for each batch or document, from which a killed run resumes; each process takes its share
-of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
+Unfinished work is stored in one file per batch or document, to resume an interrupted run; the files are divided among
+the processes. Batches do not depend on the number of processes, and therefore neither do the results.
 """
 
 import logging
@@ -69,9 +69,9 @@ GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
 PRECISION = float(np.finfo(np.float32).eps)
 EXCHANGE, GRADIENTS, PARTS = "exchange", "gradients", "parts"
-"""The kinds of the tasks of single documents."""
+"""Kinds of tasks that process single documents."""
 IDENTITY_ERRORS = "identity_errors"
-PUBLISHED = "published"  # the folder that becomes `features/measure`
+PUBLISHED = "published"  # folder, renamed to `features/measure` at the end
 
 
 @torch_state()
@@ -86,9 +86,9 @@ def measure(
     arithmetic: str,
     device: torch.device,
 ) -> None:
-    """Write what is measured of the reviews that `tokenize` drew, a group of them in memory at a time.
+    """Write the measures of the reviews sampled by `tokenize`, with one row group in memory at a time.
 
-    Unfinished work is in `folder`. A `device` without float64 is replaced by the CPU.
+    Unfinished work is stored in `folder`. A `device` without float64 is replaced by the CPU.
     """
     device = measuring_device(device)
     state = process_state(device)
@@ -125,7 +125,7 @@ def measure(
 
 
 class _Samples(NamedTuple):
-    """The numbers of the documents in which more is measured, as that takes longer."""
+    """Indices of the documents for slow measures, which are computed for a sample only."""
 
     exchange: Sequence[int]
     derivatives: Sequence[int]
@@ -133,7 +133,7 @@ class _Samples(NamedTuple):
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
-    """Return the drawn documents."""
+    """Return the sampled documents."""
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
@@ -142,11 +142,11 @@ def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """The documents, quantities and settings of this run of the stage: the same for every checkpoint."""
+    """Documents, quantities and settings of the stage, shared by all checkpoints."""
 
     parameters: MeasureParameters
     run: Run
-    folder: Path  # of the unfinished work
+    folder: Path  # folder of the unfinished work
     corpus: Corpus
     tokenizer: PreTrainedTokenizerFast
     methods: list[str]
@@ -159,7 +159,7 @@ class _Plan:
     processes: int
 
     def work(self, checkpoint: str) -> "CheckpointWork":
-        """Return the files of one checkpoint's measures."""
+        """Return the stored work of one checkpoint."""
         return CheckpointWork(self.folder, checkpoint, process=self.process, processes=self.processes)
 
     def engine(self, base: Any) -> Engine:
@@ -170,7 +170,7 @@ class _Plan:
 
     @property
     def statistics(self) -> list[str]:
-        """The statistics of the pass of the ratios, without controls that are not measured."""
+        """Statistics of the pass that computes ratios, without unselected controls."""
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
@@ -180,7 +180,7 @@ class _Plan:
 
 
 class _MeasuredCheckpoint(NamedTuple):
-    """One checkpoint, measured."""
+    """Results of one checkpoint."""
 
     work: "CheckpointWork"
     sites: Sequence[Site]
@@ -209,7 +209,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the displacements of a document's vectors if tokens are exchanged."""
+    """Return the sums of the displacements of a document's vectors after exchanges of tokens."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
     corpus, number_of_donors = plan.corpus, parameters.exchange_donors
@@ -220,12 +220,12 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
 
 
 def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the derivatives of a document, truncated; directions are drawn for each document.
+    """Return the sums of the derivatives of a truncated document, with random directions for each document.
 
-    Inputs are exchanged with those of the next measured review of the same and of another predicted class.
+    Donors of inputs are the next measured reviews of the same and of another predicted class.
     """
     document = plan.corpus.document(number)
-    # The same for a review in both checkpoints, so that they are compared along the same directions.
+    # Both checkpoints use the same seed for a review, to compare them along the same directions.
     name_hash = crc32(document.name.encode())
     (document_seed,) = np.random.SeedSequence([plan.seed, name_hash]).generate_state(1)
     max_length = plan.parameters.gradient_max_length
@@ -236,7 +236,7 @@ def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> Docu
 
 
 def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
-    """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
+    """Yield the next measured review of the same and of another predicted class, or an empty document."""
     for donor in next_donors(number, corpus.predicted):
         if donor is None:
             yield corpus.document(number).take(np.arange(0))
@@ -245,7 +245,7 @@ def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
 
 
 def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the parts since the input of a document, truncated, by rule."""
+    """Return the sums of the parts from the input of a truncated document, by rule."""
     return engine.parts_sums(plan.corpus.document(number).cut(plan.parameters.parts_max_length))
 
 
@@ -259,7 +259,7 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
 def _corpus_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
-    """Return what was measured of all documents, once every process has done its share."""
+    """Return the measures of all documents, after all processes have finished."""
     first = next(iter(measured.values()))
     sums: dict[str, dict[str, Sums]] = {}
     identities = {}
@@ -285,7 +285,7 @@ def _corpus_measures(
 def _tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
-    """Return the csv files by name, but `mixing_by_review`, whose rows are written as they come."""
+    """Return the csv files by name, except `mixing_by_review`, which is written in blocks."""
     exchange: dict[str, CorpusSums] = {}
     derivatives: dict[str, CorpusSums] = {}
     parts: dict[str, CorpusSums] = {}
@@ -338,7 +338,7 @@ def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> I
 
 
 def _log_left_out(corpus: Corpus, sums: CorpusSums, seed: int) -> None:
-    """Log how many reviews have no `corpus_value`, and why the first of them has none."""
+    """Log the number of reviews without `corpus_value`, and the reason for the first."""
     left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
     if not len(left_out):
         return
@@ -353,9 +353,9 @@ def _log_left_out(corpus: Corpus, sums: CorpusSums, seed: int) -> None:
 
 @dataclass(frozen=True)
 class CheckpointWork:
-    """One checkpoint's measures of the corpus, a `Sink` of files of `folder`; each is whole once it is there.
+    """A `Sink` that stores one checkpoint's measures of the corpus in files of `folder`, written atomically.
 
-    This process takes every `processes`-th task, from its own number on.
+    This process handles every `processes`-th task, starting at index `process`.
     """
 
     folder: Path
@@ -385,7 +385,7 @@ class CheckpointWork:
         _write_arrays(self._file(kind, task), arrays)
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the sums of all documents of some tasks, in the order of their numbers, as memory-mapped files."""
+        """Return the sums of all documents of the tasks, ordered by document index, as memory-mapped arrays."""
         tasks = list(tasks)
         numbers = sorted(number for task in tasks for number in task.numbers)
         row_of_number = {number: row for row, number in enumerate(numbers)}
@@ -416,12 +416,12 @@ class CheckpointWork:
 
 
 def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name to an npz file in one step, so that a file that exists is whole."""
+    """Write arrays by name to an npz file atomically."""
     with atomic_path(file) as part, part.open("wb") as opened:
         np.savez(opened, **arrays)
 
 
 def _create_memory_map(file: Path, array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Return a new memory-mapped array with this number of `rows` and the other dimensions of `array`."""
+    """Return a new memory-mapped array with `rows` rows and the remaining dimensions of `array`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     return np.lib.format.open_memmap(file, "w+", array.dtype, (rows, *array.shape[1:]))

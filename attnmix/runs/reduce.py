@@ -1,7 +1,8 @@
-"""Lay the captured vectors out in two dimensions with UMAP and PCA, and score the maps.
+"""Two-dimensional maps of the captured vectors with UMAP and PCA, and their scores.
 
-Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts` says which there are), their scores,
-`quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
+The stage writes maps (`<layout>.parquet`; layouts: `attnmix.maps.layouts`), scores (`quality.parquet`) and nearest
+neighbours (`nearest.parquet`) to `features/reduce/`, as well as `reports/plots/reduce/` and
+`reports/metrics/reduce.json`.
 """
 
 import logging
@@ -25,12 +26,12 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
-OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # widths may differ from the residual stream
+COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # scores for the comparison of runs
 
 
 def reduce(umap: UmapParameters, run: Run) -> None:
-    """Lay the captured vectors out, and write the maps and their scores."""
+    """Compute the maps of the captured vectors, and write them with their scores."""
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
     tokens = run.tokens.iloc[rows].reset_index(drop=True)
     vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
@@ -50,7 +51,7 @@ def reduce(umap: UmapParameters, run: Run) -> None:
 def _write_nearest(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
 ) -> None:
-    """Write the rows of the nearest vectors of each token on the maps, at each site."""
+    """Write the rows of each mapped token's nearest vectors, at each site."""
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     results = in_parallel(neighbours, searches, "nearest vectors")
     columns = {}
@@ -63,9 +64,9 @@ def _write_nearest(
 def _layouts(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], stream: Mapping[Site, Vectors]
 ) -> dict[str, dict[Site, Vectors]]:
-    """Return the points of each layout of `umap.layouts`; where some are too few vectors for UMAP, `pca` as well.
+    """Return the vectors of each layout in `umap.layouts`, with `pca` added if a site has too few vectors for UMAP.
 
-    Raise `InputError` where `umap.n_neighbors` is more than a map holds.
+    Raise `InputError` if `umap.n_neighbors` exceeds the size of a map.
     """
     tokens = len(next(iter(vectors.values())))
     layouts: dict[str, dict[Site, Vectors]] = {}
@@ -86,7 +87,7 @@ def _layouts(
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
-    """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
+    """Return row indices of the tokens on the maps, stratified by document and shared by all capture points."""
     limit = len(tokens) if umap.max_points is None else umap.max_points // points
     if not limit:
         problem = f"is less than one token at each of the {points} capture points"
@@ -98,7 +99,7 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
 
 
 def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
-    """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
+    """Return the vectors with the width of the residual stream, as a common plane requires equal widths."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     stream_width = mode(stream_widths or widths.values())
@@ -115,7 +116,7 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
-    """Write all scores to `quality.parquet`, those of whole layouts to `map_quality.csv`, the main three as metrics."""
+    """Write all scores to `quality.parquet`, whole layouts to `map_quality.csv`, and three main scores as metrics."""
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)

@@ -1,7 +1,7 @@
-"""Measure texts in memory, for their page: `Measures.to_html`, `attnmix show` and `attnmix serve` all come here.
+"""Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-The formulas are those of the stages. Left out is what takes longer than a reader waits: derivatives, and all maps but
-one, each point of the residual stream alone with one seed. No file is written.
+The formulas are shared with the stages. Slow quantities are omitted: derivatives, and all maps except a separate map
+of each point of the residual stream, with one seed. No file is written.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from attnmix.runs.tokens import TokenizedTexts
 LAYOUT = "separate"
 PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
 """Quantities that the page shows for each model."""
-SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # a forward pass of each layer for every token
+SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward pass of each layer per token
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
-"""The largest sum of squared lengths of the texts in which the page's detailed measures are computed.
+"""Maximum sum of squared lengths over the texts for which the page's detailed measures are computed.
 
-These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They take a pass of the text for
-each of its tokens, which would be minutes for a page of many texts.
+These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one forward pass per
+token, which would require minutes for a page of many texts.
 """
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 
 class TextMeasurer:
-    """Loaded models by checkpoint, one or `pretrained` and `finetuned`, and what is measured of texts in them."""
+    """Loaded models by checkpoint (one, or `pretrained` and `finetuned`), and the measurement of texts in them."""
 
     @torch_state()
     def __init__(
@@ -91,16 +91,16 @@ class TextMeasurer:
         pairs: bool = False,
         classifier: Classifier | None = None,
     ) -> None:
-        """Take models without a head, in float32 and eval mode, whose attention is observed.
+        """Prepare models without a head, in float32 and eval mode, with observed attention.
 
-        `padding` is the token that fills a batch up. With `pairs` the models are those of pairs of texts.
-        `classifier` is that of the last checkpoint.
+        `padding` is the ID of the padding token. With `pairs`, the models read pairs of texts. `classifier` belongs to
+        the last checkpoint.
         """
         self.tokenizer = tokenizer
         self.classifier = classifier
         self.padding = padding
         self.captured, self.base = list(bases.items())[-1]
-        """The model whose vectors are laid out: the last."""
+        """The model that provides the vectors of the maps: the last."""
         family = family_of(self.base.config)
         present = present_names("measure.methods", list(methods), family, RATIOS)
         self.matrices = present_names("measure.matrices", list(matrices), family)
@@ -112,9 +112,9 @@ class TextMeasurer:
     def results(
         self, tokenized: TokenizedTexts, known: Mapping[str, Measurements] | None = None, with_heads: bool = True
     ) -> TextResults:
-        """Return the content of the page; measurements that are `known` are not computed again.
+        """Return the content of the page; measurements in `known` are not computed again.
 
-        What is computed is added to `known`. Without heads, only the matrices of the page's picture are computed.
+        New measurements are added to `known`. Without heads, only the matrices of the page's picture are computed.
         """
         results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         measurements = dict(known or {})
@@ -128,7 +128,7 @@ class TextMeasurer:
         fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
         matrices_by_text = [matrices if number in detailed else fast_matrices for number in range(len(first.texts))]
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            # A model and its copy in float64 are two: each is in one pass at a time. Copies are made before any pass.
+            # A model and its float64 copy may each run one pass at a time. Copies are created before any pass.
             lacking = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
@@ -143,7 +143,7 @@ class TextMeasurer:
                 )
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
-            # Now no other pass of this model is under way.
+            # At this point no other pass of this model is running.
             jobs.append(pool.submit(self._add_layouts, first, results.tokens))
             for job in jobs:
                 job.result()
@@ -156,13 +156,13 @@ class TextMeasurer:
             (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
         }
         if len(sizes) > 1:
-            results.heads_by_text = {}  # a page draws heads of one number and width
+            results.heads_by_text = {}  # the page can only draw heads of equal number and width
         return results
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
         """Fill in the tables, ratios, matrices and heads."""
         texts = measurements[self.captured].texts
-        samples = BOOTSTRAP_SAMPLES if len(texts) > 1 else 1  # one text has no interval
+        samples = BOOTSTRAP_SAMPLES if len(texts) > 1 else 1  # an interval needs at least two texts
         methods = self.engines[self.captured].methods
         corpus = CorpusMeasures(
             sums={name: measured.sums for name, measured in measurements.items()},
@@ -201,7 +201,7 @@ class TextMeasurer:
         results.maps, results.map_quality, results.components, results.nearest = layouts
 
     def _add_layouts(self, measurements: Measurements, tokens: pd.DataFrame) -> None:
-        """Lay out the vectors of the residual stream, in float16 as in the stage `capture`, where that is missing."""
+        """Add missing maps of the residual stream, with vectors in float16 as in the stage `capture`."""
         if measurements.layouts is None:
             ids = [document.ids for document in measurements.texts.documents]
             with few_threads(len(tokens)):
@@ -209,7 +209,7 @@ class TextMeasurer:
                 measurements.layouts = _lay_out(by_site(vectors), tokens)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
-        """Return the class that the classifier gives each text, and its probability; nothing without a classifier."""
+        """Return the predicted class and probability of each text; an empty table without a classifier."""
         if self.classifier is None:
             return pd.DataFrame()
         predictions = [self.classifier.prediction(document.ids.tolist()) for document in documents]
@@ -225,11 +225,11 @@ class TextMeasurer:
 
 
 def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
-    """Return the measurer of single texts in these checkpoint folders, for a reader who waits.
+    """Return the measurer of single texts in these checkpoint folders, for interactive use.
 
-    Without Value Zeroing, which takes most of the time. `names` are those of two models that are compared, of which
-    none is fine-tuned from the other, so that no class is predicted. Raise `InputError` for a folder that cannot be
-    measured, and for two models with other tokens or numbers of layers.
+    Value Zeroing, the slowest measure, is omitted. `names` are the names of two compared models, neither
+    fine-tuned from the other; classes are not predicted in this case. Raise `InputError` for a folder that cannot be
+    measured, and for two models with different tokenizers or numbers of layers.
     """
     first = next(iter(checkpoints.values()))
     tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
@@ -250,7 +250,7 @@ def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None =
 
 
 def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequence[PreTrainedModel]) -> None:
-    """Raise `InputError` unless two models read any text as the same tokens, in as many layers."""
+    """Raise `InputError` unless two models have equal tokenizers and numbers of layers."""
     states = []
     for folder in folders:
         state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
@@ -264,7 +264,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
 
 
 def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
-    """Return the numbers of the texts for which the detailed measures are computed: in order, those that fit.
+    """Return the indices of the texts with detailed measures: in order, all texts that fit the limit.
 
     The squares of their lengths sum to at most `MAX_DETAILED_CELLS`. If no text fits, the shortest is chosen.
     """
@@ -278,7 +278,7 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
 
 
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
-    """Add the quantities of the page that need passes of the model, for the `detailed` texts also of each token."""
+    """Add the page's quantities that need forward passes; for `detailed` texts, also those computed per token."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
     for number in track(sorted(detailed), "parts and exchange from the input"):
@@ -295,7 +295,7 @@ def _add_matrices(
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table as its csv file would be read: rounded, counts of the type that their values have."""
+    """Return a table as if read from its csv file: rounded, with counts as integers unless values are missing."""
     read = table.reset_index(drop=True)
     for name in COUNTS:
         if name in read:
@@ -304,13 +304,13 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compile_maps() -> None:
-    """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
+    """Lay out random vectors, to compile UMAP before the first text that is long enough for it."""
     random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
     _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 class Layouts(NamedTuple):
-    """The maps of a page, documented in `TextResults`."""
+    """The maps of a page; `TextResults` documents the fields."""
 
     maps: dict[str, pd.DataFrame]
     map_quality: pd.DataFrame
@@ -319,9 +319,9 @@ class Layouts(NamedTuple):
 
 
 def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
-    """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
+    """Return a separate map of each point of the residual stream, with nearest vectors in the full space and scores.
 
-    By UMAP where there are enough tokens for that, and by their principal components.
+    The layouts are principal components and, if there are enough tokens, UMAP.
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
@@ -353,7 +353,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return `fit_layout`; umap-learn takes seconds to load, for which principal components need not wait."""
+    """Return the result of `fit_layout`; umap-learn, which needs seconds to import, is loaded for UMAP only."""
     if layout == "pca":
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout

@@ -1,4 +1,4 @@
-"""Tokenise the texts of a run, each once, into `features/tokenize/`; `attnmix.core.store.texts` says what is in it."""
+"""Tokenisation of the texts of a run into `features/tokenize/`; `attnmix.core.store.texts` documents its files."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,24 +21,24 @@ from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 
 MAX_SHOWN_TEXTS = 5  # texts in one warning
 TextRow = dict[str, Any]
-"""A row of `texts.parquet`, without its numbers of tokens."""
+"""A row of `texts.parquet`, without token counts."""
 
 
 class TokenizedTexts(NamedTuple):
-    """Texts that are tokenised once, for every step that reads them."""
+    """Texts with their tokens, computed once for all steps that read them."""
 
     texts: pd.DataFrame
-    """Rows of `texts.parquet`; `attnmix.core.store.texts` names the columns."""
+    """Rows of `texts.parquet`; `attnmix.core.store.texts` documents the columns."""
     tokens: pd.DataFrame
     """Rows of `tokens.parquet`."""
 
     @property
     def pairs(self) -> bool:
-        """True where the texts are pairs."""
+        """True if the texts are pairs."""
         return store.SEGMENT in self.tokens
 
     def write(self, files: store.TokenizedFiles) -> None:
-        """Write the tables, as `tokenize` does."""
+        """Write the tables in the format of the stage `tokenize`."""
         store.write_tokenized(files.folder, self._blocks())
 
     def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
@@ -59,11 +59,11 @@ def tokenize_given(
     max_length: int | None,
     name: str = "this model",
 ) -> TokenizedTexts:
-    """Return what a user gives as texts (`attnmix.core.given_texts`), tokenised with the `tokenizer` as it is.
+    """Return a user's texts (formats: `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
 
-    `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the side on which the
-    tokenizer truncates; token ids are as they were given, but for padding. Raise `InputError` for what is no text, for
-    tokens that the model cannot read, and where the vocabulary of the model `name` lacks most words.
+    `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the tokenizer's
+    truncation side; token IDs are unchanged except for padding. Raise `InputError` for other types, for tokens that the
+    model cannot read, and if the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
     token_ids = _token_ids(items)
@@ -84,7 +84,7 @@ def tokenize_given(
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
-    """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
+    """Yield rows for user texts; `measured` texts are included in the statistics."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
@@ -93,7 +93,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the sorted `rows` of a split's table of reviews with their texts, of which one block is in memory."""
+    """Yield the sorted `rows` of a split's table of reviews with their texts, one block in memory at a time."""
     start = 0
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
@@ -108,9 +108,8 @@ def write_tokens(
 ) -> None:
     """Write the tables of `texts` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
-    Log those that the model does not see whole, or hardly knows a word of, where `warn`. Texts are pairs throughout, or
-    none is. A decoder beside an encoder reads the tokens one later, after the token that it starts with:
-    `decoder_token`.
+    With `warn`, log truncated texts and texts of mostly unknown tokens. Either all texts are pairs or none. In an
+    encoder-decoder, `decoder_token` is the token shifted right by one, after the decoder's start token.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
@@ -130,7 +129,7 @@ def write_tokens(
 def tokenized_block(
     texts: Sequence[TextRow], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of some texts and of their tokens; `attnmix.core.store.texts` names the columns."""
+    """Return the tables of a block of texts and of its tokens; `attnmix.core.store.texts` documents the columns."""
     documents = pd.DataFrame(texts)
     tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
     return _tables(documents, tokenized, tokenizer, config)
@@ -150,7 +149,7 @@ def _tokenized(
 
 
 def _token_ids(items: Sequence[Item]) -> list[TokenIds]:
-    """Return the items that are token ids: all of them, or none."""
+    """Return the items that are token IDs: all items, or none."""
     return [item for item in items if isinstance(item, TokenIds)]
 
 
@@ -170,7 +169,7 @@ def _tables(
 
 
 def _warn(texts: pd.DataFrame) -> None:
-    """Log which captured texts the model does not see whole, or hardly knows a word of."""
+    """Log truncated texts and texts of mostly unknown tokens."""
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
     for problem, affected in (
         ("truncated to capture.max_length", texts["tokens"] < texts["whole_tokens"]),
