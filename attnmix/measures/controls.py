@@ -41,7 +41,7 @@ class Control(NamedTuple):
 
 CONTROLS = {
     "random_weights": Control(
-        "the same documents through the same architecture with weights as the library initialises them; checkpoint "
+        "the same documents through the same architecture with random initial weights of transformers; checkpoint "
         "`random`",
         own_pass=True,
     ),
@@ -55,7 +55,7 @@ CONTROLS = {
     ),
     "without_value_bias": Control("v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
     "without_special_sources": Control(
-        "F_ij = 0 for every special token j other than i; weights relative to those that are left"
+        "F_ij = 0 for every special token j other than i; weights renormalised over the other sources"
     ),
 }
 """All controls by name, in the order of `RATIO_CONTROL_NAMES`."""

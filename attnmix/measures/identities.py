@@ -14,16 +14,16 @@ from attnmix.measures.ratios import scaled_heads
 from attnmix.models.families import family_of, optional_modules
 
 IDENTITIES = {
-    "word_embedding": "the library's own token embedding",
-    "embedding_output": "embedding_sum through the modules of the embedding that follow",
+    "word_embedding": "token embedding of transformers",
+    "embedding_output": "embedding_sum after the remaining modules of the embedding",
     "attention_rows": "the attention weights of each row sum to 1",
-    "attention_output": "the F_ij and the constants sum to it",
+    "attention_output": "sum of the F_ij and the constants",
     "attention_residual": "input of the layer + attention_output",
-    "attention_norm": "the T_ij, the normalised constants and beta sum to it",
+    "attention_norm": "sum of the T_ij, the normalised constants and beta",
     "cross_attention_norm": "norm of attention_norm + cross_attention_output",
-    "feed_forward": "what a token itself, the others and the biases give through the network sums to ffn_output",
-    "layer_output": "what stands before the feed-forward network + ffn_output, through the norm that follows",
-    "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
+    "feed_forward": "the contributions of the token, the other tokens and the biases sum to ffn_output",
+    "layer_output": "input of the feed-forward block + ffn_output, after the norm that follows",
+    "hidden_states": "layer_output equals the hidden states of transformers, the last one after the final norm",
 }
 """Description of each identity; identities of points that a family lacks are absent."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
