@@ -3,10 +3,11 @@
 Call each function within `paper_style`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ from attnmix.figures.tokens import CapturedTexts
 PANEL = 1.3  # inches, maximum height of a map including the space below it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last row
 TITLE_CHARACTERS = 19  # per line
+GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # in figure fractions, and in panels
+SPECIAL_COLOUR = "#535a68"  # of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
 
 # Joint pages
@@ -65,6 +68,28 @@ MAX_TICKS = 13
 
 Places = npt.NDArray[np.float64]
 """Coordinates `[tokens, 2]` on a map."""
+
+
+class Grid(NamedTuple):
+    """A figure with one cell per site and one for the legend."""
+
+    figure: Figure
+    cells: dict[Site, Any]
+    legend_cell: Any
+
+
+class Scene(NamedTuple):
+    """The figure of an animation: its background, and the artists that change between frames."""
+
+    canvas: FigureCanvasAgg
+    background: Any
+    axes: Any
+    dots: Any
+    leaders: LineCollection
+    """Lines from the labelled tokens to their labels."""
+    title: Any
+    marker: Any
+    """The current capture point on the time line."""
 
 
 def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
@@ -104,38 +129,100 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
     special = captured.special_tokens(tokens)
-    colours = text_colours(captured.tokens["document"].unique().tolist())
-    grey = OTHER_TEXTS[1]
-    colour_T = np.array([colours.get(name, grey) for name in tokens["document"]])
+    captured_documents = captured.tokens["document"].unique().tolist()
+    colours = text_colours(captured_documents)
+    colour_T = _colour_tokens(tokens["document"], colours)
     size = float(np.clip(900 / len(tokens), 1.5, 9))
-    figure, cells, legend_cell = _atlas_grid(list(places))
+    all_places = table[["x", "y"]].to_numpy(np.float64)
+    grid = _create_grid(list(places))
     titled: set[str] = set()  # rows and columns
-    for site, cell in cells.items():
-        axes = figure.add_subplot(cell, xticks=[], yticks=[])
-        xy, plain = places[site], np.ones(len(tokens), dtype=bool)
+    for site, cell in grid.cells.items():
+        axes = _add_panel(grid.figure, cell)
+        xy = places[site]
+        reading = captured.reading(site)
+        special_masks = {}
         for name, masks in special.items():
-            mask = masks[captured.reading(site)]
-            plain &= ~mask
-            looks: Any = {"marker": SPECIAL_MARKERS[name], "edgecolors": "white", "linewidths": 0.3, "zorder": 3}
-            axes.scatter(xy[mask, 0], xy[mask, 1], c=colour_T[mask], s=3 * size, **looks)
-        axes.scatter(xy[plain, 0], xy[plain, 1], c=colour_T[plain], s=size, linewidths=0)
-        axes.spines[:].set(visible=True, color="0.8")
-        style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else xy)
+            special_masks[name] = masks[reading]
+        _scatter_tokens(axes, xy, colour_T, special_masks, size)
+        limiting_places = all_places if layout in ONE_PLANE else xy
+        style.set_limits(axes, limiting_places)
         _add_titles(axes, site, captured, titled)
-    axes = figure.add_subplot(legend_cell)
-    axes.axis("off")
-    shown = tokens["document"].unique().tolist()
-    marks = [Mark(style.printable(name), colour, "o") for name, colour in colours.items() if name in shown]
-    if not set(shown) <= set(colours):
-        marks.append(Mark(*OTHER_TEXTS, "o"))
-    marks += [Mark(style.printable(captured.class_label(name)), "#535a68", SPECIAL_MARKERS[name]) for name in special]
-    axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
-    texts = style.printable(shown[0]) if len(shown) == 1 else f"{len(shown)} texts"
+    documents = tokens["document"].unique().tolist()
+    marks = _list_text_marks(colours, documents)
+    for name in special:
+        class_label = captured.class_label(name)
+        mark = Mark(
+            style.printable(class_label),
+            SPECIAL_COLOUR,
+            SPECIAL_MARKERS[name],
+        )
+        marks.append(mark)
+    _add_legend(grid, marks)
+    heading = _describe_atlas(layout, documents)
+    _add_heading(grid.figure, heading)
+    return grid.figure
+
+
+def _colour_tokens(documents: Iterable[str], colours: Mapping[str, str]) -> npt.NDArray[np.str_]:
+    """Return the colour of each token's text, grey for texts without a colour."""
+    grey = OTHER_TEXTS[1]
+    token_colours = []
+    for name in documents:
+        token_colours.append(colours.get(name, grey))
+    return np.array(token_colours)
+
+
+def _scatter_tokens(
+    axes: Any,
+    xy: Places,
+    colour_T: npt.NDArray[np.str_],
+    special: Mapping[str, npt.NDArray[np.bool_]],
+    size: float,
+) -> None:
+    """Draw all tokens of a map, special tokens with larger markers."""
+    is_plain = np.ones(len(xy), dtype=bool)
+    for name, mask in special.items():
+        is_plain &= ~mask
+        axes.scatter(
+            xy[mask, 0],
+            xy[mask, 1],
+            c=colour_T[mask],
+            s=3 * size,
+            marker=SPECIAL_MARKERS[name],
+            edgecolors="white",
+            linewidths=0.3,
+            zorder=3,
+        )
+    axes.scatter(
+        xy[is_plain, 0],
+        xy[is_plain, 1],
+        c=colour_T[is_plain],
+        s=size,
+        linewidths=0,
+    )
+
+
+def _list_text_marks(colours: Mapping[str, str], documents: Sequence[str]) -> list[Mark]:
+    """Return the legend entries of the texts on a map, with one entry for texts without a colour."""
+    marks = []
+    for name, colour in colours.items():
+        if name in documents:
+            marks.append(Mark(style.printable(name), colour, "o"))
+    has_other_texts = not set(documents) <= set(colours)
+    if has_other_texts:
+        label, colour = OTHER_TEXTS
+        marks.append(Mark(label, colour, "o"))
+    return marks
+
+
+def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
+    """Return the heading of an atlas."""
+    texts = f"{len(documents)} texts"
+    if len(documents) == 1:
+        texts = style.printable(documents[0])
     planes = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
-    top = 1 - 0.1 / figure.get_figheight()
     name = LAYOUT_NAMES.get(layout, layout.capitalize())
-    figure.suptitle(f"{name} maps of {texts}, {planes}, coloured by text", y=top, va="top", fontsize=8)
-    return figure
+    return f"{name} maps of {texts}, {planes}, coloured by text"
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
@@ -145,23 +232,70 @@ def text_colours(documents: Sequence[str]) -> dict[str, str]:
     return dict(zip(documents, TEXT_COLOURS, strict=False))
 
 
-def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
-    """Return a figure, a cell per site (embeddings in the first row, then a row per layer), and the legend's cell."""
+def _create_grid(sites: list[Site]) -> Grid:
+    """Return a figure with cells for the embeddings and the legend in the first row, then with a row per layer."""
     levels = [site for site in sites if site.point not in LAYER_POINTS]
-    layers = sorted({site.layer for site in sites if site.point in LAYER_POINTS})
-    points = [point for point in LAYER_POINTS if any(site.point == point for site in sites)]
+    layer_sites = [site for site in sites if site.point in LAYER_POINTS]
+    layers = sorted({site.layer for site in layer_sites})
+    site_points = {site.point for site in layer_sites}
+    points = [point for point in LAYER_POINTS if point in site_points]
     columns = max(len(points), len(levels) + 2)  # the legend is to the right of the embedding's maps
-    panel = min(PANEL, (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
-    height = HEAD + panel * (len(layers) + 1) + GAP + FOOT
+    rows = len(layers) + 1
+    max_panel = (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / rows
+    panel = min(PANEL, max_panel)
+    height = HEAD + panel * rows + GAP + FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    top, bottom = 1 - HEAD / height, 1 - (HEAD + panel) / height
-    sides: Any = {"left": 0.05, "right": 0.99, "wspace": 0.08}
-    first_row = figure.add_gridspec(1, columns, **sides, top=top, bottom=bottom)
-    rows, below = (max(len(layers), 1), max(len(points), 1)), bottom - GAP / height
-    grid = figure.add_gridspec(*rows, **sides, top=below, bottom=FOOT / height, hspace=0.1)
-    cells = {site: first_row[0, column] for column, site in enumerate(levels)}
-    cells |= {site: grid[layers.index(site.layer), points.index(site.point)] for site in sites if site not in cells}
-    return figure, cells, first_row[0, len(levels) :]
+    bottom = 1 - (HEAD + panel) / height
+    first_row = figure.add_gridspec(
+        1,
+        columns,
+        **GRID_SIDES,
+        top=1 - HEAD / height,
+        bottom=bottom,
+    )
+    layer_rows = figure.add_gridspec(
+        max(len(layers), 1),
+        max(len(points), 1),
+        **GRID_SIDES,
+        top=bottom - GAP / height,
+        bottom=FOOT / height,
+        hspace=0.1,
+    )
+    cells = {}
+    for column, site in enumerate(levels):
+        cells[site] = first_row[0, column]
+    for site in layer_sites:
+        row = layers.index(site.layer)
+        column = points.index(site.point)
+        cells[site] = layer_rows[row, column]
+    legend_cell = first_row[0, len(levels) :]
+    return Grid(figure, cells, legend_cell)
+
+
+def _add_panel(figure: Figure, cell: Any) -> Any:
+    """Add the axes of a map to a cell, with a frame and without ticks."""
+    axes = figure.add_subplot(cell, xticks=[], yticks=[])
+    frame = axes.spines[:]
+    frame.set(visible=True, color="0.8")
+    return axes
+
+
+def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
+    """Add the legend to its cell."""
+    axes = grid.figure.add_subplot(grid.legend_cell)
+    axes.axis("off")
+    axes.legend(
+        handles=style.legend_handles(marks, 4),
+        loc="center",
+        ncols=2,
+        handletextpad=0.2,
+    )
+
+
+def _add_heading(figure: Figure, heading: str) -> None:
+    """Add the heading at the top of a figure."""
+    margin = 0.1 / figure.get_figheight()
+    figure.suptitle(heading, y=1 - margin, va="top", fontsize=8)
 
 
 def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
@@ -171,43 +305,99 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     all panels, to follow them through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the title
     reports the number of vectors outside.
     """
-    document, places, labels = example_text(table, captured, TRACKED_WORDS, [*POINTS, DECODER_INPUT])
-    labels = {site: _keep_distinct(words) for site, words in labels.items()}
-    everywhere = table[["x", "y"]].to_numpy(np.float64)
-    margin = (1 - AXES_SHARE) / 2
-    low, high = np.quantile(everywhere, [margin, 1 - margin], axis=0)
-    inside = np.all((everywhere >= low) & (everywhere <= high), axis=1)
-    others = places_by_site(table[table["document"] != document])
-    figure, cells, legend_cell = _atlas_grid(list(places))
+    document, places, labels = example_text(
+        table,
+        captured,
+        TRACKED_WORDS,
+        [*POINTS, DECODER_INPUT],
+    )
+    words_by_site = {}
+    for site, words in labels.items():
+        words_by_site[site] = _keep_distinct(words)
+    all_places = table[["x", "y"]].to_numpy(np.float64)
+    is_inside = _find_central_places(all_places)
+    is_other = table["document"] != document
+    other_places = places_by_site(table[is_other])
+    grid = _create_grid(list(places))
     titled: set[str] = set()  # rows and columns
-    for site, cell in cells.items():
-        axes = figure.add_subplot(cell, xticks=[], yticks=[])
-        axes.spines[:].set(visible=True, color="0.8")
-        style.set_limits(axes, everywhere[inside])
-        if site in others:
-            x, y = others[site].T
-            axes.scatter(x, y, s=OTHER_SIZE, color=OTHER_TEXTS[1], linewidths=0, rasterized=True)
-        x, y = places[site].T
-        axes.scatter(x, y, s=TEXT_SIZE, color="0.25", linewidths=0)
-        for index, colour in zip(labels[site], TRACK_COLOURS, strict=False):
-            x, y = places[site][index]
-            axes.scatter(x, y, s=TRACKED_SIZE, color=colour, edgecolors="white", linewidths=0.4, zorder=3)
+    for site, cell in grid.cells.items():
+        axes = _add_panel(grid.figure, cell)
+        xy = places[site]
+        style.set_limits(axes, all_places[is_inside])
+        if site in other_places:
+            _scatter_other_texts(axes, other_places[site])
+        axes.scatter(
+            xy[:, 0],
+            xy[:, 1],
+            s=TEXT_SIZE,
+            color="0.25",
+            linewidths=0,
+        )
+        _scatter_tracked_words(axes, xy, words_by_site[site])
         _add_titles(axes, site, captured, titled)
-    axes = figure.add_subplot(legend_cell)
-    axes.axis("off")
-    words = labels[next(reversed(labels))].values()
-    marks = [Mark(style.printable(word), colour, "o") for word, colour in zip(words, TRACK_COLOURS, strict=False)]
-    marks += [
-        Mark(f"other tokens of {style.printable(document)}", "#404040", "o"),
-        Mark("other texts", OTHER_TEXTS[1], "o"),
-    ]
-    axes.legend(handles=style.legend_handles(marks, 4), loc="center", ncols=2, handletextpad=0.2)
-    title = "Joint UMAP of all layers and capture points, same axes in all panels"
-    outside = int(np.count_nonzero(~inside))
+    last_site = next(reversed(words_by_site))
+    last_words = words_by_site[last_site]
+    marks = _list_tracked_marks(last_words.values(), document)
+    _add_legend(grid, marks)
+    heading = _describe_joint(is_inside)
+    _add_heading(grid.figure, heading)
+    return grid.figure
+
+
+def _describe_joint(is_inside: npt.NDArray[np.bool_]) -> str:
+    """Return the heading of the joint map, with the number of vectors outside its axes."""
+    heading = "Joint UMAP of all layers and capture points, same axes in all panels"
+    outside = int(np.count_nonzero(~is_inside))
     if outside:
-        title += f"; {outside} of {len(everywhere)} vectors outside"
-    figure.suptitle(title, y=1 - 0.1 / figure.get_figheight(), va="top", fontsize=8)
-    return figure
+        heading += f"; {outside} of {len(is_inside)} vectors outside"
+    return heading
+
+
+def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
+    """Return a mask of the points between the quantiles that enclose `AXES_SHARE` in both directions."""
+    margin = (1 - AXES_SHARE) / 2
+    low, high = np.quantile(xy, [margin, 1 - margin], axis=0)
+    is_between = (xy >= low) & (xy <= high)
+    is_central: npt.NDArray[np.bool_] = np.all(is_between, axis=1)
+    return is_central
+
+
+def _scatter_other_texts(axes: Any, xy: Places) -> None:
+    """Draw the tokens of other texts in grey, as an image in vector formats."""
+    axes.scatter(
+        xy[:, 0],
+        xy[:, 1],
+        s=OTHER_SIZE,
+        color=OTHER_TEXTS[1],
+        linewidths=0,
+        rasterized=True,
+    )
+
+
+def _scatter_tracked_words(axes: Any, xy: Places, words: Mapping[int, str]) -> None:
+    """Draw the tracked words of the example text in their colours."""
+    for index, colour in zip(words, TRACK_COLOURS, strict=False):
+        x, y = xy[index]
+        axes.scatter(
+            x,
+            y,
+            s=TRACKED_SIZE,
+            color=colour,
+            edgecolors="white",
+            linewidths=0.4,
+            zorder=3,
+        )
+
+
+def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
+    """Return the legend entries of the tracked words, and of the other tokens and texts."""
+    marks = []
+    for word, colour in zip(words, TRACK_COLOURS, strict=False):
+        marks.append(Mark(style.printable(word), colour, "o"))
+    document_label = f"other tokens of {style.printable(document)}"
+    marks.append(Mark(document_label, "#404040", "o"))
+    marks.append(Mark("other texts", OTHER_TEXTS[1], "o"))
+    return marks
 
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
@@ -263,56 +453,179 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
     because their input tokens differ.
     """
     document, places, labels = example_text(table, captured, WORDS)
-    sites, everywhere = list(places), np.concatenate([*places.values()])
+    scene = _create_scene(document, places, captured.encoder)
+    centres = {}
+    for site, xy in places.items():
+        centres[site] = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
+    frames: list[Image.Image] = []
+    previous = next(iter(places))
+    for number, site in enumerate(places):
+        has_same_tokens = labels[previous] is labels[site]
+        origin = previous if has_same_tokens else site
+        _mark_site(scene, site, number, captured.encoder)
+        words = _add_words(scene.axes, labels[site])
+        for progress in _list_transition_steps():
+            xy = _interpolate(places[origin], places[site], progress)
+            word_xy = _interpolate(centres[origin], centres[site], progress)
+            scene.dots.set_offsets(xy)
+            _move_words(scene, words, xy, word_xy)
+            frame = _draw_frame(scene, words.values())
+            frames.append(frame)
+        for word in words.values():
+            word.remove()
+        is_last = number == len(places) - 1
+        display_time = LAST_POINT_TIME if is_last else 1
+        still_frames = FRAMES * display_time - MOVES - 1
+        frames.extend([frame] * still_frames)
+        previous = site
+    _save_gif(frames, path)
+
+
+def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | None) -> Scene:
+    """Draw the background of an animation, and add artists without data."""
+    all_places = np.concatenate(list(places.values()))
     figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
-    figure.text(0.98, 0.985, style.printable(document), va="top", ha="right", fontsize=9, color="0.35")
+    figure.text(
+        0.98,
+        0.985,
+        style.printable(document),
+        va="top",
+        ha="right",
+        fontsize=9,
+        color="0.35",
+    )
     axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
-    style.set_limits(axes, everywhere)
-    axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
-    timeline: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(sites) - 1, 1)), ylim=(-1, 1), yticks=[])
-    timeline.plot(range(len(sites)), np.zeros(len(sites)), "|-", color="0.6", linewidth=1, markersize=5)
-    starts = [number for number, site in enumerate(sites) if site.layer != sites[number - 1].layer or not number]
-    starts = starts[:: -(-len(starts) // MAX_TICKS)]
-    names = [layer_label(sites[number].layer, captured.encoder) for number in starts]
-    timeline.set_xticks(starts, names, fontsize=7, ha="left")
-    timeline.get_xticklabels()[0].set_ha("right")  # there is more room to its left
-    timeline.tick_params("x", length=0, pad=1)
+    style.set_limits(axes, all_places)
+    axes.scatter(all_places[:, 0], all_places[:, 1], s=3, color="0.88", linewidths=0)
+    timeline = _add_timeline(figure, list(places), encoder)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     background = canvas.copy_from_bbox(figure.bbox)
     dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
-    leaders = LineCollection([], colors="0.3", linewidths=0.3)  # four times faster than annotations with arrows
+    # A line collection is four times faster than annotations with arrows.
+    leaders = LineCollection([], colors="0.3", linewidths=0.3)
     axes.add_collection(leaders, autolim=False)
     title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
-    (marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
-    centres = {site: style.place_labels(axes, xy, labels[site], WORD_SIZE) for site, xy in places.items()}
-    frames: list[Image.Image] = []
+    (marker,) = timeline.plot(
+        [],
+        [],
+        "o",
+        markersize=7,
+        color="black",
+        clip_on=False,
+    )
+    return Scene(canvas, background, axes, dots, leaders, title, marker)
+
+
+def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) -> Any:
+    """Add the time line of an animation, with ticks at capture points and labels at layers."""
+    length = max(len(sites) - 1, 1)
+    timeline: Any = figure.add_axes(
+        TIMELINE,
+        frame_on=False,
+        xlim=(0, length),
+        ylim=(-1, 1),
+        yticks=[],
+    )
+    timeline.plot(
+        range(len(sites)),
+        np.zeros(len(sites)),
+        "|-",
+        color="0.6",
+        linewidth=1,
+        markersize=5,
+    )
+    starts = _find_layer_starts(sites)
+    step = ceil(len(starts) / MAX_TICKS)
+    labelled = starts[::step]
+    names = [layer_label(sites[number].layer, encoder) for number in labelled]
+    timeline.set_xticks(labelled, names, fontsize=7, ha="left")
+    first_label = timeline.get_xticklabels()[0]
+    first_label.set_ha("right")  # there is more room to its left
+    timeline.tick_params("x", length=0, pad=1)
+    return timeline
+
+
+def _find_layer_starts(sites: Sequence[Site]) -> list[int]:
+    """Return the indices of the first site of each layer."""
+    starts = []
+    previous_layer = None
     for number, site in enumerate(sites):
-        before = sites[max(number - 1, 0)]
-        before = before if labels[before] is labels[site] else site
-        color = POINT_MARKS[site.point].color
-        title.set(text=site_label(site, captured.encoder))
-        title.set_color(style.darken_for_contrast(color, style.TEXT_CONTRAST))
-        dots.set_color(style.darken_for_contrast(color))
-        marker.set_data([number], [0])
-        words = [axes.text(0, 0, label, fontsize=WORD_SIZE, **LABEL_BOX) for label in labels[site].values()]
-        for share in np.arange(1, MOVES + 2) / (MOVES + 1):
-            done = share * share * (3 - 2 * share)  # slow at both ends
-            xy, word_xy = ((1 - done) * each[before] + done * each[site] for each in (places, centres))
-            dots.set_offsets(xy)
-            leaders.set_segments(list(np.stack([xy[list(labels[site])], word_xy], axis=1)))
-            for word, centre in zip(words, word_xy, strict=True):
-                word.set_position(centre)
-            canvas.restore_region(background)
-            for artist in (dots, leaders, *words, title, marker):
-                figure.draw_artist(artist)
-            frames.append(Image.fromarray(np.array(canvas.buffer_rgba())).convert("RGB"))
-        for word in words:
-            word.remove()
-        frames += frames[-1:] * (FRAMES * (LAST_POINT_TIME if site == sites[-1] else 1) - MOVES - 1)
-    palette = Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames[FRAMES - 1 :: FRAMES]]))
-    palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
-    images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+        if site.layer != previous_layer:
+            starts.append(number)
+        previous_layer = site.layer
+    return starts
+
+
+def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> None:
+    """Set the title, the colours and the position on the time line of a site."""
+    colour = POINT_MARKS[site.point].color
+    text_colour = style.darken_for_contrast(colour, style.TEXT_CONTRAST)
+    scene.title.set_text(site_label(site, encoder))
+    scene.title.set_color(text_colour)
+    scene.dots.set_color(style.darken_for_contrast(colour))
+    scene.marker.set_data([number], [0])
+
+
+def _add_words(axes: Any, labels: Mapping[int, str]) -> dict[int, Any]:
+    """Add labels of tokens, and return their artists by token index."""
+    words = {}
+    for index, label in labels.items():
+        words[index] = axes.text(
+            0,
+            0,
+            label,
+            fontsize=WORD_SIZE,
+            **LABEL_BOX,
+        )
+    return words
+
+
+def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Places) -> None:
+    """Move the labels of tokens, and their lines to the tokens."""
+    labelled_xy = xy[list(words)]
+    segments = np.stack([labelled_xy, word_xy], axis=1)
+    scene.leaders.set_segments(list(segments))
+    for word, centre in zip(words.values(), word_xy, strict=True):
+        word.set_position(centre)
+
+
+def _list_transition_steps() -> npt.NDArray[np.float64]:
+    """Return the progress of a transition in each of its frames, up to 1; it is slow at both ends."""
+    times = np.arange(1, MOVES + 2) / (MOVES + 1)
+    return times * times * (3 - 2 * times)
+
+
+def _interpolate(start: Places, end: Places, progress: float) -> Places:
+    """Return positions between `start` and `end`, for a progress from 0 to 1."""
+    return (1 - progress) * start + progress * end
+
+
+def _draw_frame(scene: Scene, words: Iterable[Any]) -> Image.Image:
+    """Return the picture of the current artists on the background."""
+    canvas = scene.canvas
+    canvas.restore_region(scene.background)
+    artists = [scene.dots, scene.leaders, *words, scene.title, scene.marker]
+    for artist in artists:
+        canvas.figure.draw_artist(artist)
+    pixels = np.array(canvas.buffer_rgba())
+    return Image.fromarray(pixels).convert("RGB")
+
+
+def _save_gif(frames: Sequence[Image.Image], path: Path) -> None:
+    """Write frames with a common palette, derived from the last frame of each capture point."""
+    final_frames = frames[FRAMES - 1 :: FRAMES]
+    pixels = np.concatenate([np.asarray(frame) for frame in final_frames])
+    palette = Image.fromarray(pixels).quantize(128, Image.Quantize.MAXCOVERAGE)
+    images = []
+    for frame in frames:
+        image = frame.quantize(palette=palette, dither=Image.Dither.NONE)
+        images.append(image)
     path.parent.mkdir(parents=True, exist_ok=True)
-    duration = 1000 // (FRAMES * POINTS_PER_SECOND)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=duration, loop=0)
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=1000 // (FRAMES * POINTS_PER_SECOND),
+        loop=0,
+    )

@@ -32,6 +32,10 @@ LINE_HEIGHT = 1.25  # in font sizes
 # Offsets from a point to the centre of its label, in font sizes.
 DISTANCES, ANGLES = (0.9, 1.7, 2.8, 4.2, 6.0), np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
+# Costs of a label's place, in multiples of a displacement from its point by one font size.
+COVERED_POINT_COST = 0.3  # for each covered point
+OVERLAP_COST = 100  # for an overlap with other labels of the label's own area
+OUTSIDE_COST = 1000  # for a label that extends beyond the axes
 SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # fallbacks for viewers of an SVG without Arimo
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but affect the shape of adjacent letters
 # Dates and program versions would make files irreproducible.
@@ -199,19 +203,84 @@ def place_labels(
     """
     figure: Any = axes.figure
     pixels = figure.dpi / 72  # per typographic point
-    points, box = axes.transData.transform(xy), axes.get_window_extent().get_points()
-    sizes = pixels * np.array([(text_width(label, size) + 2, size + 2) for label in labels.values()])
+    points = axes.transData.transform(xy)
+    bounds = axes.get_window_extent().get_points()
+    offsets = OFFSETS * size * pixels
+    directions = np.sign(OFFSETS)
+    distances = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])
+    sizes = pixels * _measure_labels(labels.values(), size)
     centres = np.empty((len(labels), 2))
-    for place, (index, extent) in enumerate(zip(labels, sizes, strict=True)):
+    for place, index in enumerate(labels):
+        extent = sizes[place]
+        half_width = extent[0] / 2
         # Labels to the left or right of a point are shifted by half their width.
-        candidates = points[index] + OFFSETS * size * pixels + np.sign(OFFSETS) * [extent[0] / 2, 0]
-        outside = ((candidates - extent / 2 < box[0]) | (candidates + extent / 2 > box[1])).any(axis=1)
-        gaps = np.abs(candidates[:, None] - centres[:place]) - (sizes[:place] + extent) / 2
-        overlap = np.prod(np.minimum(gaps, 0), axis=-1).sum(axis=1) / np.prod(extent)
-        covered = (np.abs(candidates[:, None] - points) < extent / 2).all(axis=-1).sum(axis=1)
-        cost = np.hypot(*OFFSETS.T) + 0.3 * covered + 100 * overlap + 1000 * outside
-        centres[place] = candidates[np.argmin(cost.round(6))]
-    return axes.transData.inverted().transform(centres)
+        shifts = directions * [half_width, 0]
+        candidates = points[index] + offsets + shifts
+        covered = _count_covered_points(candidates, extent, points)
+        overlap = _measure_overlap(
+            candidates,
+            extent,
+            centres[:place],
+            sizes[:place],
+        )
+        outside = _find_outside(candidates, extent, bounds)
+        costs = distances + COVERED_POINT_COST * covered
+        costs += OVERLAP_COST * overlap
+        costs += OUTSIDE_COST * outside
+        best = np.argmin(costs.round(6))
+        centres[place] = candidates[best]
+    to_data = axes.transData.inverted()
+    return to_data.transform(centres)
+
+
+def _measure_labels(labels: Iterable[str], size: float) -> npt.NDArray[np.float64]:
+    """Return the width and height of each label with a margin, in points."""
+    extents = []
+    for label in labels:
+        width = text_width(label, size) + 2
+        height = size + 2
+        extents.append((width, height))
+    return np.array(extents)
+
+
+def _find_outside(
+    candidates: npt.NDArray[np.float64],
+    extent: npt.NDArray[np.float64],
+    bounds: npt.NDArray[np.float64],
+) -> npt.NDArray[np.bool_]:
+    """Return a mask of the candidate centres with labels that extend beyond the bounds."""
+    low = candidates - extent / 2
+    high = candidates + extent / 2
+    is_outside = (low < bounds[0]) | (high > bounds[1])
+    outside: npt.NDArray[np.bool_] = is_outside.any(axis=1)
+    return outside
+
+
+def _measure_overlap(
+    candidates: npt.NDArray[np.float64],
+    extent: npt.NDArray[np.float64],
+    centres: npt.NDArray[np.float64],
+    sizes: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Return the overlap of each candidate with earlier labels, as a fraction of the label's area."""
+    distances = np.abs(candidates[:, None] - centres)
+    gaps = distances - (sizes + extent) / 2
+    overlaps = np.minimum(gaps, 0)
+    areas = np.prod(overlaps, axis=-1)
+    fractions: npt.NDArray[np.float64] = areas.sum(axis=1) / np.prod(extent)
+    return fractions
+
+
+def _count_covered_points(
+    candidates: npt.NDArray[np.float64],
+    extent: npt.NDArray[np.float64],
+    points: npt.NDArray[np.float64],
+) -> npt.NDArray[np.int64]:
+    """Return the number of points behind the label at each candidate centre."""
+    distances = np.abs(candidates[:, None] - points)
+    is_covered = (distances < extent / 2).all(axis=-1)
+    numbers: npt.NDArray[np.int64] = is_covered.sum(axis=1)
+    return numbers
 
 
 def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:

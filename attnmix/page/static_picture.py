@@ -18,18 +18,55 @@ from attnmix.core.names import OWN_SHARE
 from attnmix.core.store.results import Results
 from attnmix.page.arrays import visible
 
-WIDTH, LEVELS_WIDTH, MARGIN_WIDTH = 1232, 44, 108  # pixels: picture, layer numbers, means
-CELL_WIDTHS = (15, 120)  # pixels, minimum and maximum
-ROW_HEIGHTS = (9, 30)  # pixels, minimum and maximum, including the gap
-ROWS_HEIGHT = 304  # pixels, of all rows together
+
+class SchemeColour(NamedTuple):
+    """A colour of the light and of the dark scheme."""
+
+    light: str
+    dark: str
+
+    @property
+    def css(self) -> str:
+        """The CSS colour that follows the scheme."""
+        return f"light-dark({self.light},{self.dark})"
+
+
+# Sizes and positions are in pixels.
+WIDTH = 1232
+LEVELS_WIDTH = 44  # layer numbers, left of the cells
+LEVELS_X = 36  # right end of the layer numbers
+MARGIN_WIDTH = 108  # means, right of the cells
+CELLS_WIDTH = WIDTH - LEVELS_WIDTH - MARGIN_WIDTH
+MIN_CELL_WIDTH = 15
+MAX_CELL_WIDTH = 120
+MIN_ROW_HEIGHT = 9  # including the gap
+MAX_ROW_HEIGHT = 30
+ROWS_HEIGHT = 304  # of all rows together
 GAP = 0.28  # fraction of a row
-TITLE_HEIGHT, NAMES_HEIGHT, NAME_LETTERS = 24, 92, 13
+TITLE_HEIGHT = 24
+TITLE_BASELINE = 15  # below the top of a block
+NAMES_HEIGHT = 92
+NAME_LETTERS = 13
+MIN_LEVEL_DISTANCE = 14  # between the baselines of layer numbers
+FONT_SIZE = 12
+LETTER_WIDTH = 0.62  # in font sizes
+SCALE_START = 12  # position of 0 % in the margin
+SCALE_WIDTH = 84  # from 0 to 100 %
+
 COLOUR_STEPS = 50
-PAPER, MIDDLE, END = ("#ffffff", "#14171c"), ("#5896cc", "#3d7fb5"), ("#00386f", "#b5e0ff")
-"""Colours of a share of 0, one half, and 1, in the light and the dark scheme."""
-BEFORE, AFTER = ("#6b7485", "#a3adbd"), ("#0060a0", "#88cfff")
-"""Colours of the means in both schemes, as in `page.css`: for the previous and for the last model."""
-SCALE_PLACES = (12, 96)  # positions of 0 and 100 % in the margin, in pixels
+PAPER = SchemeColour("#ffffff", "#14171c")
+"""The colour of a share of 0."""
+MIDDLE = SchemeColour("#5896cc", "#3d7fb5")
+"""The colour of a share of one half."""
+END = SchemeColour("#00386f", "#b5e0ff")
+"""The colour of a share of 1."""
+BEFORE = SchemeColour("#6b7485", "#a3adbd")
+"""The colour of the means of models before the last one, as in `page.css`."""
+AFTER = SchemeColour("#0060a0", "#88cfff")
+"""The colour of the means of the last model, as in `page.css`."""
+
+Point = tuple[float, float]
+"""Coordinates x and y in pixels."""
 
 
 class ModelShares(NamedTuple):
@@ -40,6 +77,42 @@ class ModelShares(NamedTuple):
     """Own shares by layer and token; NaN if missing."""
     corpus: Mapping[str, Sequence[float | None]] | None = None
     """`values`, `low` and `high` by layer; None without an interval."""
+
+
+class Block(NamedTuple):
+    """The position and size of the title, the rows and the margin of one model, in pixels."""
+
+    top: float
+    layers: int
+    row_height: float
+    cell_width: float
+    margin_left: float
+
+    @property
+    def title_baseline(self) -> float:
+        """The baseline of the title and of the values in the margin."""
+        return self.top + TITLE_BASELINE
+
+    @property
+    def rows_top(self) -> float:
+        """The top of the row of the last layer."""
+        return self.top + TITLE_HEIGHT
+
+    @property
+    def rows_bottom(self) -> float:
+        """The bottom of the row of the first layer."""
+        return self.rows_top + self.layers * self.row_height
+
+    @property
+    def row_middles(self) -> npt.NDArray[np.floating[Any]]:
+        """The vertical centres of the cells by layer."""
+        rows_above_L = self.layers - 0.5 - np.arange(self.layers)
+        return self.rows_top + (rows_above_L - GAP / 2) * self.row_height
+
+    def scale_x(self, share: float) -> float:
+        """Return the position of a share on the scale in the margin."""
+        clipped = min(max(share, 0.0), 1.0)
+        return self.margin_left + SCALE_START + SCALE_WIDTH * clipped
 
 
 def draw_result(results: Results, document: str, labels: Mapping[str, str], curves: Mapping[str, Any]) -> str:
@@ -54,14 +127,24 @@ def draw_result(results: Results, document: str, labels: Mapping[str, str], curv
     ratios = results.captured_ratios([document])
     if OWN_SHARE not in ratios:
         return ""
-    tokens = results.tokens[results.tokens["document"] == document]
     models = []
-    for checkpoint, rows in ratios.groupby("checkpoint", sort=False):
-        by_layer = rows.pivot(index="layer", columns="position", values=OWN_SHARE)
-        means = curves.get(str(checkpoint))
-        has_interval = means is not None and any(low is not None for low in means["low"])
-        models.append(ModelShares(labels[str(checkpoint)], by_layer.to_numpy(float), means if has_interval else None))
+    for name, rows in ratios.groupby("checkpoint", sort=False):
+        checkpoint = str(name)
+        table = rows.pivot(index="layer", columns="position", values=OWN_SHARE)
+        shares_LT = table.to_numpy(float)
+        means = curves.get(checkpoint)
+        corpus = means if _has_interval(means) else None
+        models.append(ModelShares(labels[checkpoint], shares_LT, corpus))
+    is_shown = results.tokens["document"] == document
+    tokens = results.tokens[is_shown]
     return draw_own_shares(tokens["label"].tolist(), models)
+
+
+def _has_interval(means: Mapping[str, Any] | None) -> bool:
+    """Return True if the means of at least one layer have an interval."""
+    if means is None:
+        return False
+    return any(low is not None for low in means["low"])
 
 
 def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str:
@@ -71,140 +154,351 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
         tokens: The labels of the tokens.
         models: Their own shares in each model, one block of rows for each.
     """
-    fitting = (WIDTH - LEVELS_WIDTH - MARGIN_WIDTH) // CELL_WIDTHS[0]
-    shown = [visible(token, kept="") for token in tokens[:fitting]]
-    room = WIDTH - LEVELS_WIDTH - MARGIN_WIDTH
-    cell_width = float(np.clip(room / len(shown), *CELL_WIDTHS))
+    max_tokens = CELLS_WIDTH // MIN_CELL_WIDTH
+    names = [visible(token, kept="") for token in tokens[:max_tokens]]
+    columns = len(names)
     layers = len(models[0].shares_LT)
-    row_height = float(np.floor(np.clip(ROWS_HEIGHT / (layers * len(models)), *ROW_HEIGHTS)))
+    cell_width = _choose_cell_width(columns)
+    row_height = _choose_row_height(layers * len(models))
+    margin_left = LEVELS_WIDTH + cell_width * columns
     block_height = TITLE_HEIGHT + layers * row_height
     parts = []
     for number, model in enumerate(models):
         top = number * block_height
-        parts.append(_draw_levels(model.title, layers, top, row_height))
-        parts.append(_draw_cells(model.shares_LT[:, : len(shown)], top, cell_width, row_height))
-        left = LEVELS_WIDTH + cell_width * len(shown)
-        parts.append(_draw_means(model, left, top, row_height, is_last=number == len(models) - 1))
-    height = len(models) * block_height + NAMES_HEIGHT
-    parts.append(_draw_names(shown, cell_width, height - NAMES_HEIGHT + 4))
-    colours = ";".join(
-        f"--{name}:light-dark({light},{dark})" for name, (light, dark) in zip("pme", (PAPER, MIDDLE, END), strict=True)
-    )
-    width = LEVELS_WIDTH + cell_width * len(shown) + MARGIN_WIDTH
-    more = f", the first {len(shown)} of {len(tokens)} tokens" if len(tokens) > len(shown) else ""
-    label = escape(f"Own share of each token's vector after each layer{more}")
-    return (
-        f'<svg class="own-shares" role="img" aria-label="{label}" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" style="max-width:100%;height:auto;{colours}" font-family="Arial, sans-serif" '
-        f'font-size="12" fill="currentColor">{"".join(parts)}</svg>'
+        block = Block(top, layers, row_height, cell_width, margin_left)
+        is_last = number == len(models) - 1
+        parts.append(_draw_levels(model.title, block))
+        parts.append(_draw_cells(model.shares_LT[:, :columns], block))
+        parts.append(_draw_means(model, block, is_last=is_last))
+    names_top = len(models) * block_height
+    parts.append(_draw_names(names, cell_width, names_top + 4))
+    label = "Own share of each token's vector after each layer"
+    if len(tokens) > columns:
+        label += f", the first {columns} of {len(tokens)} tokens"
+    return _wrap_in_svg(
+        "".join(parts),
+        label,
+        margin_left + MARGIN_WIDTH,
+        names_top + NAMES_HEIGHT,
     )
 
 
-def _draw_levels(title: str, layers: int, top: float, row_height: float) -> str:
+def _choose_cell_width(columns: int) -> float:
+    """Return the width of a cell that fills the picture, within the limits."""
+    width = CELLS_WIDTH / columns
+    return float(np.clip(width, MIN_CELL_WIDTH, MAX_CELL_WIDTH))
+
+
+def _choose_row_height(rows: int) -> float:
+    """Return the height of a row in whole pixels, within the limits."""
+    height = ROWS_HEIGHT / rows
+    clipped = np.clip(height, MIN_ROW_HEIGHT, MAX_ROW_HEIGHT)
+    return float(np.floor(clipped))
+
+
+def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
+    """Return the picture with an accessible label and the colours of both schemes."""
+    variables = [
+        f"--p:{PAPER.css}",
+        f"--m:{MIDDLE.css}",
+        f"--e:{END.css}",
+    ]
+    style = ";".join(["max-width:100%", "height:auto", *variables])
+    attributes = {
+        "class": "own-shares",
+        "role": "img",
+        "aria-label": escape(label),
+        "viewBox": f"0 0 {width:.0f} {height:.0f}",
+        "width": f"{width:.0f}",
+        "style": style,
+        "font-family": "Arial, sans-serif",
+        "font-size": str(FONT_SIZE),
+        "fill": "currentColor",
+    }
+    return _format_element("svg", content, **attributes)
+
+
+def _format_element(tag: str, content: str | None = None, **attributes: str | float) -> str:
+    """Return an SVG element with escaped `content` and attributes.
+
+    Numbers are rounded to one decimal place. Underscores in the names of attributes become hyphens.
+    """
+    words = [tag]
+    for name, value in attributes.items():
+        attribute = name.replace("_", "-")
+        text = value if isinstance(value, str) else f"{value:.1f}"
+        words.append(f'{attribute}="{text}"')
+    opening = " ".join(words)
+    if content is None:
+        return f"<{opening}/>"
+    return f"<{opening}>{content}</{tag}>"
+
+
+def _format_line(points: Sequence[Point]) -> str:
+    """Return the path data of a line through the points."""
+    corners = [f"{x:.1f},{y:.1f}" for x, y in points]
+    return "M" + "L".join(corners)
+
+
+def _draw_levels(title: str, block: Block) -> str:
     """Return the title of a model and the numbers of its layers."""
-    texts = [f'<text x="0" y="{top + 15:.0f}" font-size="14" font-weight="700">{escape(title)}</text>']
-    every = int(np.ceil(14 / row_height))  # layer numbers must not overlap
-    for layer in range(layers, 0, -every):
-        y = top + TITLE_HEIGHT + (layers - layer + 0.5 - GAP / 2) * row_height + 4
-        texts.append(f'<text x="36" y="{y:.1f}" text-anchor="end">{layer}</text>')
+    title_text = _format_element(
+        "text",
+        escape(title),
+        x="0",
+        y=f"{block.title_baseline:.0f}",
+        font_size="14",
+        font_weight="700",
+    )
+    texts = [title_text]
+    middles = block.row_middles
+    step = int(np.ceil(MIN_LEVEL_DISTANCE / block.row_height))
+    for layer in range(block.layers, 0, -step):
+        baseline = middles[layer - 1] + 4
+        number = _format_element(
+            "text",
+            str(layer),
+            x=str(LEVELS_X),
+            y=baseline,
+            text_anchor="end",
+        )
+        texts.append(number)
     return "".join(texts)
 
 
-def _draw_cells(shares_LT: npt.NDArray[np.float64], top: float, cell_width: float, row_height: float) -> str:
+def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
     """Return the cells of a block, with one path for each colour."""
-    layers = len(shares_LT)
-    boxes: dict[int, list[str]] = {}
-    for layer, token in zip(*np.nonzero(np.isfinite(shares_LT)), strict=True):
-        x = LEVELS_WIDTH + token * cell_width
-        y = top + TITLE_HEIGHT + (layers - 1 - layer) * row_height
-        step = round(float(np.clip(shares_LT[layer, token], 0, 1)) * COLOUR_STEPS)
-        height = row_height * (1 - GAP)
-        boxes.setdefault(step, []).append(f"M{x:.1f},{y:.1f}h{cell_width - 1:.1f}v{height:.1f}h{1 - cell_width:.1f}z")
+    width = block.cell_width - 1
+    height = block.row_height * (1 - GAP)
+    rectangle = f"h{width:.1f}v{height:.1f}h{-width:.1f}z"
+    cells_by_step: dict[int, list[str]] = {}
+    for layer, token in np.argwhere(np.isfinite(shares_LT)):
+        x = LEVELS_WIDTH + token * block.cell_width
+        rows_above = block.layers - 1 - layer
+        y = block.rows_top + rows_above * block.row_height
+        share = float(np.clip(shares_LT[layer, token], 0, 1))
+        step = round(share * COLOUR_STEPS)
+        cells = cells_by_step.setdefault(step, [])
+        cells.append(f"M{x:.1f},{y:.1f}{rectangle}")
     paths = []
-    for step, drawn in sorted(boxes.items()):
+    for step, cells in sorted(cells_by_step.items()):
         share = step / COLOUR_STEPS
-        paths.append(f'<path fill="{_mix(share)}" style="fill:{_mix_in_css(share)}" d="{"".join(drawn)}"/>')
+        path = _format_element(
+            "path",
+            fill=_mix(share),
+            style=f"fill:{_mix_in_css(share)}",
+            d="".join(cells),
+        )
+        paths.append(path)
     return "".join(paths)
 
 
 def _mix_in_css(share: float) -> str:
     """Return the colour of a share as a CSS mixture in CIELAB, as in the page's script."""
-    from_colour, to_colour, part = ("p", "m", 2 * share) if share < 0.5 else ("m", "e", 2 * share - 1)
-    return f"color-mix(in lab,var(--{to_colour}) {100 * part:.0f}%,var(--{from_colour}))"
+    if share < 0.5:
+        from_colour = "p"
+        to_colour = "m"
+        percentage = 100 * (2 * share)
+    else:
+        from_colour = "m"
+        to_colour = "e"
+        percentage = 100 * (2 * share - 1)
+    return f"color-mix(in lab,var(--{to_colour}) {percentage:.0f}%,var(--{from_colour}))"
 
 
 def _mix(share: float) -> str:
     """Return the colour of a share in the light scheme, mixed in sRGB."""
-    stops = np.array([list(bytes.fromhex(colours[0][1:])) for colours in (PAPER, MIDDLE, END)], float)
-    channels = [round(float(np.interp(share, (0, 0.5, 1), stops[:, channel]))) for channel in range(3)]
-    return f"#{bytes(channels).hex()}"
+    stops = []
+    for colour in (PAPER, MIDDLE, END):
+        hex_digits = colour.light.removeprefix("#")
+        stops.append(list(bytes.fromhex(hex_digits)))
+    mixture = []
+    for channel_stops in np.array(stops, float).T:
+        value = np.interp(share, (0, 0.5, 1), channel_stops)
+        mixture.append(round(float(value)))
+    return f"#{bytes(mixture).hex()}"
 
 
-def _draw_means(model: ModelShares, left: float, top: float, row_height: float, *, is_last: bool) -> str:
+def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
     """Return the means over all texts and over the shown text next to a block, with values for the last layer."""
-    layers = len(model.shares_LT)
-    middles = top + TITLE_HEIGHT + (layers - 0.5 - np.arange(layers) - GAP / 2) * row_height
-    bottom = top + TITLE_HEIGHT + layers * row_height
-    colour = AFTER if is_last else BEFORE
-    style = f'style="color:light-dark({colour[0]},{colour[1]})"'
-    low, high = SCALE_PLACES
-
-    def place(share: float) -> float:
-        return left + low + (high - low) * min(max(share, 0.0), 1.0)
-
-    parts = [
-        f'<path d="M{place(0):.1f},{top + TITLE_HEIGHT:.1f}V{bottom:.1f}M{place(1):.1f},{top + TITLE_HEIGHT:.1f}'
-        f'V{bottom:.1f}" stroke="currentColor" stroke-opacity="0.2"/>'
-    ]
-    title = top + 15
+    parts = [_draw_scale(block)]
     if model.corpus is not None:
-        means, lows, highs = (
-            [(place(value), y) for value, y in zip(model.corpus[name], middles, strict=True) if value is not None]
-            for name in ("values", "low", "high")
-        )
-        last = model.corpus["values"][-1]
-        parts.append(
-            f'<g {style}><path d="{_path([*lows, *highs[::-1]])}Z" fill="currentColor" fill-opacity="0.2"/>'
-            f'<path d="{_path(means)}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-        )
-        parts.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" fill="currentColor"/>' for x, y in means)
-        if last is not None:
-            parts.append(f'<circle cx="{left + 6:.1f}" cy="{title - 4:.1f}" r="2.8" fill="currentColor"/>')
-            parts.append(_write_share(last, left + 13, title, ' font-weight="700" fill="currentColor"'))
-        parts.append("</g>")
-    known = np.isfinite(model.shares_LT).any(axis=1)
-    of_text = [float(np.nanmean(row)) for row in model.shares_LT[known]]
-    ticks = "".join(f"M{place(share):.1f},{y - 5:.1f}v10" for share, y in zip(of_text, middles[known], strict=True))
-    if of_text:
-        ticks += f"M{left + 56:.1f},{title - 9:.1f}v10"
-        parts.append(_write_share(of_text[-1], left + 63, title))
-    parts.append(f'<path d="{ticks}" stroke="currentColor" stroke-width="1.5"/>')
+        colour = AFTER if is_last else BEFORE
+        parts.append(_draw_corpus_means(model.corpus, block, colour))
+    parts.append(_draw_text_means(model.shares_LT, block))
     if is_last:
-        parts.append(f'<text x="{place(0):.1f}" y="{bottom + 10:.1f}" fill-opacity="0.7">0%</text>')
-        parts.append(f'<text x="{place(1):.1f}" y="{bottom + 10:.1f}" text-anchor="end" fill-opacity="0.7">100%</text>')
+        parts.append(_label_scale(block))
     return "".join(parts)
 
 
-def _write_share(share: float, x: float, y: float, looks: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}"{looks}>{100 * share:.0f}%</text>'
+def _draw_scale(block: Block) -> str:
+    """Return vertical lines at 0 and 100 %."""
+    lines = []
+    for share in (0, 1):
+        x = block.scale_x(share)
+        lines.append(f"M{x:.1f},{block.rows_top:.1f}V{block.rows_bottom:.1f}")
+    return _format_element(
+        "path",
+        d="".join(lines),
+        stroke="currentColor",
+        stroke_opacity="0.2",
+    )
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+def _label_scale(block: Block) -> str:
+    """Return the labels of the scale below its ends."""
+    baseline = block.rows_bottom + 10
+    start = _format_element(
+        "text",
+        "0%",
+        x=block.scale_x(0),
+        y=baseline,
+        fill_opacity="0.7",
+    )
+    end = _format_element(
+        "text",
+        "100%",
+        x=block.scale_x(1),
+        y=baseline,
+        text_anchor="end",
+        fill_opacity="0.7",
+    )
+    return start + end
+
+
+def _draw_corpus_means(
+    corpus: Mapping[str, Sequence[float | None]],
+    block: Block,
+    colour: SchemeColour,
+) -> str:
+    """Return the curve of the means over all texts with its interval, and the value of the last layer."""
+    means = _locate_means(corpus["values"], block)
+    lows = _locate_means(corpus["low"], block)
+    highs = _locate_means(corpus["high"], block)
+    outline = [*lows, *highs[::-1]]
+    interval = _format_element(
+        "path",
+        d=f"{_format_line(outline)}Z",
+        fill="currentColor",
+        fill_opacity="0.2",
+    )
+    curve = _format_element(
+        "path",
+        d=_format_line(means),
+        fill="none",
+        stroke="currentColor",
+        stroke_width="1.5",
+    )
+    parts = [interval, curve]
+    for x, y in means:
+        parts.append(_draw_circle(x, y))
+    last = corpus["values"][-1]
+    if last is not None:
+        parts.append(_draw_last_corpus_mean(last, block))
+    return _format_element(
+        "g",
+        "".join(parts),
+        style=f"color:{colour.css}",
+    )
+
+
+def _draw_last_corpus_mean(mean: float, block: Block) -> str:
+    """Return the mean over all texts for the last layer, as a value with its mark next to the title."""
+    mark = _draw_circle(block.margin_left + 6, block.title_baseline - 4)
+    value = _format_element(
+        "text",
+        f"{100 * mean:.0f}%",
+        x=block.margin_left + 13,
+        y=block.title_baseline,
+        font_weight="700",
+        fill="currentColor",
+    )
+    return mark + value
+
+
+def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
+    """Return the points in the margin of the means by layer, without missing means."""
+    points = []
+    for mean, y in zip(means, block.row_middles, strict=True):
+        if mean is not None:
+            x = block.scale_x(mean)
+            points.append((x, y))
+    return points
+
+
+def _draw_circle(x: float, y: float) -> str:
+    """Return the mark of a mean over all texts."""
+    return _format_element(
+        "circle",
+        cx=x,
+        cy=y,
+        r="2.8",
+        fill="currentColor",
+    )
+
+
+def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
+    """Return ticks at the means over the tokens of the shown text, and the value of the last layer."""
+    is_known_L = np.isfinite(shares_LT).any(axis=1)
+    middles = block.row_middles[is_known_L]
+    means = [float(np.nanmean(row)) for row in shares_LT[is_known_L]]
+    ticks = []
+    for mean, y in zip(means, middles, strict=True):
+        x = block.scale_x(mean)
+        ticks.append(f"M{x:.1f},{y - 5:.1f}v10")
+    parts = []
+    if means:
+        x = block.margin_left + 56
+        y = block.title_baseline - 9
+        ticks.append(f"M{x:.1f},{y:.1f}v10")
+        value = _format_element(
+            "text",
+            f"{100 * means[-1]:.0f}%",
+            x=block.margin_left + 63,
+            y=block.title_baseline,
+        )
+        parts.append(value)
+    path = _format_element(
+        "path",
+        d="".join(ticks),
+        stroke="currentColor",
+        stroke_width="1.5",
+    )
+    parts.append(path)
+    return "".join(parts)
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
     """Return the names of the tokens below their columns, rotated by 90 degrees in narrow columns."""
-    letters = min(max(map(len, tokens)), NAME_LETTERS)
-    is_upright = cell_width < letters * 12 * 0.62
+    longest = max(len(token) for token in tokens)
+    letters = min(longest, NAME_LETTERS)
+    is_narrow = cell_width < letters * FONT_SIZE * LETTER_WIDTH
     texts = []
     for number, token in enumerate(tokens):
-        name = escape(token if len(token) <= NAME_LETTERS else f"{token[: NAME_LETTERS - 1]}…")
+        name = escape(_truncate_name(token))
         x = LEVELS_WIDTH + number * cell_width + (cell_width - 1) / 2
-        if is_upright:
-            texts.append(
-                f'<text transform="translate({x + 4:.1f} {top:.1f}) rotate(-90)" text-anchor="end">{name}</text>'
+        if is_narrow:
+            text = _format_element(
+                "text",
+                name,
+                transform=f"translate({x + 4:.1f} {top:.1f}) rotate(-90)",
+                text_anchor="end",
             )
         else:
-            texts.append(f'<text x="{x:.1f}" y="{top + 11:.1f}" text-anchor="middle">{name}</text>')
+            text = _format_element(
+                "text",
+                name,
+                x=x,
+                y=top + 11,
+                text_anchor="middle",
+            )
+        texts.append(text)
     return "".join(texts)
+
+
+def _truncate_name(token: str) -> str:
+    """Return the name of a token with at most `NAME_LETTERS` characters."""
+    if len(token) <= NAME_LETTERS:
+        return token
+    start = token[: NAME_LETTERS - 1]
+    return f"{start}…"
