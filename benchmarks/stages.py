@@ -32,7 +32,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,14 +152,16 @@ def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) ->
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     references = references or list(timings)[:1]
     ratios = [f"ratio to *{name}*" for name in references] if len(timings) > 1 else []
-    lines = [["way", "minimum", "median", "maximum", *ratios, "peak memory"]]
-    lines.append(["---"] + ["---:"] * (4 + len(ratios)))
+    lines = [["way", "s", *ratios, "MB"]]
+    lines.append(["---"] + ["---:"] * (2 + len(ratios)))
     for way, runs in timings.items():
         seconds = [run.seconds for run in runs]
-        spread = [f"{value:.2f} s" for value in (min(seconds), medians[way], max(seconds))]
+        median = f"{medians[way]:.2f}"
+        if len(runs) > 1:
+            median += f" [{min(seconds):.2f}, {max(seconds):.2f}]"
         compared = [f"{medians[way] / medians[name]:.2f}" for name in references] if ratios else []
         peaks = [run.peak_mb for run in runs if run.peak_mb is not None]
-        lines.append([way, *spread, *compared, f"{statistics.median(peaks):,.0f} MB" if peaks else ""])
+        lines.append([way, median, *compared, f"{statistics.median(peaks):,.0f}" if peaks else ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -207,7 +208,6 @@ class Size(NamedTuple):
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
 LENGTH, BATCH_TOKENS = 32, 1024  # tokens per text and per batch of the measured corpora: several batches for 100 texts
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-SHORT_BATCH = 512  # tokens
 LONG = 330  # tokens per text of the captured corpora: 100 texts fill a shard of the default model
 WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
 
@@ -248,8 +248,7 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
     else:
         run.finetuned.symlink_to(Run(REPOSITORY).finetuned)
     if name == "full":  # all texts have the maximum length
-        count = max(size.tokens, SHORT_BATCH) // 10
-        texts, longest = [joined(reviews, i, count) for i in range(number)], size.tokens
+        texts, longest = [joined(reviews, i, size.tokens // 10) for i in range(number)], size.tokens
     else:  # lengths differ
         texts = real_reviews(number) or [joined(reviews, i, 1 + i % 4) for i in range(number)]
         longest = 2 * size.tokens
@@ -548,10 +547,6 @@ INSTALLED_PEERS = {
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
-SHORT_BATCHES = 10  # for each text length; the sampled documents then include one text of 512 tokens
-SAMPLED_SHARE = 10  # a run with default parameters checks all identities in a tenth of its documents
-SHORT_TEXTS = (512, 256, 64)  # text lengths in short batches, in tokens
-ALL_MEASURES = "all that `measure` reads"
 RATIO_ROUNDING = 1e-6  # tolerance of float32 ratios that are computed in different blocks of tokens
 Batch = list[Any]  # of attnmix.measures.documents.Document
 
@@ -595,8 +590,8 @@ class Measuring(NamedTuple):
         self.measurer.base.set_attn_implementation(OBSERVED)
 
 
-def prepare_measuring(length: int | None = None) -> Measuring:
-    """Return batches of texts with a maximum of `length` tokens, by default from the parameters."""
+def prepare_measuring() -> Measuring:
+    """Return the captured texts in batches, and what measures them."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -607,7 +602,7 @@ def prepare_measuring(length: int | None = None) -> Measuring:
     parameters = read_parameters()
     tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen_device())
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
-    tokenized = tokenize_texts(tokenizer, texts, texts.values(), length or parameters.capture.max_length)
+    tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])
     counts = pd.DataFrame([each.counts for each in tokenized])
     rows = counts.assign(document=list(texts), label=0, predicted_label=0)
@@ -639,45 +634,12 @@ def ratios_in_turn() -> Seconds:
     return seconds
 
 
-def short_batches_in_turn() -> Seconds:
-    """Return the seconds of bare passes and of all measures in batches of 512 tokens, by text length."""
-    seconds: Seconds = {}
-    for length in SHORT_TEXTS:
-        ready = prepare_measuring(length)
-        texts = SHORT_BATCH // length
-        documents = list(islice(cycle(chain.from_iterable(ready.batches)), SHORT_BATCHES * texts))
-        assert {len(document) for document in documents} == {length}
-        bare, measured = short_ways(length)
-        seconds.update({bare: 0.0, measured: 0.0})
-        ready.forward(documents[:texts], "sdpa")
-        ready.measures(documents[:texts])
-        for start in range(0, len(documents), texts):
-            batch = documents[start : start + texts]
-            sampled = [place for place in range(texts) if (start + place) % SAMPLED_SHARE == 0]
-            seconds[bare] += seconds_of(partial(ready.forward, batch, "sdpa"))
-            seconds[measured] += seconds_of(partial(ready.measures, batch, sampled))
-    return seconds
-
-
-def short_ways(length: int) -> tuple[str, str]:
-    """Return the names of the bare passes and of the measures for texts with this length."""
-    texts = f"{SHORT_BATCH // length} x {length} tokens"
-    return f"{SDPA}, {texts}", f"{ALL_MEASURES}, {texts}"
-
-
 def seconds_of(work: Callable[[], Any]) -> float:
     """Return the seconds of a call, including pending computations of the device."""
     start = time.perf_counter()
     work()
     synchronize()
     return time.perf_counter() - start
-
-
-def short_documents() -> str:
-    return (
-        f"{SHORT_BATCHES} batches of {SHORT_BATCH} tokens of each kind, all {len(RATIOS)} ratios; all identities are "
-        f"checked in one of {SAMPLED_SHARE} documents."
-    )
 
 
 def same_ratios() -> str:
@@ -778,13 +740,6 @@ CASES: dict[str, Case] = {
     ),
     "measure": Case(
         "Mixing ratios, default model", "full", {"in turn": ratios_in_turn}, same_ratios, references=(SDPA, EAGER)
-    ),
-    "measure-short": Case(
-        "Measures of batches of 512 tokens, default model",
-        "full",
-        {"in turn": short_batches_in_turn},
-        short_documents,
-        references=tuple(short_ways(length)[0] for length in SHORT_TEXTS),
     ),
     "measure-corpora": corpus_case("measure", "measured corpus", measure_documents, measured_corpus),
     "capture-corpora": corpus_case("capture", "captured corpus", capture_documents, captured_corpus),

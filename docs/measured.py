@@ -78,4 +78,4 @@ def _number(pattern: str, section: str) -> int:
 
 def _median(section: str, way: str) -> float:
     cells = next(line.split(" | ") for line in section.splitlines() if line.startswith(f"| {way} | "))
-    return float(cells[2].removesuffix(" s"))
+    return float(cells[1].partition(" ")[0])
