@@ -32,6 +32,7 @@ from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent
 from docs.texts import render_texts
+from experiments.study import SETTINGS
 from stages.common.parameters import Parameters
 from validation.planted_amounts import CASES as PLANTED_AMOUNTS
 from validation.planted_cases import CASES
@@ -43,11 +44,11 @@ DOCUMENTS = (
         f"docs/measures/{name}.md"
         for name in ("controls", "exchange", "faithfulness", "geometry", "matrices", "planted", "ratios")
     ),
-    *("docs/imdb/README.md", "benchmarks/RESULTS.md"),
+    *("docs/imdb/README.md", "docs/study/README.md", "benchmarks/RESULTS.md"),
 )
 """The documents with generated parts."""
 PLOTS, VALIDATION = "reports/plots/", "docs/measures/"
-IMDB = "docs/imdb/"
+IMDB, STUDY = "docs/imdb/", "docs/study/"
 AMOUNTS = {
     "exchange": "exchange",
     "parts": "parts",
@@ -143,7 +144,7 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """Return the tables of the default run, the run on IMDb and the validation."""
+    """Return the tables of the default run, the run on IMDb, the study and the validation."""
     return {
         "overall": _overall(read),
         "maps": _maps(read),
@@ -152,6 +153,8 @@ def results(read: Read) -> dict[str, str]:
         "amounts": _amounts(read),
         "imdb_own_share": _own_share(read, IMDB),
         "scores": _token_scores(read),
+        "study_fit": _study_fit(read),
+        "study_tests": _study_tests(read),
     }
 
 
@@ -209,6 +212,40 @@ def _token_scores(read: Read) -> str:
         rows.append((f"`{score}`", *cells, percent(hits[score]), str(falls["documents"].iloc[0])))
     names = [f"{test}, {replacement}" for test, replacement in tests]
     return _markdown(("score", *names, "decisive word first, %", "reviews"), rows)
+
+
+def _study_fit(read: Read) -> str:
+    """Return the fit of the training runs in each setting of the study; ranges are over runs."""
+    runs = read(f"{STUDY}runs.csv")
+    fits = runs[runs["layer"].isna()]
+    rows = []
+    for setting in SETTINGS:
+        values = fits[fits["setting"] == setting].groupby("quantity")["value"]
+        lowest, highest, counts = values.min(), values.max(), values.size()
+        rows.append(
+            (
+                setting,
+                str(counts["train accuracy"]),
+                percent(lowest["train accuracy"], 1),
+                f"{lowest['train margin']:.1f} to {highest['train margin']:.1f}",
+                f"{percent(lowest['test accuracy'])} to {percent(highest['test accuracy'])}",
+            )
+        )
+    head = ("setting", "runs", "lowest training accuracy, %", "training margin", "test accuracy, %")
+    return _markdown(head, rows)
+
+
+def _study_tests(read: Read) -> str:
+    """Return the planned rows of the study with their outcomes; equivalences have 90 % intervals and no p."""
+    rows = []
+    for number, row in enumerate(read(f"{STUDY}tests.csv").to_dict("records"), start=1):
+        p_values = (f"{row['p']:.3f}", f"{row['p_holm']:.3f}")
+        if np.isnan(row["p"]):
+            p_values = ("", "")
+            row |= {"ci_low": row["ci90_low"], "ci_high": row["ci90_high"]}
+        name = f"{row['metric']}: {row['difference']}"
+        rows.append((str(number), name, change(row), *p_values, str(row["pairs"]), row["outcome"]))
+    return _markdown(("row", "difference of changes", "points", "p", "adjusted p", "pairs", "outcome"), rows)
 
 
 def _maps(read: Read) -> str:
