@@ -97,26 +97,26 @@ def tables() -> dict[str, str]:
         "ratios": _markdown(("column", "name", "ratio", "source"), ratios),
         "matrices": _markdown(("method", "entry", "source"), matrices),
         "controls": _markdown(("control", "definition"), controls),
-        "points": _markdown(("point", "what it is"), points),
+        "points": _markdown(("point", "definition"), points),
         "families": _families(),
         "classifiers": _classifiers(),
         "plan": _markdown(measured.PLAN, measured.plan()),
-        "identities": _markdown(
-            ("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]
-        ),
+        "identities": _markdown(("identity", "equation"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]),
     }
 
 
 def _families() -> str:
-    """Return a row for each family: the placement of its norms, and the points and measures that it lacks."""
+    """Return a row for each kind of layer: its families, and the capture points and measures that they lack."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
-    rows = []
+    families_by_kind: dict[tuple[str, str], list[str]] = {}
     for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
         hidden = decoder_only if len(family.stacks) == 1 else set()
         absent = [f"`{each}`" for each in family.absent() if each not in hidden]
-        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing"))
-    return _markdown(("`model_type`", "layers", "absent"), rows)
+        kind = (_kind(family), ", ".join(absent) or "none")
+        families_by_kind.setdefault(kind, []).append(f"`{name}`")
+    rows = [(", ".join(names), layers, absent) for (layers, absent), names in families_by_kind.items()]
+    return _markdown(("`model_type`", "layers", "absent points and measures"), rows)
 
 
 def _classifiers() -> str:
@@ -140,7 +140,7 @@ def _kind(family: Family) -> str:
         return "post-LN" + decoder
     if stack.attention_output_norm is None:
         return "pre-LN" + decoder
-    return "norms before and after each part" if stack.input_norm else "norms on what each part adds"
+    return "norms before and after each sublayer" if stack.input_norm else "norms after each sublayer"
 
 
 def results(read: Read) -> dict[str, str]:

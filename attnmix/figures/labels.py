@@ -75,7 +75,7 @@ MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
     "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
-    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "what enters the first layer"),
+    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "input of the first layer"),
     "attention_heads": Mark(
         "Attention heads", "#56B4E9", "v", "heads concatenated, before the last Linear of attention"
     ),
@@ -94,9 +94,7 @@ POINT_MARKS = {
         "Feed-forward output", "#D55E00", "X", "after the feed-forward network and its norm, if any, before the skip"
     ),
     "layer_output": Mark("Layer output", "#009E73", "h", "after the last skip connection and its norm, if any"),
-    "decoder_embedding_output": Mark(
-        "Decoder embedding output", "#CC79A7", "*", "what enters the first layer of the decoder"
-    ),
+    "decoder_embedding_output": Mark("Decoder embedding output", "#CC79A7", "*", "input of the first decoder layer"),
 }
 STEP_MARKS = {
     "heads": Mark("Attention heads", "#56B4E9", "v"),
