@@ -261,7 +261,7 @@ def _maps(read: Read) -> str:
 
 
 def planted(read: Read) -> str:
-    """Return every planted case and its answer by the measures of `PLANTED`, in bold where the case fools one."""
+    """Return a row for each planted case with the values of the measures in `PLANTED`; wrong values are bold."""
     table = read(f"{VALIDATION}planted.csv")
     table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
     numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
