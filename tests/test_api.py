@@ -1,4 +1,4 @@
-"""The Python API and its commands: docstring examples, agreement with transformers, unchanged models, error messages."""
+"""The Python API and its commands: docstring examples, agreement with transformers, unchanged models, and errors."""
 
 from __future__ import annotations
 
