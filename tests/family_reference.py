@@ -253,7 +253,7 @@ Places = Callable[[Weights, Array, Array], Array]
 
 
 def places_of(name: str, config: Any, state: dict[str, Array], side: str, number: int) -> Places | None:
-    """Return a function that computes position-dependent scores [heads, tokens, tokens], which are added before scaling."""
+    """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling."""
     if name in T5S:
         block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
         biases = state[f"{side}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"]
