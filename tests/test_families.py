@@ -109,7 +109,7 @@ def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """Return mean values of other texts `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ..., or at all positions."""
+    """Return mean values of other texts `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ..., or at all."""
     others = [each for place, each in enumerate(values) if place != number]
     everything, means = np.concatenate(others, axis=1).mean(1), []
     for position in range(values[number].shape[1]):
