@@ -1,4 +1,4 @@
-"""`make verify` names outputs that depend on date, hash seed or threads, and `make accept` requires unchanged results."""
+"""`make verify` names outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
 
 from __future__ import annotations
 
