@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 OWN_SOURCES = "sources@own"
-"""The stage that hashes the user's files in every run, in dvc.lock from the second run on; `download` also reads them."""
+"""The stage that hashes the user's files in every run, in dvc.lock from the second run on; `download` reads them."""
 ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
 
 
