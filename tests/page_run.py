@@ -1,4 +1,4 @@
-"""A run for the page's tests, with hostile tokens, random parts of heads, and helpers that read its page."""
+"""A run for tests of the page, with hostile tokens and random heads, and helpers that read its page."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_default_model_measures_match_explicit_sums(default_weights: Path) -> No
     true |= {f"{name}_rollout": rolled(true[name]) for name in LAYER_MATRICES if f"{name}_rollout" in MATRICES}
     true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
     assert set(matrices) == set(true)
-    biases = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # subtracted baselines
+    biases = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # baselines, as multiples of b_V
     trusted = {
         name: np.stack([layer.value_zeroing(share * layer.value_bias).sum(-1) for layer in layers]) >= 1e-4
         for name, share in biases.items()
