@@ -86,7 +86,7 @@ def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
     repository.commit("A change")
     assert verify.main([]) == 1
     assert "not as committed: metrics.json" in capsys.readouterr().out
-    # With a profile, results may differ from committed ones.
+    # With a profile, results are not compared with committed ones.
     (tmp_path / "profile.txt").write_text("# little\nlimit=4\n", encoding="utf-8")
     assert verify.main(["--profile", str(tmp_path / "profile.txt"), "--folder", str(tmp_path / "kept")]) == 0
     assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
