@@ -1,6 +1,6 @@
-"""Print a hash of files, of Python code without its comments and docstrings: `python .ci/code_hash.py PATH ...`.
+"""Print a hash of files, excluding comments and docstrings of Python code: `python .ci/code_hash.py PATH ...`.
 
-A folder stands for the files below it that git knows. What the code computes does not depend on words about it.
+Folders are expanded to their files in git.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def code_of(source: str) -> str:
-    """Return the syntax tree as text, without strings that stand alone."""
+    """Return the syntax tree as text, without docstrings and other string statements."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,8 +1,8 @@
-"""Say as Markdown what changed since a commit in metrics, parameters and plots: `python .ci/report.py BASE FOLDER`.
+"""Print changes of metrics, parameters and plots since a commit as Markdown: `python .ci/report.py BASE FOLDER`.
 
-FOLDER gets the plots that changed, before and after, as `dvc plots diff` draws them; it is not made where none did.
-GitHub shows pictures by address alone: `--pictures ADDRESS` is where those in FOLDER/static will be found. Without it
-they are named, not shown.
+`dvc plots diff` draws changed plots, before and after, into FOLDER, which is only created if there are any. GitHub
+displays pictures by address: `--pictures ADDRESS` is the future address of FOLDER/static. Without it, pictures are
+only named.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def picture(name: str, arguments: argparse.Namespace) -> str:
-    """Return the Markdown of a picture in the folder; DVC draws none that neither its cache nor its remote has."""
+    """Return the Markdown of a picture in the folder; DVC only draws pictures in its cache or remote."""
     found = (arguments.folder / "static" / name).is_file()
     return f"![]({arguments.pictures}/{name})" if found else "not in the cache"
 
@@ -51,10 +51,10 @@ def output(*command: str) -> str:
 
 
 def changed_plots(base: str) -> list[str]:
-    """Return the plots in dvc.yaml whose data or picture differs; without the pictures of `base`, all of them do."""
+    """Return the changed plots of dvc.yaml; without the pictures of `base`, all plots count as changed."""
     data = set(output("git", "diff", "--name-only", base).splitlines())
     diff = json.loads(output("dvc", "diff", "--json", base, "--targets", FIGURES))
-    # DVC prints `{}` where no figure differs.
+    # DVC prints `{}` if all figures are equal.
     pictures = {each["path"] for kind in ("added", "modified") for each in diff.get(kind, ())}
     plots = []
     for plot in yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["plots"]:

@@ -1,6 +1,6 @@
-"""Say as Markdown which stages dvc.lock does not know by this commit's code, parameters and results, and fail if any.
+"""Print stages that differ from dvc.lock in code, parameters or results as Markdown, and fail if there are any.
 
-It needs git's files only: data that DVC keeps may be missing, and no stage is run.
+The check runs no stage and only needs files in git; data in DVC may be missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 OWN_SOURCES = "sources@own"
-"""The stage that hashes the user's files at every run, in dvc.lock from the second run on; `download` reads as much."""
+"""The stage that hashes the user's files in every run, in dvc.lock from the second run on; `download` reads them."""
 ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
 
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def changes(entries: list[Any]) -> Iterator[str]:
-    """Yield the changes that `dvc status` lists for one stage, but for data that is not here."""
+    """Yield the changes that `dvc status` lists for one stage, except for missing data."""
     for entry in entries:
         if isinstance(entry, str):
             yield entry
@@ -41,7 +41,7 @@ def changes(entries: list[Any]) -> Iterator[str]:
 
 
 def is_kept_by_dvc(path: str) -> bool:
-    """Return whether git ignores it, as a file or as a folder that may be missing."""
+    """Return whether git ignores a path, as a file or as a folder that may be missing."""
     command = ["git", "check-ignore", path, f"{path}/"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 

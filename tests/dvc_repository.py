@@ -1,7 +1,7 @@
-"""Repositories of git and DVC with the project's own dvc.yaml and params.yaml, without a user's settings.
+"""Repositories of git and DVC with the project's dvc.yaml and params.yaml, isolated from the user's settings.
 
-Their stages are `stand_in_stage.py`, with the names and files that dvc.yaml names, so that a run takes seconds and
-each output changes with what its stage reads.
+Their stages are `stand_in_stage.py`, with the names and files of dvc.yaml. A run takes seconds, and each output
+changes with the inputs of its stage.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FILES = (
 )
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
 STEERING = ("AWS_", "DVC_", "GIT_", "MAKE")
-"""Prefixes of variables that steer git, DVC, S3 and, under `make test`, make."""
+"""Prefixes of environment variables that change git, DVC, S3 and, under `make test`, make."""
 
 
 class Repository(NamedTuple):
-    """A working tree, and the home folder of its user."""
+    """A working tree and the home folder of its user."""
 
     folder: Path
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Return variables for the programs next to this Python, with no settings but this home folder's."""
+        """Return variables that select programs next to this Python and settings of this home folder only."""
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         homes = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
         return {"PATH": programs, "DVC_SITE_CACHE_DIR": str(self.home / "site"), "NO_PROXY": "127.0.0.1", **homes}
 
     def run(self, *command: str, succeeds: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Return a finished process, which must succeed, or must fail."""
+        """Run a command, assert that it succeeds (or fails, with `succeeds=False`), and return the finished process."""
         neutral = {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
         run = run_to_its_end(command, self.folder, self.environment() | environment, neutral)
         assert (run.returncode == 0) is succeeds, run.stdout + run.stderr
@@ -58,12 +58,12 @@ class Repository(NamedTuple):
         self.git("commit", "--quiet", "--message", message)
 
     def clone(self, folder: Path) -> Repository:
-        """Return a clone, with no cache and no outputs but those in git; its user is another."""
+        """Return a clone with another user, an empty cache, and only the outputs in git."""
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
     def copy(self, folder: Path) -> Repository:
-        """Return a copy with its cache and all outputs."""
+        """Return a copy including its cache and all outputs."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return with_home(folder)
 
@@ -72,7 +72,7 @@ class Repository(NamedTuple):
 
 
 def stages_run(output: str) -> list[str]:
-    """Return the stages that DVC says it ran, without `sources@own`, which always runs where it exists."""
+    """Return the stages that DVC reports as run, without `sources@own`, which runs every time if it exists."""
     return [stage for stage in re.findall(r"Running stage '([\w@]+)'", output) if stage != "sources@own"]
 
 
@@ -84,7 +84,7 @@ def with_home(folder: Path) -> Repository:
 
 
 def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> Repository:
-    """Return a repository of git and DVC with these files in no commit yet, in its environment and current folder."""
+    """Return a repository of git and DVC with these uncommitted files, and enter its environment and folder."""
     repository = with_home(folder)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPa
 
 
 def new_repository(folder: Path) -> Repository:
-    """Return a repository with the project's files in a first commit; nothing has run."""
+    """Return a repository with the project's files in its first commit, before any stage has run."""
     repository = with_home(folder)
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A tiny classifier of every model family, with a tokenizer of its kind; everything is made here, offline."""
+"""A tiny classifier and tokenizer of every model family, generated offline."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from attnmix.models.families import Family, family_of
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
 FAMILIES = tuple(TINY)
-# One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
+# One family of each kind, for long tests; `pytest -m families`, part of .ci/run, runs the remaining families.
 KINDS = ("gpt_neox", "qwen3", "bart")
-# Properties of a stack, beside its norms, that decide how a layer adds vectors.
+# Properties of a stack, in addition to its norms, that determine how a layer adds vectors.
 ALGEBRA_PROPERTIES = ("parallel", "own_attention", "cross_attention", "gated")
 
 
 def each_family(*by_default: str, names: Sequence[str] = FAMILIES) -> list[Any]:
-    """Return families as parameters of a test, those not in `by_default` for `pytest -m families` only."""
+    """Return families as test parameters, with families outside `by_default` marked for `pytest -m families`."""
     return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in names]
 
 
@@ -43,7 +43,7 @@ EACH_FAMILY = each_family(*KINDS)
 def tiny_family(name: str) -> Family:
     """Return the entry of the table for the tiny model."""
     depends_on_config = TABLE[name].keys() & {"parallel", "gated_where"}
-    if not depends_on_config:  # the configurations of all families take two seconds to import
+    if not depends_on_config:  # importing the configurations of all families costs two seconds
         return family_of(SimpleNamespace(model_type=name))
     return family_of(AutoConfig.for_model(name, **TINY[name]["config"]))
 
@@ -51,7 +51,7 @@ def tiny_family(name: str) -> Family:
 def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
     """Return, for each stack, the norms of a layer and the properties of its sublayers.
 
-    Families with the same algebra have the same measures, and run the same code of the library in every stage.
+    Families with the same algebra have the same measures, and all stages run the same code for them.
     """
     algebra = []
     for stack in family.stacks:
@@ -63,9 +63,9 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 
 
 def one_of_each_algebra() -> list[str]:
-    """Return the first family of each layer algebra, preferring models whose heads have a width of their own.
+    """Return the first family of each layer algebra, preferring models with an independent head width.
 
-    The heads of these are together wider or narrower than the residual stream.
+    Their heads are together wider or narrower than the residual stream.
     """
     own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
     chosen: dict[Any, str] = {}
@@ -77,13 +77,13 @@ def one_of_each_algebra() -> list[str]:
 ALGEBRAS = one_of_each_algebra()
 """Families for tests of whole pipelines."""
 OWN_WIDTH, DECODER = "qwen3", "bart"
-"""Those for what is special to heads with a width of their own, and to a decoder beside an encoder."""
-SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers give token_type_ids
+"""Families for tests of independent head widths, and of encoder-decoder models."""
+SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers return token_type_ids
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A family's tokenizer: how it splits, its special tokens by role, and which of them its config names."""
+    """A family's tokenizer: its algorithm, its special tokens by role, and the token IDs in its config."""
 
     kind: str
     special: str
@@ -98,7 +98,7 @@ TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REF
 
 
 def corpus() -> list[str]:
-    """Return texts with every word of the toy reviews, most of them often."""
+    """Return texts with every word of the toy reviews, mostly repeated."""
     return [" ".join(word.removeprefix("##") for word in WORDS), *toy_reviews(48, seed=1)["text"]]
 
 
@@ -111,7 +111,7 @@ def wordpiece(special: list[str]) -> Tokenizer:
 
 
 def unigram(special: list[str]) -> Tokenizer:
-    """Return a tokenizer that takes whole words before single letters, as a trained model's scores make it."""
+    """Return a tokenizer that prefers whole words to single letters, like trained scores."""
     texts = corpus()
     words = sorted({f"▁{word}" for text in texts for word in text.split()})
     pieces = sorted({"▁", *"".join(words)} - set(words))
@@ -122,7 +122,7 @@ def unigram(special: list[str]) -> Tokenizer:
 
 
 def pair_encoding(special: list[str], unknown: str | None) -> Tokenizer:
-    """Return byte-level merges, or with a token for what is unknown SentencePiece's kind with the visible space."""
+    """Return a byte-level BPE tokenizer or, with an unknown token, a SentencePiece-like one with visible spaces."""
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     if unknown is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,7 +136,7 @@ def pair_encoding(special: list[str], unknown: str | None) -> Tokenizer:
 
 
 def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Return the family's kind of tokenizer, over the words of the toy reviews."""
+    """Return a tokenizer with the family's algorithm and the words of the toy reviews."""
     tokens = TOKENS[name]
     special = tokens.special.split()
     first = [] if tokens.at_end else special
@@ -158,7 +158,7 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Set every parameter far from its initial value, norms' weights around 1, which leaves lengths as they are."""
+    """Draw all parameters far from their initial values, with norm weights around 1 to preserve vector norms."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -169,12 +169,12 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 ARABIC = "الفيلم رائع IMAX"
-# The last has words enough for a map of the token embedding.
+# The last text has enough words for a map of the token embeddings.
 TEXTS = ["the film was very good , the film", ARABIC, "a", " ".join(word for word in WORDS if word.isalpha())]
 
 
 def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -> None:
-    """Run the pipeline in `folder`, which holds `model`, with all points, on reviews that name special tokens."""
+    """Run the pipeline in a folder with a `model`, with all points, on reviews that contain special tokens."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     special, reviews = " ".join(tokenizer.all_special_tokens), toy_reviews(24, 0)
     reviews["text"] = f"{special} " + reviews["text"]
@@ -190,20 +190,20 @@ def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -
 
 @cache
 def tiny_folder(name: str) -> Path:
-    """Return the folder of a family's tiny model, which is written once in a process and must not be changed."""
+    """Return the folder of a family's tiny model, written once per process; tests must not change it."""
     folder = tempfile.mkdtemp(prefix=f"{name}-")
     atexit.register(shutil.rmtree, folder)
     return write_family(name, Path(folder))
 
 
 def write_family(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write a randomly initialised classifier of the family `name` with its tokenizer; return `folder`."""
+    """Write a randomly initialised classifier of the family `name` with its tokenizer, and return `folder`."""
     tokenizer = make_tokenizer(name)
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}
     ids = {f"{role}_token_id": token and tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
-    # Labels by name: BART's configuration reads unnamed ones back as three. Tables of embeddings are larger than
-    # the vocabulary, as real ones are.
+    # Labels are named because BART's configuration would load unnamed ones as three classes. As in real models,
+    # embedding tables are larger than the vocabulary.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]

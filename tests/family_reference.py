@@ -1,7 +1,7 @@
-"""An independent float64 computation of every family's features and measures: explicit sums, token by token.
+"""Independent float64 reference of the features and measures of every family: explicit sums, token by token.
 
-It reads a base model's configuration and state dictionary, takes one text without padding, and shares no code with
-the library. A layer's arrays go by role; a role whose array a family lacks is left out of the sum, or is the identity.
+The reference reads a base model's configuration and state dictionary, processes one unpadded text, and shares no code
+with the library. Arrays of a layer are indexed by role; the array of a missing role counts as zero or identity.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def roles(text: str, **others: str) -> dict[str, str]:
     return {**others, **dict(pair.split("=") for pair in text.split())}
 
 
-# Names in each family's state dictionary, by role. "query_key_value" and "gate_up" hold several side by side.
+# Parameter names of each family by role. "query_key_value" and "gate_up" are concatenations.
 BERT = roles("""
     layer=encoder.layer.{number}. word=embeddings.word_embeddings position=embeddings.position_embeddings
     segment=embeddings.token_type_embeddings embedding_norm=embeddings.LayerNorm projection=embeddings_project
@@ -137,8 +137,8 @@ T5S = ("t5", "mt5", "umt5")
 CAUSAL_RMS = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", *GEMMAS)
 RMS = (*CAUSAL_RMS, *T5S)
 CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *CAUSAL_RMS)
-BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value of one head, then those of the next
-ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")  # positions start behind the padding's
+BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value are concatenated per head
+ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")  # positions start after the padding index
 OFFSETS = {"opt": 2, "bart": 2}
 
 
@@ -147,7 +147,7 @@ def first_of(config: Any, *keys: str, default: Any = None) -> Any:
 
 
 def normalised(matrix: Array) -> Array:
-    """Rows that sum to 1; one to which nothing contributes keeps the token as it is."""
+    """Return rows normalised to sum 1, with identity rows for tokens without contributions."""
     sums = matrix.sum(-1, keepdims=True)
     return np.where(sums > 0, matrix / np.where(sums > 0, sums, 1), np.eye(matrix.shape[-1]))
 
@@ -161,9 +161,9 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
     for role, path in names.items():
         weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
         if weight is not None:
-            if weight.ndim == 2 and name != "gpt2":  # whose Conv1D keeps it the other way round
+            if weight.ndim == 2 and name != "gpt2":  # GPT-2's Conv1D stores the transpose
                 weight = weight.T
-            # Gemma's norms keep how far they are from one.
+            # Gemma's norms store the difference from one.
             weight = weight + (weight.ndim == 1 and name in GEMMAS)
             arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
     weights = Weights(name, config, arrays)
@@ -175,14 +175,14 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
 
 @dataclass
 class Weights:
-    """Arrays by role: a Linear as [inputs + 1, outputs], its bias the last row; a norm as its weight and bias."""
+    """Arrays by role: a Linear as [inputs + 1, outputs] with the bias as last row; a norm as weight and bias."""
 
     name: str
     config: Any
     arrays: dict[str, Array]
 
     def __post_init__(self) -> None:
-        """Query, key and value, or gate and up, out of the one Linear that holds them."""
+        """Split concatenated query, key and value, or gate and up, into separate arrays."""
         self.heads: int = self.config.num_attention_heads
         default = 1e-12 if self.name == "distilbert" else 1e-5
         keys = ("layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
@@ -204,7 +204,7 @@ class Weights:
         return self.norm_linear(role, x, x) + self.arrays[role][1] if role in self.arrays else x
 
     def norm_linear(self, role: str, parts: Array, whole: Array) -> Array:
-        """The norm of `whole` [tokens, width] applied to parts of it, without its bias; RMSNorm does not centre."""
+        """Apply the norm of `whole` [tokens, width], without bias, to parts of `whole`; RMSNorm does not centre."""
         if role not in self.arrays:
             return parts
         if self.name not in RMS:
@@ -213,9 +213,9 @@ class Weights:
         return parts / np.expand_dims(deviation, tuple(range(1, parts.ndim))) * self.arrays[role][0]
 
     def split(self, role: str, x: Array) -> Array:
-        """[heads, tokens, head size] of a query, key or value; a key that several heads share is repeated for each."""
+        """Return [heads, tokens, head size] of a query, key or value, with keys of grouped-query attention repeated."""
         x = self.linear(role, x)
-        if f"{role}_norm" in self.arrays:  # over one head, or (OLMo 2) over all of them
+        if f"{role}_norm" in self.arrays:  # per head, or across heads in OLMo 2
             x = self.norm(f"{role}_norm", x.reshape(-1, self.arrays[f"{role}_norm"].shape[1])).reshape(x.shape)
         x = x.reshape(len(x), -1, self.head_size).transpose(1, 0, 2)
         return np.repeat(x, self.heads // len(x), axis=0)
@@ -235,7 +235,7 @@ class Weights:
 
 
 def rotated(x: Array, parameters: dict[str, Any]) -> Array:
-    """Rotary embedding of [heads, tokens, head size]; the dimensions behind the rotated part stay as they are."""
+    """Apply rotary embedding to [heads, tokens, head size]; dimensions after the rotated part are unchanged."""
     assert parameters["rope_type"] == "default"
     size = int(x.shape[-1] * parameters.get("partial_rotary_factor", 1.0))
     frequencies = parameters["rope_theta"] ** -(np.arange(0, size, 2) / size)
@@ -253,9 +253,9 @@ Places = Callable[[Weights, Array, Array], Array]
 
 
 def places_of(name: str, config: Any, state: dict[str, Array], side: str, number: int) -> Places | None:
-    """What the places of two tokens add to their score [heads, tokens, tokens], before it is scaled."""
+    """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling."""
     if name in T5S:
-        block = number if name == "umt5" else 0  # mT5 and T5 use the first layer's in all
+        block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
         biases = state[f"{side}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"]
         return lambda _w, query, _key: pairs(query, lambda i, j: biases[bucket(j - i, side == "encoder")])
     if name == "mpnet":
@@ -301,7 +301,7 @@ def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
 
 
 def bucket(distance: int, both: bool = True) -> int:
-    """T5's bucket of a distance: of 16 for each direction, or of 32, a half are exact and a half widen up to 128."""
+    """Return T5's bucket of a distance: of 16 per direction, or of 32, half are exact and half grow up to 128."""
     far, exact = abs(distance), 8 if both else 16
     number = far if far < exact else min(2 * exact - 1, exact + int(np.log(far / exact) / np.log(128 / exact) * exact))
     return number + 16 * (both and distance > 0)
@@ -309,7 +309,7 @@ def bucket(distance: int, both: bool = True) -> int:
 
 @dataclass
 class ReferenceLayer:
-    """One layer run by hand on `x` [tokens, width]; in BART's decoder `memory` is what the encoder gave."""
+    """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5."""
 
     weights: Weights
     x: Array
@@ -341,7 +341,7 @@ class ReferenceLayer:
         self.split(self.value)
 
     def split(self, value: Array) -> None:
-        """The parts that each source gives with these values, the layer's points left as they are."""
+        """Compute the parts of each source for these values without changing the points of the layer."""
         # f[h, j] = (u_j W_V^h + b_V^h) W_O^h, F[i, j] = sum over heads of a^h_ij f[h, j]
         w, tokens = self.weights, len(self.x)
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
@@ -352,7 +352,7 @@ class ReferenceLayer:
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
-        """The parts after what each source gives `[tokens, sources, hidden]`, the layer's points left as they are."""
+        """Compute the parts after adding `F` `[tokens, sources, hidden]`, without changing the points of the layer."""
         w, tokens = self.weights, len(self.x)
         self.F = F
         self.R = self.F.copy()
@@ -367,7 +367,7 @@ class ReferenceLayer:
             self.E = w.norm_linear("output_norm", parts, z + self.points["ffn_output"])
 
     def rest(self, value: Array) -> dict[str, Array]:
-        """Every point of the layer, from its attention weights and the given values on."""
+        """Return all points of the layer, computed from its attention weights and `value`."""
         w, points = self.weights, {}
         points["attention_heads"] = (self.attention @ value).transpose(1, 0, 2).reshape(len(self.x), -1)
         attended = w.norm("attention_output_norm", w.linear("out", points["attention_heads"]))
@@ -394,7 +394,7 @@ class ReferenceLayer:
         return w.linear("cross_out", (weights @ value).transpose(1, 0, 2).reshape(len(z), -1))
 
     def ratios(self) -> dict[str, Array]:
-        """Of the measures that the family has, one value for each token."""
+        """Return one value per token for each ratio of the family."""
         own = np.array([[self.attention[h, i, i] for h in range(self.weights.heads)] for i in range(len(self.x))])
         values = {"attn_w": 1 - own.mean(1), "attn_n": mixing_ratio(self.F)}
         if not self.parallel:
@@ -406,10 +406,10 @@ class ReferenceLayer:
         return values
 
     def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
-        """The ratios with other values in the place of the layer's own; `corpus` are those of other texts."""
+        """Return the ratios with other values; `corpus` contains the values of other texts."""
         values = {}
         if not self.parallel:
-            self.layer_parts()  # the copies keep slopes and deviations of the true pass
+            self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
         replaced = {"text_mean_value": common, "corpus_value": corpus}
         replaced["without_value_bias"] = self.value - self.value_bias
@@ -417,11 +417,11 @@ class ReferenceLayer:
             other = copy(self)
             other.split(value)
             values[name] = other.ratios()
-        special = [] if self.memory is None else [0]  # the token that a decoder starts with
+        special = [] if self.memory is None else [0]  # the start token of the decoder
         return values | {"without_special_sources": self.without_sources(special)}
 
     def without_sources(self, sources: list[int]) -> dict[str, Array]:
-        """The ratios without what some sources give to other tokens."""
+        """Return the ratios without contributions of some sources to other tokens."""
         if not self.parallel:
             self.layer_parts()
         other, F, weights = copy(self), self.F.copy(), self.attention.mean(0)
@@ -436,10 +436,10 @@ class ReferenceLayer:
         return values | ({"attnres_w": np.array(shares) / 2} if "attnres_w" in values else {})
 
     def layer_parts(self) -> tuple[Array, Array]:
-        """What each source [token, source, width] has of the layer's output, and the rest of it [token, width]."""
+        """Return parts of the layer output by source [token, source, width], and the remaining part [token, width]."""
         w, tokens = self.weights, len(self.x)
         ends = {"residual": w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))}
-        parts = [*self.R.swapaxes(0, 1), ends["residual"]]  # the last is what belongs to no source
+        parts = [*self.R.swapaxes(0, 1), ends["residual"]]  # the last part belongs to no source
         whole = self.points["attention_residual"]
         for role, added in (("attention_norm", None), ("cross_attention_norm", "cross_attention_output")):
             if added in self.points:
@@ -476,7 +476,7 @@ class ReferenceLayer:
         return np.stack(summed[:-1], axis=1), summed[-1]
 
     def contributions(self) -> dict[str, Array]:
-        """Of the measures that the family has, one matrix [token, source]."""
+        """Return one matrix [token, source] for each contribution measure of the family."""
         output = self.weights.linear("out", self.points["attention_heads"])
         values = {
             "attention": self.attention.mean(0),
@@ -496,7 +496,7 @@ class ReferenceLayer:
         return values
 
     def value_zeroing(self, baseline: Array) -> Array:
-        """1 - cos of the layer's outputs, run again with one value at a time set to a baseline; rows as they are."""
+        """Return 1 - cos of layer outputs after replacing one value at a time by a baseline, without normalisation."""
         tokens, output = len(self.x), self.points["layer_output"]
         values = np.zeros((tokens, tokens))
         for j in range(tokens):
@@ -508,7 +508,7 @@ class ReferenceLayer:
 
 
 def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
-    """Integrated gradients of an elementwise function from 0 to `total`, by Gauss's rule and differences."""
+    """Return integrated gradients of an elementwise function from 0 to `total`, by Gauss quadrature and differences."""
     points, weights = np.polynomial.legendre.leggauss(60)
     slope = np.zeros_like(total)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
@@ -517,8 +517,8 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
 
 
 def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array) -> Array:
-    """Integrated gradients of activation(gate) * up from 0 to `total`, along parts of both, by differences."""
-    points, weights = np.polynomial.legendre.leggauss(20)  # as exact as 60
+    """Return integrated gradients of activation(gate) * up from 0 to `total`, along parts of both, by differences."""
+    points, weights = np.polynomial.legendre.leggauss(20)  # as accurate as 60
     part = np.zeros_like(up)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         ends = [
@@ -530,7 +530,7 @@ def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up
 
 
 def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array | None) -> Array:
-    """The change of activation(up), or of activation(gate) * up, along a part of its inputs, by differences."""
+    """Return the change of activation(up), or activation(gate) * up, along a part of its inputs, by differences."""
     step = 1e-6
     if gate is None:
         slope = (activation(total["up"] + step) - activation(total["up"] - step)) / (2 * step)
@@ -540,7 +540,7 @@ def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], 
 
 
 def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> list[list[Array]]:
-    """Parts [token, width] of each level's vectors, of every source token and last of the biases."""
+    """Return parts [token, width] of the vectors at each level, for all source tokens followed by the biases."""
     tokens = len(layers[0].x)
 
     def normed(w: Weights, role: str, parts: list[Array], whole: Array) -> list[Array]:
@@ -595,7 +595,7 @@ def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> l
 
 
 def rolled(matrices: Sequence[Array]) -> Array:
-    """R_l = A_l R_{l-1} of each layer."""
+    """Return R_l = A_l R_{l-1} of each layer."""
     products = [matrices[0]]
     for matrix in matrices[1:]:
         products.append(matrix @ products[-1])
@@ -603,7 +603,7 @@ def rolled(matrices: Sequence[Array]) -> Array:
 
 
 def mixing_ratio(parts: Array) -> Array:
-    """|sum of the others' parts| over that and |its own|, where there is anything."""
+    """Return |sum of other parts| / (|sum of other parts| + |own part|), or 0 if both are 0."""
     values = np.zeros(len(parts))
     for i in range(len(parts)):
         others = sum((parts[i, j] for j in range(len(parts)) if j != i), np.zeros(parts.shape[-1]))
@@ -614,14 +614,14 @@ def mixing_ratio(parts: Array) -> Array:
 
 @dataclass
 class Reference:
-    """Features by layer and point, and the layers that gave them."""
+    """Features by layer and point, with the reference layers."""
 
     features: dict[tuple[int, str], Array]
     layers: list[ReferenceLayer]
 
 
 def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
-    """The points of the embedding; `w` holds its norm and projection."""
+    """Return the points of the embedding; `w` contains its norm and projection."""
     config = w.config
     scaled = w.name in GEMMAS or getattr(config, "scale_embedding", False)
     x = state[f"{names['word']}.weight"][ids] * (np.sqrt(config.hidden_size) if scaled else 1)
@@ -639,7 +639,7 @@ def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: li
 
 
 def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool) -> tuple[Bools, dict[str, Any] | None]:
-    """Which tokens see which in this layer, and its rotary embedding's parameters."""
+    """Return the visibility of tokens to each other in this layer, and its parameters of rotary embedding."""
     kind = config.layer_types[number] if getattr(config, "layer_types", None) else None
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
@@ -657,7 +657,7 @@ def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool)
 
 
 def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
-    """The base model of the family `name` (its `model_type`), run by hand on one text."""
+    """Return the reference computation of a base model of the family `name` (its `model_type`) on one text."""
     state = {key: tensor.detach().double().numpy() for key, tensor in base.state_dict().items()}
     config, memory, reference = base.config, None, Reference({}, [])
     for side in ("encoder", "decoder") if config.is_encoder_decoder else ("",):

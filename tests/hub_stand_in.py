@@ -1,6 +1,6 @@
-"""A stand-in for the hub on loopback: what its clients ask to list and fetch a repository, and how a hub can fail.
+"""Fake hub on the loopback interface: the requests of hub clients for listings and files, and the ways a hub can fail.
 
-Large files are redirected to a second origin, as the hub does, which serves ranges and must never see a token.
+Large files are redirected to a second origin, as on the real hub. That origin serves ranges and rejects tokens.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from flask import Flask, Response, abort, g, jsonify, request
 from werkzeug.serving import make_server
 
 GOOD, STRANGER = "hf_good", "hf_stranger"
-"""A token that may read everything, and one that has accepted no terms."""
+"""A token with access to all repositories, and one whose user has not accepted the terms of gated repositories."""
 LARGE = (".bin", ".parquet", ".safetensors")
-PAGE = 4  # entries of a listing in one answer
-CUT = 1000  # bytes of a file that arrive before it is cut
-BODY_TROUBLES = ("corrupt", "drip", "endless", "further", "short")  # which an answer without a body cannot have
+PAGE = 4  # entries per page of a listing
+CUT = 1000  # bytes of a file before the connection breaks
+BODY_TROUBLES = ("corrupt", "drip", "endless", "further", "short")  # require a response with a body
 PORTAL = b"<!DOCTYPE html><html><title>Log in to the network</title></html>"
 
 
 class Trouble(NamedTuple):
-    """What goes wrong `times` times (`None`: always) with each request of a kind.
+    """A failure of the first `times` requests of a kind (`None`: of all).
 
     `place`: `info` (of a revision), `tree` (the listing), `file` (at the hub) or `storage` (at the second origin).
-    `cut`, `stall`, `reset` end, stop or reset a body at its byte `CUT`; `further` resets it `CUT` bytes after those
-    that were asked for; `drip` and `endless` never end, the latter after all that was asked for.
+    `cut`, `stall` and `reset` end, stop or reset a body at byte `CUT`; `further` resets it `CUT` bytes after the start
+    of the requested range; `drip` and `endless` never end, the latter after the complete content.
     """
 
     place: str
@@ -45,21 +45,21 @@ class Trouble(NamedTuple):
 
 @dataclass
 class Repository:
-    """Commits (by their hash, 40 digits) and the folders that they hold; `main` is the last one."""
+    """Commits (40-digit hashes) with their folders; `main` is the last commit."""
 
     commits: dict[str, Path]
     refs: dict[str, str] = field(default_factory=dict)
     """Branches and tags."""
     access: str = "open"
-    """Or `private`, `gated`, `forbidden`."""
+    """`open`, `private`, `gated` or `forbidden`."""
     trouble: Trouble | None = None
     ranges: bool = True
-    """False for a storage that sends the whole file whatever part is asked for."""
+    """False if the storage ignores range requests and sends whole files."""
     troubled: int = 0
     asked: list[str] = field(default_factory=list)
     """The place of each request."""
     starts: list[int] = field(default_factory=list)
-    """The first byte that each request to the storage asks for."""
+    """The first byte requested by each request to the storage."""
 
     def commit(self, revision: str) -> str | None:
         if revision == "main":
@@ -87,7 +87,8 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
         digest = hashlib.sha256(content).hexdigest()
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n".encode()
         lfs = {"oid": digest, "size": len(content), "pointerSize": len(pointer)}
-        # With it the client would take its own transfers, which know neither this stand-in nor the project's limits.
+        # The hash of the xet protocol would start the client's own transfers, which bypass this server and the
+        # project's limits.
         entry |= {"oid": _blob(pointer), "lfs": lfs, "xetHash": digest}
     return entry
 
@@ -98,7 +99,7 @@ def _refuse(status: int, code: str = "", message: str = "", commit: str = "") ->
 
 
 def _break_off(kind: str, piece: bytes, connection: socket.socket, closing: threading.Event) -> Iterator[bytes]:
-    """Yield the piece of a body that arrives, and then end, stall or reset the connection."""
+    """Yield the first part of a body, and then end, stall or reset the connection."""
     yield piece
     if kind == "stall":
         closing.wait()
@@ -109,7 +110,7 @@ def _break_off(kind: str, piece: bytes, connection: socket.socket, closing: thre
 
 
 def _repeat(piece: bytes, closing: threading.Event) -> Iterator[bytes]:
-    """Yield a piece of a body again and again, in chunks without a length said before."""
+    """Yield a piece of a body repeatedly, in chunks of undeclared total length."""
     while not closing.is_set():
         yield piece
 
@@ -117,7 +118,7 @@ def _repeat(piece: bytes, closing: threading.Event) -> Iterator[bytes]:
 @contextmanager
 def hub(repositories: dict[str, Repository]) -> Iterator[str]:
     """Serve `repositories`, named `datasets/owner/name` or `models/owner/name`, and yield the address."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # suppresses one log line per request
     site, storage = Flask("hub", static_folder=None), Flask("storage", static_folder=None)
     servers = [make_server("127.0.0.1", 0, app, threaded=True) for app in (site, storage)]
     address, storage_address = (f"http://127.0.0.1:{server.server_port}" for server in servers)
@@ -125,7 +126,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
     stored: dict[str, tuple[Repository, bytes]] = {}
 
     def find(name: str, revision: str, place: str) -> tuple[str, Path]:
-        """Return the commit and the folder that the request may see; refuse any other request."""
+        """Return the commit and folder of an authorised request; refuse any other request."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         repository = repositories.get(name)
         commit = repository.commit(revision) if repository else None
@@ -176,7 +177,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
 
     @storage.get("/<path:at>")
     def serve_range(at: str) -> Response:
-        if "Authorization" in request.headers:  # as object stores do that have signed the address
+        if "Authorization" in request.headers:  # like object stores with signed addresses
             _refuse(400, message="two ways to authenticate")
         g.repository, content = stored[at]
         g.place, g.start = "storage", request.range.ranges[0][0] if request.range else 0
@@ -187,7 +188,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
         return Response(content).make_conditional(request, accept_ranges=True, complete_length=len(content))
 
     def spoil(response: Response) -> Response:
-        """Return the answer, or what becomes of it."""
+        """Return the response, changed by the planned failure if there is one."""
         if "place" not in g or response.status_code >= 400:
             return response
         if (kind := g.repository.trouble_at(g.place, has_body=request.method != "HEAD")) is None:
@@ -219,7 +220,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
 
     for server, app in zip(servers, (site, storage), strict=True):
         app.after_request(spoil)
-        app.config["PROPAGATE_EXCEPTIONS"] = True  # so that the server sees the reset
+        app.config["PROPAGATE_EXCEPTIONS"] = True  # makes the reset reach the server
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield address
     closing.set()

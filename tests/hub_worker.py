@@ -1,7 +1,7 @@
-"""The stage download, or `attnmix.load`, many times in one process that `concurrent.futures` spawns.
+"""The stage `download` and `attnmix.load`, run repeatedly in one process that `concurrent.futures` spawns.
 
-Its libraries take seconds to load. A module of its own, because that process must have its environment before any
-library is imported.
+Loading the libraries takes seconds. This is a separate module because the process must set its environment before it
+imports any library.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stage_process import LIMIT
 
 from attnmix.core.arithmetic import environment
 
-LIMIT_SECONDS = 5.0  # for a request without progress, by the clock below
+LIMIT_SECONDS = 5.0  # limit of a request without progress, by the clock below
 TICK_SECONDS = 0.01
-ANSWER_SECONDS = 0.5  # for an answer of the hub, by the real clock; its variables of the environment are whole seconds
+ANSWER_SECONDS = 0.5  # response time of the hub, by the real clock; its environment variables accept whole seconds only
 
 
 class Clock:
-    """Stands in for the module `time`: sleeping moves the clock on at once, and so does each look at it."""
+    """Replacement for the module `time` in which sleeping and reading the time advance the clock immediately."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,12 +33,12 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let the time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
-    """Return a process with these variables in its environment."""
+    """Return a process with these environment variables."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _set_up, (variables,))
 
 
@@ -62,7 +62,7 @@ def run_download(folder: Path, token: str | None) -> None:
 
 
 def run_load(name: str) -> dict[str, bytes]:
-    """Return the weights of a model of the hub, as `attnmix.load` reads them."""
+    """Return the weights of a hub model as loaded by `attnmix.load`."""
     import attnmix
 
     _begin()
@@ -71,7 +71,7 @@ def run_load(name: str) -> dict[str, bytes]:
 
 
 def _begin() -> None:
-    """Behave as a new process, which has met no hub, with a clock that does not wait."""
+    """Reset the hub client as in a new process, and replace the clock by one that does not wait."""
     from huggingface_hub import close_session, constants
 
     from attnmix.data.hub import retries

@@ -1,4 +1,4 @@
-"""The picture of tokens by layers as tests see it: its cells, its pixels, and the files' numbers."""
+"""The page's picture of tokens by layers: its cells, its pixels, and the numbers in the files."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def drawn(page: Any) -> dict[str, Any]:
 
 
 def pixels(page: Any) -> Any:
-    """Return the picture's pixels as they are on the screen, with one for each CSS pixel."""
+    """Return the pixels of the picture on the screen, one for each CSS pixel."""
     content = page.locator("#grid-canvas").screenshot(scale="css")
     with Image.open(io.BytesIO(content)) as image:
         return np.asarray(image.convert("RGB"), dtype=float)
 
 
 def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
-    """Return the colour of a cell near its lower left corner, where neither a line nor a number is."""
+    """Return the colour of a cell near its lower left corner, away from lines and numbers."""
     _, height = size
     red, green, blue = image[round(cell["y"] + height - 3), round(cell["x"] + 2)]
     return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
 
 
 def share_from_others(checkpoint: str, document: str, method: str) -> Any:
-    """Return what the picture shows `[layers, tokens]`, from the run's files."""
+    """Return the displayed shares `[layers, tokens]`, computed from the files of the run."""
     run = Run(Path())
     if method == INPUT_PARTS:
         matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)

@@ -1,4 +1,4 @@
-"""A saved picture as programs that are no browser draw it: its texts, their places, and the colours of its pixels."""
+"""Saved pictures drawn outside a browser: their texts, the positions of texts, and the colours of pixels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import resvg_py
 from PIL import Image
 
 SVG = "{http://www.w3.org/2000/svg}"
-ZOOM = 2  # pixels of a drawn picture by unit of its SVG
+ZOOM = 2  # pixels per unit of the SVG
 Colour = tuple[int, int, int]
 
 
 class Label(NamedTuple):
-    """One text of a picture, or a part of a line; the place is that of the whole line."""
+    """A text of a picture, or a part of a line with the position of the whole line."""
 
     text: str
     x: float
@@ -35,13 +35,13 @@ def as_array(content: bytes) -> npt.NDArray[np.int16]:
 
 
 def as_colour(text: str) -> Colour:
-    """Return the parts of a colour that is written as `#b34a00`."""
+    """Return the components of a colour such as `#b34a00`."""
     red, green, blue = bytes.fromhex(text.removeprefix("#"))
     return red, green, blue
 
 
 def in_pixels(length: str) -> float:
-    """Return a length in pixels; those in letters' sizes only shift a text from its middle to its baseline."""
+    """Return a length in pixels; lengths in em only shift a text from its middle to its baseline, and count as 0."""
     return 0 if length.endswith("em") else float(length)
 
 
@@ -63,7 +63,7 @@ class Picture:
         if element.tag == f"{SVG}text":
             x, y = x + in_pixels(element.get("x", "0")), y + in_pixels(element.get("y", "0"))
             parts = [element] if element.text else list(element)
-            for part in parts:  # a line's parts, of which each begins where the one before it ends
+            for part in parts:  # parts of a line follow one another
                 looks = attributes | dict(part.attrib)
                 yield Label(
                     "".join(part.itertext()).replace("\u2212", "-").strip(),
@@ -78,11 +78,11 @@ class Picture:
             yield from self._labels(child, x, y, attributes)
 
     def elements(self, name: str) -> list[Any]:
-        """Return the picture's elements of one name."""
+        """Return all elements with a name."""
         return list(self.root.iter(f"{SVG}{name}"))
 
     def distance(self, x: float, y: float, colour: Colour, reach: float = 1.5) -> float:
-        """Return how far the likest pixel around a place is from a colour, in the largest of its three parts."""
+        """Return the smallest distance of a colour from pixels near a position, as the largest component difference."""
         row, column = ZOOM * (y - self.top), ZOOM * (x - self.left)
         size = round(ZOOM * reach)
         rows = slice(max(0, round(row) - size), round(row) + size + 1)
@@ -91,14 +91,14 @@ class Picture:
 
 
 def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int16]:
-    """Return means over squares, as each program smooths the edges of letters its own way."""
+    """Return means over squares, because each program smooths the edges of letters differently."""
     height, width = (length - length % size for length in pixels.shape[:2])
     squares = Image.fromarray(pixels[:height, :width].astype(np.uint8)).reduce(size)
     return np.asarray(squares, dtype=np.int16)
 
 
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
-    """Return the part of two pictures' squares that look unlike each other; one may be up to a pixel further down."""
+    """Return the share of squares in which two pictures differ, allowing a vertical shift of up to one pixel."""
     assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
     height, width = np.minimum(one.shape, other.shape)[:2]
     parts = []

@@ -1,4 +1,4 @@
-"""A run for the page's tests, with hostile tokens, random parts of heads, and helpers that read its page."""
+"""A run for tests of the page, with hostile tokens and random heads, and helpers that read its page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COPIED = ("finetune/finetune_by_class", "faithfulness/faithfulness", "faithfulne
 
 
 def make_run(folder: Path) -> Path:
-    """Run every stage but the first two in `folder`, on a tiny model, make its tokens hostile, and return it."""
+    """Run all stages but the first two in `folder` on a tiny model, make its tokens hostile, and return the folder."""
     write_parameters(
         folder,
         model={"name": f"owner/{HOSTILE[0]}", "revision": "v1.0"},
@@ -80,7 +80,7 @@ def make_run(folder: Path) -> Path:
         tokens = run.tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
-        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
+        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as for a special token
         write_table(run.token_scores_file, scores)
         for column in ("token", "label"):
             tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
@@ -95,7 +95,7 @@ def make_run(folder: Path) -> Path:
         texts = pd.read_parquet(run.captured.texts_file).assign(label=0, label_name="negative")
         texts[["tokens", "whole_tokens", "unknown_tokens"]] = 9, 12, 2
         write_table(run.captured.texts_file, texts)
-        patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
+        patch.setattr(labels, "POINTS_PER_SECOND", 20)  # shortens the animation of the map
         render_page()
     return folder
 
@@ -112,7 +112,7 @@ def tokens() -> pd.DataFrame:
 
 
 def choose(page: Any, label: str, option: str) -> None:
-    """Choose an option of a select, a button of the models, or a place of a slider."""
+    """Choose an option of a select, a button of the models, or a position of a slider."""
     if label == "checkpoint":
         page.locator(f"#checkpoint [value={option}]").click()
     elif label in ("layer", "point", "threshold"):
@@ -122,14 +122,14 @@ def choose(page: Any, label: str, option: str) -> None:
 
 
 def payload(page: Path) -> dict[str, Any]:
-    """Return the data that a page's script reads."""
+    """Return the data that the script of a page reads."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
     assert packed
     return dict(json.loads(zlib.decompress(base64.b64decode(packed[1]))))
 
 
 def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
-    """Write the page of the run in the current folder with changed data into `folder`, and return it."""
+    """Write the page of the run in the current folder with changed data into `folder`, and return its path."""
     page = Run(Path()).page
     data = payload(page)
     change(data)
@@ -140,7 +140,7 @@ def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
 
 
 def save_page(result: Any, folder: Path) -> Path:
-    """Write the page of what `attnmix.measure` returned into `folder`, with one map of each point, and return it."""
+    """Write the page of a result of `attnmix.measure` into `folder`, with one map per point, and return its path."""
     with pytest.MonkeyPatch.context() as patch:
         umap = partial(UmapParameters, layouts=["pca"], stability_seeds=[])
         patch.setattr("attnmix.core.settings.UmapParameters", umap)

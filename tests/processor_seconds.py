@@ -1,9 +1,9 @@
-"""A plugin of pytest that lists the twenty tests and shared fixtures that take the most processor time.
+"""Pytest plugin that lists the twenty tests and shared fixtures with the highest processor time.
 
     python -m pytest -m '' -p tests.processor_seconds tests/test_finetune.py
 
-Seconds of the processor are those of this process and of all that it starts. They hardly depend on what else runs on
-the machine. A test's own setup is part of it; a fixture of a module or a session has its own line.
+Processor seconds of this process and its child processes hardly depend on the load of the machine. They include the
+setup of a test; fixtures of a module or a session have separate lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = Counter[str]()
 
 
 def used_seconds() -> float:
-    """Return the processor time of this process, of all that ended below it, and of those that still run."""
+    """Return the processor time of this process and its child processes, finished and running."""
     own = psutil.Process()
     total = 0.0
     for process in (own, *own.children(recursive=True)):
@@ -33,7 +33,7 @@ def used_seconds() -> float:
 
 @contextmanager
 def counted_as(name: str) -> Iterator[None]:
-    """Add the seconds of what runs inside to `name`, but those that are counted as something else inside."""
+    """Add the processor time of the context to `name`, except time that nested contexts count."""
     start, elsewhere = used_seconds(), SECONDS.total()
     yield
     SECONDS[name] += used_seconds() - start - (SECONDS.total() - elsewhere)

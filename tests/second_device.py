@@ -1,13 +1,13 @@
-"""A second device of torch without hardware: the memory and the numbers are the CPU's, the rules are a GPU's.
+"""Second torch device without hardware, with the memory and numbers of the CPU and the rules of a GPU.
 
-torch reserves a device type, PrivateUse1, for devices that are made outside it; here all of its operators are one
-Python function, `_compute`, which runs the CPU's. Tensors of both devices in one operator raise, as on CUDA; so do
-float64 tensors where `DEVICE_RULES.float64` is False, as on Apple's GPU. `counted` yields how many operators ran (each
-is at least one kernel launch on a GPU), and what made the CPU wait for the device.
+torch reserves the device type PrivateUse1 for external devices. Here, one Python function, `_compute`, runs the CPU
+version of every operator. As on CUDA, operators raise an error for tensors of both devices; as on Apple's GPU, float64
+raises an error if `DEVICE_RULES.float64` is False. `counted` yields the number of operators (each is at least one
+kernel launch on a GPU), and the events for which the CPU waits.
 
-The device is there from the import on, but `torch.accelerator` sees it only while `DEVICE_RULES.available`.
+The device exists after the import, but `torch.accelerator` reports it only while `DEVICE_RULES.available`.
 
-With `TEST_GPU=1` the device is this machine's GPU instead, which has rules of its own and of which nothing is counted.
+With `TEST_GPU=1` the device is the GPU of this machine, with its own rules and without counts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ REAL_GPU = os.environ.get("TEST_GPU") == "1"
 NAME = torch.accelerator.current_accelerator().type if REAL_GPU else "second"
 # Device types of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html: `kDLCPU` and `kDLExtDev`.
 DLPACK_CPU, DLPACK_SECOND = 1, 12
-DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # of the device type, which follows the address of the data
-# On CUDA too, index tensors of these operators may be on the CPU, but not tensors that are indexed.
+DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # offset of the device type, after the data pointer
+# On CUDA, too, index tensors of these operators may be on the CPU, but indexed tensors may not.
 INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
-# Operators for which the CPU waits on CUDA: the size of their result is in numbers, or a library of the host is called.
+# On CUDA, the CPU waits for these operators: their result size depends on values, or they call a library of the host.
 WAITING = {
     *("aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim"),
     *("aten::unique_consecutive", "aten::repeat_interleave", "aten::linalg_qr", "aten::_linalg_eigh"),
@@ -50,21 +50,21 @@ class DeviceRules:
 
 @dataclass
 class Counts:
-    """Numbers since `counted` began."""
+    """Counts since the start of `counted`."""
 
     operators: Counter[str] = field(default_factory=Counter)
-    """Runs of each operator; views and allocations are none, as they launch no kernel."""
+    """Calls of each operator, without views and allocations, which launch no kernel."""
     items: int = 0
-    """Numbers read by the CPU (`.item()`, `float(tensor)`), each of which waits for the device."""
+    """Numbers read by the CPU (`.item()`, `float(tensor)`); each read waits for the device."""
     to_device: int = 0
     from_device: int = 0
-    """Copies from the CPU and to it."""
+    """Copies to the device and from it to the CPU."""
     waits: Counter[str] = field(default_factory=Counter)
-    """Runs of operators that make the CPU wait, `WAITING` and masks as an index."""
+    """Calls of operators for which the CPU waits: `WAITING`, and masks as indices."""
 
 
 class _Module:
-    """The module `torch.second`: the functions that torch asks of a device's module."""
+    """The module `torch.second` with the functions that torch requires of a device."""
 
     def is_available(self) -> bool:
         return DEVICE_RULES.available
@@ -91,7 +91,7 @@ class _Module:
         torch.set_rng_state(state)
 
     def manual_seed_all(self, _seed: int) -> None:
-        """Leave the seed to the CPU's generator, which draws for this device too."""
+        """Do nothing: this device uses the random generator of the CPU."""
 
     manual_seed = manual_seed_all
 
@@ -99,7 +99,7 @@ class _Module:
         return False
 
     def synchronize(self, _device: object = None) -> None:
-        """Do nothing: no operator runs behind the CPU's back."""
+        """Do nothing: operators are synchronous."""
 
     set_device = empty_cache = synchronize
 
@@ -116,7 +116,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 @contextmanager
 def counted() -> Iterator[Counts]:
-    """Yield counts that grow until the context ends."""
+    """Yield counts that are updated until the context ends."""
     global _counts
     before, _counts = _counts, Counts()
     try:
@@ -126,7 +126,7 @@ def counted() -> Iterator[Counts]:
 
 
 def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
-    """Return a tensor of the other device over the same memory."""
+    """Return a tensor of the other device that shares the memory."""
     capsule = torch._C._to_dlpack(tensor)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
     return torch._C._from_dlpack(capsule)
@@ -157,7 +157,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def _check_devices(operator: str, arguments: dict[str, Any]) -> None:
-    """Raise as CUDA does where tensors of both devices meet; single numbers on the CPU are let through, as there."""
+    """Raise an error for tensors on both devices, as CUDA does; single numbers on the CPU are allowed."""
     indexing = operator in INDEXING
     on_cpu, on_device = [], []
     for name, value in arguments.items():
@@ -181,10 +181,10 @@ class _Signature(NamedTuple):
     arguments: list[str]
     keyword_only: set[str]
     tensors: set[str]
-    """Arguments that are tensors; torch hands a number in their place on as it is."""
+    """Tensor arguments; torch passes numbers in their positions unchanged."""
     returns: int
     written: dict[int, str]
-    """The arguments that the operator writes to and returns, by the place of the result."""
+    """The arguments that the operator modifies and returns, by the position of the result."""
 
 
 @cache
@@ -203,7 +203,7 @@ def _signature(operator: Any) -> _Signature:
 
 
 def _compute(operator: Any, *values: Any, **options: Any) -> Any:
-    """Run any operator on the CPU, over the device's memory."""
+    """Run an operator on the CPU, in the memory of the device."""
     signature = _signature(operator)
     arguments = dict(zip(signature.arguments, values, strict=False)) | options
     _count(signature.name, arguments)
@@ -214,7 +214,7 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
     }
     grown = {}
     for name in signature.written.values():
-        if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may make it larger
+        if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may resize it
             host[name] = grown[name] = torch.empty_like(host[name])
     positional = [value for name, value in host.items() if name not in signature.keyword_only]
     keywords = {name: value for name, value in host.items() if name in signature.keyword_only}
@@ -235,7 +235,7 @@ def _count(name: str, arguments: dict[str, Any]) -> None:
     _counts.operators[f"{name}.dim" if along_axis else name] += 1
     indices = arguments["indices"] if name in INDEXING else ()
     has_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
-    if name in WAITING or (has_mask and name != "aten::index"):  # which calls `nonzero`
+    if name in WAITING or (has_mask and name != "aten::index"):  # a mask as an index calls `nonzero`
         _counts.waits[name] += 1
 
 
@@ -251,7 +251,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Te
 
 
 def _zeros(size: Any, *, dtype: Any = None, **_: Any) -> Tensor:
-    """Return zeros that take memory, where torch's own, for derivatives that are zero, take none."""
+    """Return allocated zeros; torch's own zero tensors for derivatives have no memory."""
     return _empty(size, dtype=dtype).zero_()
 
 
@@ -283,7 +283,7 @@ def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def _as_cpu_does(name: str) -> Any:
-    """Return the CPU's own function for an operator that only describes memory, whichever device it is on."""
+    """Return the CPU version of an operator that only changes metadata, on either device."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -291,7 +291,7 @@ def _as_cpu_does(name: str) -> Any:
 
 
 def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a copy, which torch would make with an allocator in C++ that this device lacks; for deep copies."""
+    """Return a copy for deep copies; torch would use a C++ allocator, which this device lacks."""
     if storage.device.type != NAME:
         return _torch_clone(storage)
     return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()

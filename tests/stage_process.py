@@ -1,8 +1,8 @@
-"""A stage in a process of its own, killed at a moment that the stage itself reaches, not by a clock.
+"""A stage in a separate process that is killed at a defined event of the stage instead of a time.
 
-The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and a pattern is
-found in the event and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has
-done and not on how fast the machine is.
+The process sends SIGKILL, or another signal, to itself just before it opens, removes or renames a file if the event
+and the path match a pattern such as `open .unfinished/capture/4f0c/done/3`. The position of the interruption therefore
+depends on completed work and not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 TESTS = Path(__file__).parent
 PATHS = {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
-LIMIT = 3600  # seconds; it ends what hangs, and decides no test
+LIMIT = 3600  # seconds; ends hanging processes, no test depends on it
 EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "shutil.rmtree")
 STATUSES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -36,19 +36,19 @@ def run_stage(
     kill_by: signal.Signals = signal.SIGKILL,
     processes: int = 1,
 ) -> str:
-    """Run a stage in `folder`, which must succeed, or be killed; return its stderr.
+    """Run a stage in `folder`, assert that it succeeds or is killed, and return its stderr.
 
-    `constants` are set before the stage starts, by `module:name`. Of several processes the last is killed, and the
+    `constants` (`module:name`) are set before the stage starts. With several processes the last one is killed, and the
     launcher must fail.
     """
     if stage in ("capture", "inspect", "measure"):
-        from conftest import run_tokenized  # not in the stage's own process, which must set itself up first
+        from conftest import run_tokenized  # late: a stage process must set its environment first
 
         with chdir(folder):
             run_tokenized()
     launcher = [sys.executable]
     if processes > 1:
-        # A port that is free, not the launcher's own default, which a second run of the tests would take as well.
+        # A free port, because concurrent test runs would share the launcher's default port.
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = stage_command(launcher, stage, constants, kill_at, int(kill_by), str(processes - 1))
     run = run_to_its_end(command, folder, PATHS)
@@ -58,7 +58,7 @@ def run_stage(
 
 
 def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None, *kill: object) -> list[str]:
-    """Return this module as a command of `launcher`, which is Python or torch's; `kill` as in `main`."""
+    """Return this module as a command for `launcher` (Python or torchrun); `kill` as in `main`."""
     return [*launcher, "-m", "stage_process", stage, json.dumps([constants or {}, *kill])]
 
 
@@ -85,7 +85,7 @@ def main(
         module, attribute = name.split(":")
         assert hasattr(import_module(module), attribute), name
         setattr(import_module(module), attribute, value)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
     if kill_at and os.environ.get("RANK", "0") == kill_rank:
         sys.addaudithook(look)
     sys.argv = [sys.argv[0], stage]

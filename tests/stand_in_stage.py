@@ -1,4 +1,4 @@
-"""Stand-in for every stage in the tests of DVC's flows but `sources`: an output is a digest of its inputs."""
+"""Replacement for all stages except `sources` in tests of DVC: every output is a digest of the inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def digest(stage: dict[str, Any]) -> str:
 
 
 def outputs(stage: dict[str, Any]) -> list[Path]:
-    """Return its declared files; in a folder those that dvc.yaml names elsewhere, and one more."""
+    """Return the declared output files; for a folder, the files that dvc.yaml names elsewhere and `digest.txt`."""
     declared = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, ())]
     outs = [Path(out if isinstance(out, str) else next(iter(out))) for out in declared]
     names = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
@@ -35,7 +35,7 @@ def outputs(stage: dict[str, Any]) -> list[Path]:
 
 
 def main(name: str) -> None:
-    """Write the files, in the format of their suffix for those that DVC reads."""
+    """Write the output files, in the format of their suffix if DVC reads them."""
     text = digest(PIPELINE["stages"][name])
     number = int(text[:6], 16)
     table = [COLUMNS, *([number + row] * len(COLUMNS) for row in (1, 2))]
@@ -46,7 +46,7 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("sources", "download"):  # both write these hashes, and no stand-in for them
+    if sys.argv[1] in ("sources", "download"):  # both write the hashes of the real stage
         from stages import sources
         from stages.common.parameters import read_parameters
 

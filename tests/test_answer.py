@@ -1,4 +1,4 @@
-"""The run's headline: each verdict of the tables has its own words, and no effect is claimed where none is."""
+"""The headline and sentences of a run report results with the right verdict, and claim no effect without evidence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
 GIVEN = "what tokens give each other in layer 2 is"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
-MAX_WORDS = 20  # of a short sentence
+MAX_WORDS = 20  # words of a summary sentence
 
 
 class PlantedRun:
-    """A run of two layers, of which only the tables that the page's sentences read exist."""
+    """Stub of a run with two layers and only the tables that the summary sentences read."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ def planted(**values: Any) -> Any:
 @pytest.mark.parametrize(
     ("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": the change is inconclusive")]
 )
-def test_headline_is_the_own_share_of_the_last_vector_before_and_after(own: float, ending: str) -> None:
+def test_headline_reports_own_share_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
     states = f"50% before fine-tuning, {50 + 100 * own:.0f}% after"
     assert found["headline"].startswith(f"Own share of a token's last vector: {states}, in this one training")
@@ -113,7 +113,7 @@ def test_few_reviews_have_no_interval() -> None:
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
-def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
+def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
@@ -128,14 +128,14 @@ def test_short_sentences_have_their_numbers_and_terms_of_the_glossary() -> None:
         assert all(re.search(rf'^  "?{term.lower()}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
 
 
-def test_without_classes_nothing_is_said_of_them() -> None:
+def test_no_class_sentences_without_classes() -> None:
     run = planted()
     exchange = run.tables["measure/exchange"]
     run.tables["measure/exchange"] = exchange[exchange["donor"] == "all"]
     assert not any("class" in sentence for sentence in answer(run)["sentences"])
 
 
-def test_own_share_has_one_definition_and_each_measure_its_reviews() -> None:
+def test_own_share_notes_match_definition() -> None:
     run = planted(documents=8)
     run.tables["measure/exchange"]["tokens"] = 8 * 6
     found = answer(run)
@@ -162,7 +162,7 @@ INCONCLUSIVE = f"Whether what tokens give each other is {COMMON}, is inconclusiv
         (0.0, 0.0, INCONCLUSIVE, "is inconclusive"),
     ],
 )
-def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, said_first: str, verb: str) -> None:
+def test_class_verdict_for_each_outcome(change: float, share: float, said_first: str, verb: str) -> None:
     said, ratio, part, *rest = class_evidence(planted(change=change, share=share))
     assert said.startswith(said_first)
     assert verb in ratio
@@ -176,7 +176,7 @@ def test_each_outcome_of_the_class_has_its_verdict(change: float, share: float, 
 
 
 @pytest.mark.parametrize("names", [[], ["shuffled_words"], ["corpus_value", "random_weights"]])
-def test_sentences_mention_the_measured_controls_alone(names: list[str]) -> None:
+def test_sentences_mention_only_measured_controls(names: list[str]) -> None:
     run = planted()
     controls = run.tables["measure/mixing_controls"]
     run.tables["measure/mixing_controls"] = controls[controls["control"].isin(names)]
@@ -191,7 +191,7 @@ def test_sentences_mention_the_measured_controls_alone(names: list[str]) -> None
 
 
 @pytest.mark.parametrize(("before", "is_open"), [(0.005, True), (0.02, False)])
-def test_share_before_fine_tuning_has_the_verdict_of_its_interval(before: float, is_open: bool) -> None:
+def test_verdict_before_fine_tuning_follows_interval(before: float, is_open: bool) -> None:
     run = planted()
     geometry = run.tables["measure/geometry"]
     is_before = geometry["checkpoint"] == "pretrained"
@@ -203,7 +203,7 @@ def test_share_before_fine_tuning_has_the_verdict_of_its_interval(before: float,
     assert f"It was {100 * before:.0f}% before fine-tuning" in part
 
 
-def test_interval_has_digits_that_keep_its_ends_from_0() -> None:
+def test_interval_text_keeps_nonzero_digits() -> None:
     minus = "\N{MINUS SIGN}"
     assert interval_text(-0.0004, 0.001, 40, "texts") == f"95% interval {minus}0.04 to +0.10, 40 texts"
     assert interval_text(0.0, 0.1, 40, "texts") == "95% interval +0.0 to +10.0, 40 texts"
@@ -213,12 +213,12 @@ def test_interval_has_digits_that_keep_its_ends_from_0() -> None:
 @pytest.mark.parametrize(
     ("documents", "ending"), [(8, ", 8 reviews, which are too few for a verdict."), (20, ", 20 reviews.")]
 )
-def test_share_of_few_reviews_is_said_to_have_too_few_for_a_verdict(documents: int, ending: str) -> None:
+def test_few_reviews_have_no_verdict(documents: int, ending: str) -> None:
     assert answer(planted(documents=documents))["sentences"][0].endswith(ending)
 
 
 @pytest.mark.parametrize("layouts", [["pca"], ["separate"], ["pca", "aligned"]])
-def test_cautions_are_those_of_the_kinds_of_maps(layouts: list[str]) -> None:
+def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     run = planted()
     run.layouts = layouts
     columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
@@ -230,7 +230,7 @@ def test_cautions_are_those_of_the_kinds_of_maps(layouts: list[str]) -> None:
     assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in said
 
 
-def test_rule_of_the_captured_texts_names_those_that_are_longer() -> None:
+def test_selection_rule_names_longer_texts() -> None:
     run = planted()
     run.documents = pd.DataFrame({"document": ["test/0", "test/1"], "tokens": [64, 69]})
     assert _selection(Subject("a model", selection="A rule."), run).endswith("in the case of test/1 (69 tokens).")
@@ -245,7 +245,7 @@ def sentences_of(run: Any) -> str:
 
 
 @pytest.mark.parametrize("documents", [4, 19, 20])
-def test_few_texts_have_no_verdict_whatever_their_intervals(documents: int) -> None:
+def test_few_texts_have_no_verdict(documents: int) -> None:
     text = sentences_of(planted(change=0.077, documents=documents))
     verdicts = re.findall(r"\b(rises|falls|mostly|partly|inconclusive|hardly depends)\b", text)
     assert bool(verdicts) == (documents >= 20)
@@ -255,13 +255,13 @@ def test_few_texts_have_no_verdict_whatever_their_intervals(documents: int) -> N
 
 
 @pytest.mark.parametrize("documents", [4, 40])
-def test_an_interval_that_includes_0_never_shows_that_nothing_changes(documents: int) -> None:
+def test_interval_including_zero_is_inconclusive(documents: int) -> None:
     text = sentences_of(planted(change=0.0, share=0.0, own=0.05, documents=documents))
     assert not re.search(r"no (measurable )?change|does not change|hardly", text)
     assert ("inconclusive" in text) == (documents == 40)
 
 
-def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
+def test_largest_change_needs_20_texts() -> None:
     sentences = {}
     for documents in (19, 20):
         run = planted(documents=documents)
@@ -277,7 +277,7 @@ def test_a_layer_of_the_largest_change_is_named_from_20_texts_on() -> None:
     assert "with the values of other texts is +3.0 percentage points" in sentences[20]
 
 
-def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:
+def test_page_verdict_agrees_with_comparison() -> None:
     ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1), (np.nan, np.nan), (0.0, 0.1)]
     low, high = np.array(ends).T
     compared = name_directions(Interval((low + high) / 2, low, high)).tolist()
@@ -285,7 +285,7 @@ def test_the_rule_of_the_page_is_that_of_a_comparison() -> None:
     assert {verdict(*each, MIN_SIMULTANEOUS - 1) for each in ends} == {TOO_FEW_TEXTS}
 
 
-def test_without_parts_classes_or_training_nothing_is_said_of_them() -> None:
+def test_missing_tables_omit_sentences() -> None:
     run = planted(change=0.1)
     run.tables["measure/exchange"] = run.tables["measure/exchange"].iloc[:0]
     found = answer(run)

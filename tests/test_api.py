@@ -1,4 +1,4 @@
-"""The library and its commands from Python: docstring examples, the pipeline's numbers, a model left as it was."""
+"""The Python API and its commands: docstring examples, agreement with transformers, unchanged models, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models import convert
 
-MAX_CELL_BYTES = 500_000  # the largest size of what a notebook keeps of a short text
+MAX_CELL_BYTES = 500_000  # limit for the output cell of a short text
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, attnmix.measure, attnmix.Measures.own_share, attnmix.Measures.sinks),
@@ -48,20 +48,20 @@ def model(tiny_bert: Path) -> attnmix.Model:
     return attnmix.load(str(tiny_bert))
 
 
-def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstring_examples_print_their_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"attnmix": attnmix, "np": np, "torch": torch, "interventions": interventions}
     runner = doctest.DocTestRunner()
     for function in FUNCTIONS:
         (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=names)
-        example.globs = names  # each goes on where the one before it ended
+        example.globs = names  # each example continues the previous one
         assert example.examples
         runner.run(example, clear_globs=False)
     assert runner.summarize().failed == 0
     assert "time" in Path("page.html").read_text(encoding="utf-8")
 
 
-def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: attnmix.Model, tiny_bert: Path) -> None:
+def test_ratios_and_matrices_match_transformers_attention(model: attnmix.Model, tiny_bert: Path) -> None:
     result = attnmix.measure(model, TEXTS, methods=["attn_w"])
     eager, tokenizer = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager"), model.tokenizer
     for number, text in enumerate(TEXTS):
@@ -78,7 +78,7 @@ def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: att
         np.testing.assert_allclose(to_end, weights[1, :, -1], atol=1e-5)
 
 
-def test_a_matrix_computes_no_other_one(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_computes_no_other_matrix(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     result = attnmix.measure(model, TEXTS[0], methods="attn_w")
     computed: list[str] = []
     for name, declared in LAYER_MATRICES.items():
@@ -94,7 +94,7 @@ def test_a_matrix_computes_no_other_one(model: attnmix.Model, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_model_at_hand_is_left_as_it_was(tiny_bert: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_model_in_memory_is_unchanged(tiny_bert: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     classifier = AutoModelForSequenceClassification.from_pretrained(tiny_bert, dtype=dtype).train()
     classifier.bert.embeddings.eval()
 
@@ -104,7 +104,7 @@ def test_a_model_at_hand_is_left_as_it_was(tiny_bert: Path, tmp_path: Path, dtyp
         config = classifier.bert.config
         return [modules, classifier.dtype, config._attn_implementation, getattr(config, "use_cache", None)]
 
-    # transformers leaves hooks of its own in place, once hidden states have been asked for.
+    # transformers keeps its own hooks after hidden states have been requested once.
     classifier(torch.ones(1, 3, dtype=torch.long), output_hidden_states=True)
     before, weights = state(), {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
     model = attnmix.load(classifier, AutoTokenizer.from_pretrained(tiny_bert))
@@ -117,7 +117,7 @@ def test_a_model_at_hand_is_left_as_it_was(tiny_bert: Path, tmp_path: Path, dtyp
     assert np.abs(same.ratios["ratio"] - result.ratios["ratio"]).max() < (1e-6 if dtype == torch.float32 else 0.01)
 
 
-def test_a_decoder_beside_an_encoder_has_the_tokens_that_it_reads(tmp_path: Path) -> None:
+def test_decoder_tokens_are_shifted_inputs(tmp_path: Path) -> None:
     result = attnmix.measure(attnmix.load(str(write_family("bart", tmp_path / "bart"))), TEXTS)
     tokens = result.tokens.query("text == 1")["token"].tolist()
     start = result.model.tokenizer.convert_ids_to_tokens(result.model.network.config.decoder_start_token_id)
@@ -129,7 +129,7 @@ def test_a_decoder_beside_an_encoder_has_the_tokens_that_it_reads(tmp_path: Path
         result.matrix("attention")
 
 
-def test_token_ids_and_any_sequence_of_texts_are_measured_alike(model: attnmix.Model) -> None:
+def test_token_ids_and_text_sequences_agree(model: attnmix.Model) -> None:
     expected = attnmix.measure(model, TEXTS).ratios["ratio"]
     ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
     for given in (pd.Series(TEXTS), tuple(TEXTS), ids, [torch.tensor(each) for each in ids]):
@@ -137,10 +137,8 @@ def test_token_ids_and_any_sequence_of_texts_are_measured_alike(model: attnmix.M
     assert len(attnmix.measure(model, ids[0]).documents) == 1
 
 
-def test_captured_vectors_are_the_model_s_own_and_can_be_opened_again(
-    model: attnmix.Model, tiny_bert: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "run/unfinished/done").mkdir(parents=True)  # of an interrupted capture, which can be made again
+def test_captured_vectors_can_be_reopened(model: attnmix.Model, tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "run/unfinished/done").mkdir(parents=True)  # leftover of an interrupted capture
     attnmix.capture(model, TEXTS, tmp_path / "run", points=["layer_output"], dtype="float32")
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["features"]
     run, own = attnmix.open_run(tmp_path / "run"), AutoModel.from_pretrained(tiny_bert)
@@ -151,7 +149,7 @@ def test_captured_vectors_are_the_model_s_own_and_can_be_opened_again(
     assert attnmix.layout(vectors, metric="cosine").shape == (*vectors.shape[:2], 2)
 
 
-def test_intervals_are_over_texts_and_a_comparison_is_paired(model: attnmix.Model, tiny_bert: Path) -> None:
+def test_intervals_over_texts_and_paired_comparison(model: attnmix.Model, tiny_bert: Path) -> None:
     texts = [f"{text} {word}" for text in TEXTS for word in ("a", "film", "time", "bad")]
     other = AutoModel.from_pretrained(tiny_bert)
     with torch.no_grad():
@@ -173,7 +171,7 @@ def test_intervals_are_over_texts_and_a_comparison_is_paired(model: attnmix.Mode
         attnmix.compare(before, attnmix.measure(model, [*texts[:-1], "good"]))
 
 
-def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
+def test_long_text_is_truncated_with_warning(model: attnmix.Model) -> None:
     with pytest.warns(UserWarning, match="text 1 has 7 tokens, of which the first 5 are measured"):
         result = attnmix.measure(model, ["good film", "time flies like an arrow"], max_length=5)
     assert result.tokens["text"].value_counts().to_dict() == {0: 4, 1: 5}
@@ -198,12 +196,12 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
         (lambda _: attnmix.load("no folder"), r"there is no folder no folder"),
     ],
 )
-def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
+def test_mistake_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
 
 
-def test_what_users_catch_and_annotate_is_at_the_top_of_the_package() -> None:
+def test_public_names_are_exported() -> None:
     from attnmix.core.store.runs import Run
     from attnmix.results.comparison import Comparison
 
@@ -222,7 +220,7 @@ BELONGS = {
     "tangent": r"a rule of result\.parts\(rule='tangent'\)",
     "ffn_output": r"a capture point: capture\(model, texts, points=\['ffn_output'\]\)",
 }
-"""A name of each kind, and what is said of it to an argument of another kind."""
+"""A name of each kind, and the explanation in an error for an argument of another kind."""
 
 
 @pytest.mark.parametrize(
@@ -237,9 +235,7 @@ BELONGS = {
         ("rule", ["tangent"], lambda m, name: attnmix.measure(m, "good").parts(rule=name)),
     ],
 )
-def test_a_name_of_another_kind_is_an_error_that_says_where_it_belongs(
-    model: attnmix.Model, argument: str, own: Sequence[str], call: Any
-) -> None:
+def test_name_of_another_kind_is_explained(model: attnmix.Model, argument: str, own: Sequence[str], call: Any) -> None:
     for name, belongs in BELONGS.items():
         if name not in own:
             with pytest.raises(InputError, match=f"^{argument}: '{name}' is {belongs}; allowed: "):
@@ -260,7 +256,7 @@ def test_a_name_of_another_kind_is_an_error_that_says_where_it_belongs(
         (lambda r: r.parts(rule="secant"), r"^rule: 'secant'; allowed: chord, tangent"),
     ],
 )
-def test_what_to_read_is_checked_before_the_model_runs(
+def test_invalid_selection_fails_before_forward_pass(
     model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
 ) -> None:
     result = attnmix.measure(model, TEXTS[0])
@@ -269,7 +265,7 @@ def test_what_to_read_is_checked_before_the_model_runs(
         call(result)
 
 
-def test_a_matrix_that_the_family_lacks_is_refused_before_the_model_runs(tmp_path: Path) -> None:
+def test_missing_matrix_fails_before_forward_pass(tmp_path: Path) -> None:
     model = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
     result = attnmix.measure(model, TEXTS[0], methods="attn_w")
     for name in ("globenc", "globenc_rollout"):
@@ -277,7 +273,7 @@ def test_a_matrix_that_the_family_lacks_is_refused_before_the_model_runs(tmp_pat
             result.matrix(name)
 
 
-def test_a_ratio_that_is_declared_later_is_measured_compared_and_drawn(
+def test_added_ratio_is_measured_compared_and_drawn(
     model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     squared = replace(RATIOS["attn_w"], formula=lambda splits: splits.mixed_weight**2)
@@ -313,7 +309,7 @@ def convert_file(path: Path) -> None:
 
 
 class Anything:
-    """Stands in for a model that must not be touched: the output's path is looked at before."""
+    """Stub of a model that fails on any access, to show that the output path is checked first."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for, so work has begun")
@@ -331,7 +327,7 @@ FOLDER, FULL, BELOW_A_FILE, MISSING = "folder", "full", "file/new", "missing/new
         (convert_file, ("file", FULL, BELOW_A_FILE)),
     ],
 )
-def test_an_output_that_cannot_be_written_is_one_error_before_any_work(
+def test_unwritable_output_fails_before_any_work(
     write: Callable[[Path], None], places: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in (FOLDER, FULL):
@@ -342,13 +338,13 @@ def test_an_output_that_cannot_be_written_is_one_error_before_any_work(
     for place in places:
         with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
             write(tmp_path / place)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a read-only mount
+    monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
     with pytest.raises((InputError, SystemExit), match=f"{tmp_path} cannot be written; "):
         write(tmp_path / "new")
     assert digest(tmp_path) == before
 
 
-def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
+def test_show_opens_browser_or_notebook_frame(
     model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
 ) -> None:
     opened: list[str] = []
@@ -383,7 +379,7 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     shown.close()
 
 
-def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
+def test_show_command_writes_page_and_reports_mistakes(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -414,9 +410,7 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("subcommand", [[], ["show"], ["serve"]])
-def test_help_has_a_description_the_defaults_and_an_example(
-    subcommand: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_has_description_defaults_and_example(subcommand: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main([*subcommand, "--help"])
     shown = capsys.readouterr().out
@@ -428,7 +422,7 @@ def test_help_has_a_description_the_defaults_and_an_example(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_tuning(
+def test_page_of_text_matches_measures_without_pipeline_terms(
     tmp_path: Path, tab: Callable[..., Opened], family: str
 ) -> None:
     result = attnmix.measure(attnmix.load(str(write_family(family, tmp_path / family))), TEXTS[0])
@@ -444,10 +438,10 @@ def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_t
     method = opened.page.locator(".thumb[aria-pressed=true]").get_attribute("data-measure")
     curve = [float(row["The model as it is"]) for row in opened.values("layers-chart")]
     assert curve == pytest.approx(means.loc[means["method"] == method, "mean"].tolist(), rel=1e-3)
-    assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # one text has no interval
+    assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # a single text has no interval
 
 
-def test_captured_vectors_are_the_models_own(model: attnmix.Model) -> None:
+def test_captured_vectors_match_hidden_states(model: attnmix.Model) -> None:
     texts = ["time flies like an arrow", "good"]
     vectors = attnmix.capture(model, texts, dtype="float32", points="layer_output")
     assert list(vectors) == ["layer_output"]
@@ -464,7 +458,7 @@ def test_captured_vectors_are_the_models_own(model: attnmix.Model) -> None:
     assert array["layer"].to_numpy().tolist() == list(range(1, model.layers + 1))
 
 
-def test_vectors_in_memory_are_those_of_the_stores(model: attnmix.Model, tmp_path: Path) -> None:
+def test_vectors_in_memory_match_stores(model: attnmix.Model, tmp_path: Path) -> None:
     texts = ["time flies like an arrow", "good", "a film that is not good"]
     vectors = attnmix.capture(model, texts)
     run = attnmix.capture(model, texts, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""One arithmetic: our kernels compute what torch's own do, and neither cores nor threads show in a result."""
+"""Portable kernels agree with torch's own, and results do not depend on processor cores, threads or batches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from attnmix.core.arithmetic import environment, kernels
 from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-LIMIT_SECONDS = 60  # for two threads to meet
+LIMIT_SECONDS = 60  # until two threads meet
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture
 def by_torch() -> Iterator[None]:
-    """Arithmetic as torch has it, and ours again afterwards."""
+    """Use torch's own arithmetic in a test, and restore the portable arithmetic afterwards."""
     kernels.set_arithmetic(environment.FASTEST)
     yield
     kernels.set_arithmetic(environment.PORTABLE)
@@ -70,7 +70,7 @@ def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     query, key, value = (numbers(2, heads, 33, 16, seed=heads, dtype=dtype) for heads in (4, 2, 2))
     mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
     mask[0, :, :, 20:] = -torch.inf
-    mask[1, :, 5] = -torch.inf  # a row that sees nothing
+    mask[1, :, 5] = -torch.inf  # a row without any visible token
     results = {}
     for name, options in {"plain": {}, "causal": {"is_causal": True}, "masked": {"attn_mask": mask}}.items():
         results[f"{name} heads"], results[f"{name} sums"] = FUSED(query, key, value, 0.0, **options)
@@ -87,7 +87,7 @@ def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     (leaf @ leaf).exp().log1p().sqrt().sum().backward()
     assert leaf.grad is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.func says so of torch itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by torch.func about torch itself
         moved = torch.func.jvp(lambda t: (t @ t).exp(), (square,), (square,))[1]
         return {"vmap": torch.vmap(lambda t: (t @ t).exp())(square), "jvp": moved, "gradient": leaf.grad}
 
@@ -96,7 +96,7 @@ def decompositions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     tall = numbers(40, 12, dtype=dtype)
     q, r = torch.linalg.qr(tall)
     values, vectors = torch.linalg.eigh(tall.T @ tall)
-    # Each vector's sign is free.
+    # The sign of each vector is arbitrary.
     results = {"q": q.abs(), "r": r.abs(), "r alone": torch.linalg.qr(tall, mode="r").R.abs()}
     return results | {"values": values, "values alone": torch.linalg.eigvalsh(tall.T @ tall), "vectors": vectors.abs()}
 
@@ -106,7 +106,7 @@ CASES += [(derivatives, torch.float32), (derivatives, torch.float64), (decomposi
 
 
 @pytest.mark.parametrize(("make", "dtype"), CASES)
-def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: None) -> None:
+def test_kernels_match_torch(make, dtype: torch.dtype, by_torch: None) -> None:
     expected = make(dtype)
     kernels.set_arithmetic(environment.PORTABLE)
     results = make(dtype)
@@ -119,10 +119,8 @@ def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: 
         assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
 
 
-@pytest.mark.parametrize("weights", [1, 100, 33 * 33 * 3])  # a row at a time, three rows, three heads
-def test_attention_in_blocks_computes_what_torchs_own_does(
-    weights: int, by_torch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("weights", [1, 100, 33 * 33 * 3])  # block sizes: one row, three rows, three heads
+def test_blockwise_attention_matches_torch(weights: int, by_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = attention(torch.float64)
     kernels.set_arithmetic(environment.PORTABLE)
     monkeypatch.setattr(kernels, "CACHED_WEIGHTS", weights)
@@ -130,8 +128,8 @@ def test_attention_in_blocks_computes_what_torchs_own_does(
         torch.testing.assert_close(values, expected[name], rtol=1e-12, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("tokens", [7, 33, 600])  # many texts in a block, some, and parts of a head
-def test_attention_of_a_text_has_the_same_bytes_in_any_batch(tokens: int, by_torch: None) -> None:
+@pytest.mark.parametrize("tokens", [7, 33, 600])  # many texts per block, a few, and parts of a head
+def test_attention_bytes_do_not_depend_on_batch(tokens: int, by_torch: None) -> None:
     kernels.set_arithmetic(environment.PORTABLE)
     query, key, value = (numbers(5, 4, tokens, 16, seed=seed) for seed in range(3))
     heads, sums = FUSED(query, key, value)
@@ -142,12 +140,12 @@ def test_attention_of_a_text_has_the_same_bytes_in_any_batch(tokens: int, by_tor
         assert torch.equal(sums_of_text, sums[one])
 
 
-def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
+def test_integer_inputs_behave_as_in_torch() -> None:
     assert torch.arange(3).exp().dtype == torch.float32
     assert (torch.arange(6).view(2, 3) @ torch.arange(3)).tolist() == [5, 14]
 
 
-def test_libraries_take_the_instructions_that_all_have(by_torch: None) -> None:
+def test_libraries_use_common_instruction_sets(by_torch: None) -> None:
     kernels.set_arithmetic(environment.PORTABLE)
     blas = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     assert {library["architecture"] for library in blas} == {"Haswell"}
@@ -189,12 +187,12 @@ for order in (slice(None), torch.arange(7, -1, -1)):
     ("processor", "cost"),
     [
         ("vendor_id : GenuineIntel\nflags : fpu avx2 avx512f avx512dq \n", "2.0 times"),
-        ("vendor_id : AuthenticAMD\nflags : fpu avx2 avx512f avx512dq \n", "1.15 times"),  # MKL leaves AVX-512 out
+        ("vendor_id : AuthenticAMD\nflags : fpu avx2 avx512f avx512dq \n", "1.15 times"),  # MKL ignores AVX-512 on AMD
         ("vendor_id : GenuineIntel\nflags : fpu avx2 fma \n", "1.15 to 2.0 times"),
         ("", "1.15 to 2.0 times"),
     ],
 )
-def test_log_says_what_each_arithmetic_costs_here(processor: str, cost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_states_cost_of_arithmetic(processor: str, cost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_processor", lambda: processor)
     monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
     for arithmetic in (environment.PORTABLE, environment.FASTEST):
@@ -212,13 +210,13 @@ def trained(threads: int) -> list[str]:
 
 
 @pytest.mark.long  # two processes; `make verify` compares whole runs
-def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
+def test_training_bytes_do_not_depend_on_threads() -> None:
     given, reversed_order = trained(1)
-    assert given != reversed_order  # the comparison sees sums of the same numbers in another order
+    assert given != reversed_order  # the hash detects another order of summation
     assert trained(5) == [given, reversed_order]
 
 
-def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_name_their_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     for machine, portable, words in (
         ("x86_64", True, "x86-64 processor, portable arithmetic"),
         ("aarch64", False, "aarch64 processor, arithmetic of this machine"),
@@ -244,7 +242,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels._task_threads.cache_clear()
 
 
-def test_a_task_in_a_thread_has_no_threads_for_tasks_of_its_own_and_gives_the_same(two_cores: None) -> None:
+def test_tasks_in_threads_are_not_nested(two_cores: None) -> None:
     threads = kernels.task_threads(CPU)
     assert threads is not None
     first, second = numbers(700, 300), numbers(300, 500, seed=1)
@@ -262,7 +260,7 @@ def test_a_task_in_a_thread_has_no_threads_for_tasks_of_its_own_and_gives_the_sa
     torch.testing.assert_close(products, (first @ second, 5 * (first @ second)), rtol=0, atol=0)
 
 
-def test_a_task_may_wait_for_one_that_was_submitted_before_it(two_cores: None) -> None:
+def test_task_may_wait_for_earlier_task(two_cores: None) -> None:
     caller = get_ident()
 
     def waits_for(before: Future[int] | None) -> int:
@@ -276,7 +274,7 @@ def test_a_task_may_wait_for_one_that_was_submitted_before_it(two_cores: None) -
     assert last.result(LIMIT_SECONDS) == 19
 
 
-def test_a_task_without_threads_is_done_when_it_is_submitted(two_cores: None) -> None:
+def test_task_without_threads_runs_immediately(two_cores: None) -> None:
     assert kernels.submit_task(torch.device("meta"), get_ident).result(0) == get_ident()
     with pytest.raises(ZeroDivisionError):
         kernels.submit_task(torch.device("meta"), lambda: 1 // 0)
@@ -284,23 +282,21 @@ def test_a_task_without_threads_is_done_when_it_is_submitted(two_cores: None) ->
 
 @pytest.mark.parametrize("default", ["cpu", "cuda"])
 @pytest.mark.parametrize(("device", "has_threads"), [("cpu", True), ("cuda", False), ("meta", False)])
-def test_tasks_have_threads_where_the_model_is_on_a_cpu_whatever_the_default_device(
+def test_task_threads_depend_on_model_device_only(
     two_cores: None, monkeypatch: pytest.MonkeyPatch, default: str, device: str, has_threads: bool
 ) -> None:
     monkeypatch.setattr(kernels, "chosen_device", lambda: torch.device(default))
     assert (kernels.task_threads(torch.device(device)) is not None) == has_threads
 
 
-def test_tasks_come_in_turn_with_the_kernels_of_torch(two_cores: None, by_torch: None) -> None:
+def test_torch_arithmetic_has_no_task_threads(two_cores: None, by_torch: None) -> None:
     assert kernels.task_threads(CPU) is None
     kernels.set_arithmetic(environment.PORTABLE)
     assert kernels.task_threads(CPU) is not None
 
 
 @pytest.mark.parametrize("cores", ["1", "2"])
-def test_a_task_divides_its_sums_alike_on_any_number_of_cores(
-    two_cores: None, monkeypatch: pytest.MonkeyPatch, cores: str
-) -> None:
+def test_task_sums_do_not_depend_on_cores(two_cores: None, monkeypatch: pytest.MonkeyPatch, cores: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", cores)
     threads = kernels.task_threads(CPU)
     assert threads is not None

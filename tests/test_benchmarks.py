@@ -1,4 +1,4 @@
-"""The benchmarks run to their end: a few cases on little input, as no other test would see them break."""
+"""The benchmarks finish on small inputs and print complete tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = ["capture", "measure", "capture-corpora"]
 
 
 @pytest.mark.long
-def test_cases_run_on_little_input_and_print_their_tables() -> None:
+def test_stage_benchmarks_print_their_tables() -> None:
     if not Run(REPOSITORY).test_predictions_file.exists():
         pytest.skip("needs what `make repro` writes")
     command = [sys.executable, "-m", "benchmarks.stages", "--small", "--repeats", "1", "--cases", *CASES]
@@ -32,8 +32,8 @@ def test_cases_run_on_little_input_and_print_their_tables() -> None:
         assert each.count("\n| ") > 3
 
 
-@pytest.mark.long  # three trainings in processes of their own, one of which is killed
-def test_the_benchmark_of_a_card_runs_on_a_cpu_and_documents_each_row(tmp_path: Path) -> None:
+@pytest.mark.long  # three training runs in separate processes, one of them killed
+def test_gpu_benchmark_runs_on_cpu_with_documented_rows(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.card", "--small", "--to", str(tmp_path / "card.csv")]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "ATTNMIX_DEVICE": "cpu"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -48,9 +48,9 @@ def test_the_benchmark_of_a_card_runs_on_a_cpu_and_documents_each_row(tmp_path: 
     assert [row for row in results if f"| {row} |" not in documented] == []
 
 
-def test_the_time_of_a_stage_is_told_by_operation(tmp_path: Path) -> None:
+def test_stage_time_is_split_by_operation(tmp_path: Path) -> None:
     operations.prepare(tmp_path)
-    seconds = operations.profiled("sources", tmp_path)  # which needs neither torch nor any file of another stage
+    seconds = operations.profiled("sources", tmp_path)  # needs neither torch nor files of other stages
     assert seconds["imports"] > 0
     assert seconds["products"] == seconds["attention"] == seconds["maps"] == 0
     head, _, *rows = operations.table({"sources": seconds}).splitlines()

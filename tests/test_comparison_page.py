@@ -1,4 +1,4 @@
-"""The page, the figure and the command for two models that are compared, and the models' display names."""
+"""Pages, figures and commands that compare two models show the numbers of the comparison and distinct model names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def figures() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two checkpoints with one folder name, of which the second takes more from other tokens."""
+    """Two checkpoints with the same folder name; attention outputs of the second are larger."""
     root = tmp_path_factory.mktemp("private") / "runs"
     first = write_tiny_bert(root / "seed-0" / "model")
     network = AutoModel.from_pretrained(first)
@@ -67,7 +67,7 @@ def compared(folders: tuple[Path, Path]) -> attnmix.Comparison:
 
 
 def data_of(page: Path) -> Any:
-    """Return the data in a page."""
+    """Return the data of a page."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text("utf-8"))
     assert packed
     return json.loads(zlib.decompress(base64.b64decode(packed[1])))
@@ -93,9 +93,9 @@ def by_layer(compared: attnmix.Comparison, measure: str) -> pd.DataFrame:
         (["package://one/model", "package://two/model"], ["one", "two"]),
     ],
 )
-def test_models_with_one_folder_name_are_told_apart(sources: list[str], names: list[str]) -> None:
+def test_models_with_same_folder_name_are_distinguished(sources: list[str], names: list[str]) -> None:
     shown = distinct_names(range(len(sources)), [display_name(source) for source in sources], sources)
-    if sources[0] == sources[-1]:  # no parent folder tells them apart
+    if sources[0] == sources[-1]:  # parent folders are identical, too
         names = [f"model ({number})" for number in (1, 2)]
     assert shown == names
     assert distinct_names([0] * len(sources), [display_name(sources[0])] * len(sources), sources)[0] == display_name(
@@ -103,7 +103,7 @@ def test_models_with_one_folder_name_are_told_apart(sources: list[str], names: l
     ), "one model has one name"
 
 
-def test_a_chosen_name_is_shown_and_another_kind_of_value_is_an_error(folders: tuple[Path, Path]) -> None:
+def test_chosen_model_name_is_shown_and_validated(folders: tuple[Path, Path]) -> None:
     models = [attnmix.load(str(folder), name=name) for folder, name in zip(folders, ("run 1", "run 2"), strict=True)]
     compared = attnmix.compare(*models, TEXTS[:2], methods=RATIO)
     assert "`before` is run 1, `after` is run 2." in repr(compared)
@@ -115,7 +115,7 @@ def test_a_chosen_name_is_shown_and_another_kind_of_value_is_an_error(folders: t
             attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]  # what is refused
 
 
-def test_no_table_page_or_file_has_a_local_path(compared: attnmix.Comparison, tmp_path: Path) -> None:
+def test_outputs_contain_no_local_path(compared: attnmix.Comparison, tmp_path: Path) -> None:
     result = compared.results[0][0]
     private = str(Path(result.model.source).parent)
     assert private.startswith("/")
@@ -135,9 +135,7 @@ def test_no_table_page_or_file_has_a_local_path(compared: attnmix.Comparison, tm
     assert "`before` is seed-0/model, `after` is seed-1/model." in compared.caution
 
 
-def test_the_page_of_two_models_has_the_numbers_of_the_comparison_and_the_models_names(
-    compared: attnmix.Comparison, tmp_path: Path
-) -> None:
+def test_page_has_comparison_numbers_and_model_names(compared: attnmix.Comparison, tmp_path: Path) -> None:
     page = compared.to_html(tmp_path / "page.html")
     data, words = data_of(page), words_of(page)
     names = {"pretrained": "seed-0/model", "finetuned": "seed-1/model"}
@@ -167,7 +165,7 @@ def test_the_page_of_two_models_has_the_numbers_of_the_comparison_and_the_models
     assert [text for text in spoken if re.search("fine-tun|pretrain", text, flags=re.IGNORECASE)] == []
 
 
-def test_the_last_own_share_on_the_page_is_that_of_the_comparison(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_headline_own_share_matches_comparison(folders: tuple[Path, Path], tmp_path: Path) -> None:
     compared = attnmix.compare(*folders, TEXTS[:5], methods=RATIO)
     row = compared.rows.set_index("measure").loc["own_share"]
     assert row["texts"] == 5
@@ -176,7 +174,7 @@ def test_the_last_own_share_on_the_page_is_that_of_the_comparison(folders: tuple
     assert headline == f"Own share of a token's last vector: {before} in seed-0/model, {after} in seed-1/model"
 
 
-def test_a_name_with_braces_or_tags_is_text_on_the_page(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_special_characters_in_names_are_escaped(folders: tuple[Path, Path], tmp_path: Path) -> None:
     models = [attnmix.load(str(folders[0]), name="<b>{x}</b>"), attnmix.load(str(folders[1]), name="b\\_%")]
     compared = attnmix.compare(*models, TEXTS[:2], methods=RATIO)
     page = compared.to_html(tmp_path / "page.html")
@@ -185,16 +183,14 @@ def test_a_name_with_braces_or_tags_is_text_on_the_page(folders: tuple[Path, Pat
     assert compared.to_latex().count("\n") == len(compared.to_latex().splitlines()) - 1
 
 
-def test_a_model_that_is_compared_with_itself_or_with_its_own_modules_has_a_page(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_model_compared_with_itself_has_page(folders: tuple[Path, Path], tmp_path: Path) -> None:
     model = attnmix.load(str(folders[0]))
     data = data_of(attnmix.compare(model, model, TEXTS[:1], methods=RATIO).to_html(tmp_path / "page.html"))
     values = data["ratios"]["values"]
     assert values["pretrained"] == values["finetuned"]
 
 
-def test_of_training_runs_the_page_shows_the_first_and_says_so(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_page_shows_first_of_several_training_runs(folders: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = (attnmix.measure(attnmix.load(str(folder)), TEXTS[:2], methods=RATIO) for folder in folders)
     compared = attnmix.compare(first, [second, first])
     page = compared.to_html(tmp_path / "page.html")
@@ -202,7 +198,7 @@ def test_of_training_runs_the_page_shows_the_first_and_says_so(folders: tuple[Pa
     assert "The comparison has 1 and 2 training runs; this page shows the first of each." in words_of(page)
 
 
-def test_a_loaded_result_has_no_page_and_the_error_says_why(compared: attnmix.Comparison, tmp_path: Path) -> None:
+def test_loaded_result_without_model_has_no_page(compared: attnmix.Comparison, tmp_path: Path) -> None:
     loaded = attnmix.load_result(compared.results[0][0].save(tmp_path / "result.zip"))
     again = attnmix.compare(loaded, loaded)
     with pytest.raises(InputError, match=r"^model: model was not saved with the result; allowed: values"):
@@ -217,9 +213,7 @@ def curves_of(axes: Axes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("measure", [None, RATIO, f"{RATIO} less text_mean_value"])
-def test_the_figure_of_a_comparison_has_the_numbers_of_its_table(
-    compared: attnmix.Comparison, measure: str | None
-) -> None:
+def test_comparison_figure_matches_table(compared: attnmix.Comparison, measure: str | None) -> None:
     axes = compared.plot(measure)
     shown = measure or "own_share"
     rows = by_layer(compared, shown)
@@ -243,7 +237,7 @@ def test_the_figure_of_a_comparison_has_the_numbers_of_its_table(
             assert heights[layer] == {round(low, 9), round(high, 9)}
 
 
-def test_the_figure_of_a_result_has_its_means_and_goes_into_given_axes(compared: attnmix.Comparison) -> None:
+def test_result_figure_shows_means_in_given_axes(compared: attnmix.Comparison) -> None:
     result = compared.results[1][0]
     _, given = pyplot.subplots()
     assert result.plot(ax=given) is given
@@ -253,7 +247,7 @@ def test_the_figure_of_a_result_has_its_means_and_goes_into_given_axes(compared:
     assert len(pyplot.get_fignums()) == 2
 
 
-def test_few_texts_have_no_band_and_training_runs_a_thin_line_each(folders: tuple[Path, Path]) -> None:
+def test_figure_draws_runs_without_band_for_few_texts(folders: tuple[Path, Path]) -> None:
     first, second = (attnmix.measure(attnmix.load(str(folder)), TEXTS[:3], methods=RATIO) for folder in folders)
     axes = attnmix.compare(first, [first, second]).plot(RATIO)
     assert len(axes.collections) == 0
@@ -264,7 +258,7 @@ def test_few_texts_have_no_band_and_training_runs_a_thin_line_each(folders: tupl
         attnmix.compare(first, second).plot("own")
 
 
-def test_rows_and_all_rows_are_frames(compared: attnmix.Comparison) -> None:
+def test_comparison_tables_are_data_frames(compared: attnmix.Comparison) -> None:
     pd.testing.assert_frame_equal(compared.to_frame(), compared.rows)
     pd.testing.assert_frame_equal(compared.to_frame(every=True), compared.all_rows())
     every = compared.all_rows().set_index("measure")["mixing"]
@@ -273,7 +267,7 @@ def test_rows_and_all_rows_are_frames(compared: attnmix.Comparison) -> None:
     assert set(every["own_share"]) <= {"more", "less", "inconclusive"}
 
 
-def test_show_writes_the_page_of_both_models_and_prints_the_comparison(
+def test_show_command_writes_page_and_prints_comparison(
     folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
@@ -287,9 +281,7 @@ def test_show_writes_the_page_of_both_models_and_prints_the_comparison(
     )
 
 
-def test_typed_texts_are_measured_in_two_models_by_name_without_a_class(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_typed_texts_are_measured_in_both_models(folders: tuple[Path, Path], tmp_path: Path) -> None:
     names = ["first", "second"]
     measurer = load_measurer(dict(zip(("pretrained", "finetuned"), folders, strict=True)), names)
     pages = Pages(measurer, models_subject(names), names)
@@ -309,7 +301,7 @@ def test_typed_texts_are_measured_in_two_models_by_name_without_a_class(
     np.testing.assert_allclose(ratios[["pretrained", "finetuned"]], expected, atol=1e-5)
 
 
-def test_served_models_with_other_tokens_or_layers_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_incompatible_served_models_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     shallow = write_tiny_bert(tmp_path / "shallow", layers=2)
     other = shutil.copytree(folders[1], tmp_path / "other")
     tokenizer = AutoTokenizer.from_pretrained(other)
@@ -323,9 +315,7 @@ def test_served_models_with_other_tokens_or_layers_are_refused(folders: tuple[Pa
             load_measurer({"pretrained": folders[0], "finetuned": folder}, ["first", "second"])
 
 
-def test_models_with_another_number_of_heads_have_a_page_without_heads(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_different_head_numbers_omit_heads(folders: tuple[Path, Path], tmp_path: Path) -> None:
     network = copy.deepcopy(AutoModel.from_pretrained(folders[1]))
     network.config.num_attention_heads //= 2
     network.save_pretrained(tmp_path / "fewer")
@@ -334,9 +324,7 @@ def test_models_with_another_number_of_heads_have_a_page_without_heads(
     assert data_of(compared.to_html(tmp_path / "page.html"))["attention"]["number"] == 0
 
 
-def test_the_page_of_two_models_opens_without_an_error(
-    compared: attnmix.Comparison, tmp_path: Path, chromium: Any
-) -> None:
+def test_comparison_page_opens_without_errors(compared: attnmix.Comparison, tmp_path: Path, chromium: Any) -> None:
     path = compared.to_html(tmp_path / "page.html")
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)

@@ -1,4 +1,4 @@
-"""State dicts and adapters become folders that `model.name` takes; anything else is one error, and no code is run."""
+"""State dicts and adapters become model folders; other files raise one error, and no stored code is executed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = {0: "negative", 1: "positive"}
 
 
 class CustomClassifier(torch.nn.Module):
-    """BERT and a Linear on its pooled vector, under names that the library does not know."""
+    """BERT with a Linear on its pooled vector, under parameter names unknown to transformers."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def custom(like: Path) -> CustomClassifier:
     return CustomClassifier(BertConfig.from_pretrained(like)).eval()
 
 
-def test_a_custom_module_classifies_as_it_did(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_module_keeps_predictions(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = custom(tiny_bert)
     torch.save(module.state_dict(), tmp_path / "trained.pt")
     command = ["convert", str(tmp_path / "trained.pt"), "--like", str(tiny_bert), "--to", str(tmp_path / "made")]
@@ -64,10 +64,10 @@ def test_a_custom_module_classifies_as_it_did(tiny_bert: Path, tmp_path: Path, m
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_the_librarys_own_classifier_keeps_its_logits(tmp_path: Path, name: str, parallel: bool) -> None:
+def test_transformers_classifier_keeps_logits(tmp_path: Path, name: str, parallel: bool) -> None:
     like = write_family(name, tmp_path / name)
     model = AutoModelForSequenceClassification.from_pretrained(like).eval()
-    saved = torch.nn.ModuleDict({"module": model}) if parallel else model  # as DataParallel names its parts
+    saved = torch.nn.ModuleDict({"module": model}) if parallel else model  # DataParallel adds the prefix `module.`
     torch.save(saved.state_dict(), tmp_path / "trained.pt", _use_new_zipfile_serialization=False)
     convert(tmp_path / "trained.pt", str(like), tmp_path / "made", list(NAMES.values()))
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "made").eval()
@@ -85,7 +85,7 @@ def test_the_librarys_own_classifier_keeps_its_logits(tmp_path: Path, name: str,
         },
         lambda state: {"epoch": 3, "model": state, "ema": dict(state)},
         lambda state: {"weights_of_mine": state, "best": 0.9},
-        lambda state: {  # as Lightning's Trainer writes it, the classifier in an attribute of the module
+        lambda state: {  # a Lightning checkpoint with the classifier in an attribute
             "epoch": 1,
             "pytorch-lightning_version": "2.5.0",
             "state_dict": {f"net.{name}": tensor for name, tensor in state.items()},
@@ -94,7 +94,7 @@ def test_the_librarys_own_classifier_keeps_its_logits(tmp_path: Path, name: str,
         },
     ],
 )
-def test_the_state_dict_in_a_trainings_checkpoint_is_read(tiny_bert: Path, tmp_path: Path, around: Any) -> None:
+def test_state_dict_in_training_checkpoint_is_read(tiny_bert: Path, tmp_path: Path, around: Any) -> None:
     module = custom(tiny_bert)
     torch.save(around(dict(module.state_dict())), tmp_path / "last.ckpt")
     convert(tmp_path / "last.ckpt", str(tiny_bert), tmp_path / "made", list(NAMES.values()))
@@ -104,7 +104,7 @@ def test_the_state_dict_in_a_trainings_checkpoint_is_read(tiny_bert: Path, tmp_p
 
 
 @pytest.mark.parametrize("like", ["empty", "vit"])
-def test_a_like_that_is_no_classifier_is_one_error(tiny_bert: Path, tmp_path: Path, like: str) -> None:
+def test_invalid_like_model_is_one_error(tiny_bert: Path, tmp_path: Path, like: str) -> None:
     (tmp_path / "empty").mkdir()
     AutoConfig.for_model("vit").save_pretrained(tmp_path / "vit")
     torch.save(custom(tiny_bert).state_dict(), tmp_path / "trained.pt")
@@ -114,7 +114,7 @@ def test_a_like_that_is_no_classifier_is_one_error(tiny_bert: Path, tmp_path: Pa
 
 
 class Code:
-    """A pickle of it makes a folder when it is loaded as pickles are."""
+    """Creates a folder if pickle loads it, to detect code execution."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("code-ran",)
@@ -135,7 +135,7 @@ class Code:
         (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict, which holds te"),
     ],
 )
-def test_any_other_file_is_one_error_and_no_code_in_it_is_run(
+def test_other_files_raise_error_without_executing_code(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -155,11 +155,11 @@ CLASSES = {0: "a", 1: "b", 2: "c"}
 
 
 def write_adapter(base: Path, folder: Path, size: float, **changes: Any) -> tuple[Any, Path]:
-    """Write an adapter of three classes whose second factors are `size` times random numbers; return its model."""
+    """Write an adapter of three classes with second factors scaled by `size`, and return its model."""
     torch.manual_seed(1)
     options = {"num_labels": 3, "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(base, **options)
-    # "classifier", which peft trains whole, would be the end of DistilBERT's "pre_classifier" too.
+    # The name "classifier" would also match the end of DistilBERT's "pre_classifier".
     targets = ["q_lin", "v_lin"] if "distil" in model.config.model_type else "all-linear"
     config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=12, target_modules=targets)
     adapted = peft.get_peft_model(model, config)
@@ -175,7 +175,7 @@ def write_adapter(base: Path, folder: Path, size: float, **changes: Any) -> tupl
 @pytest.mark.parametrize(
     "name", ["bert", "gpt2", *(pytest.param(name, marks=pytest.mark.families) for name in ("distilbert", "deberta-v2"))]
 )
-def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Path) -> None:
+def test_merged_model_matches_adapter(name: str, tmp_path: Path) -> None:
     base = write_family(name, tmp_path / "base")
     adapted, folder = write_adapter(base, tmp_path / "adapter", 0.3)
     fetch_model(str(folder), tmp_path / "merged")
@@ -185,7 +185,7 @@ def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Pa
         expected = adapted(input_ids=ids).logits
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-5)
     assert not [file.name for file in (tmp_path / "merged").iterdir() if "adapter" in file.name]
-    # Measured at hand, with the adapter taken into the weights in memory, and by the adapter's name.
+    # Compare the adapter merged in memory and the adapter loaded by name.
     at_hand = attnmix.load(adapted.merge_and_unload(), attnmix.load(str(folder)).tokenizer)
     merged_ratios, own, without = (
         attnmix.measure(model, [TEXT]).by_layer()["mean"].to_numpy()
@@ -206,7 +206,7 @@ def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Pa
         ({}, "adapter_model.safetensors", "holds no adapter_model.safetensors; other formats, which may hold code"),
     ],
 )
-def test_an_adapter_that_cannot_be_merged_is_one_error(
+def test_unmergeable_adapter_is_one_error(
     changes: dict[str, Any], remove: str | None, expected: str, tmp_path: Path
 ) -> None:
     base = write_family("bert", tmp_path / "base")
@@ -218,7 +218,7 @@ def test_an_adapter_that_cannot_be_merged_is_one_error(
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["query", "value"]])
-def test_fine_tuned_adapters_are_merged_and_other_weights_stay(targets: Any, workspace: Workspace) -> None:
+def test_fine_tuned_adapter_is_merged_without_other_changes(targets: Any, workspace: Workspace) -> None:
     lora = {"rank": 2, "alpha": 8, "targets": targets}
     folder = workspace(finetune={"epochs": 1, "learning_rate": 1e-2, "max_length": 40, "lora": lora}, **SHORT)
     write_family("bert", folder / "models/pretrained")
@@ -237,7 +237,7 @@ def test_fine_tuned_adapters_are_merged_and_other_weights_stay(targets: Any, wor
     np.testing.assert_allclose(logits.softmax(-1).max(-1).values, predictions["probability"], atol=1e-5)
 
 
-def test_linears_that_a_model_lacks_are_one_error(workspace: Workspace) -> None:
+def test_missing_lora_targets_are_one_error(workspace: Workspace) -> None:
     lora = {"rank": 2, "alpha": 8, "targets": ["q_proj"]}
     folder = workspace(finetune={"epochs": 1, "max_length": 40, "lora": lora}, **SHORT)
     write_family("bert", folder / "models/pretrained")

@@ -1,4 +1,4 @@
-"""Which files of a data folder are read: those that the log and reports/sources.json name, and no other."""
+"""Data folders are read completely: exactly the data files that the log and reports/sources.json list."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def write_rows(path: Path) -> None:
 
 
 class Folder:
-    """A random folder in `root`, which knows the rows of the files that are to be read."""
+    """A random folder in `root`, with the expected rows of its data files."""
 
     def __init__(self, root: Path, way: random.Random) -> None:
         self.root, self.way = root, way
         self.folder = root / way.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
-        for name in ("x 1", "ab", "xy", "a"):  # which a glob of the folder's name would read
+        for name in ("x 1", "ab", "xy", "a"):  # siblings that a glob pattern of the folder's name would match
             if name != self.folder.name:
                 self.write(root / name / "train.csv", self.rows(), ".csv")
         self.suffix = way.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
@@ -110,7 +110,7 @@ class Folder:
         path.write_bytes(COMPRESS[compression](content_of(rows, suffix)))
 
     def add_data(self, stem: str) -> None:
-        """Write a file that is to be read, plain or compressed, here or behind a link."""
+        """Write a data file, plain or compressed, directly or behind a link."""
         compression = self.way.choice([*COMPRESS, "", "", ""])
         name = f"{stem}{self.suffix}{compression}"
         self.expected[name] = self.rows()
@@ -124,7 +124,7 @@ class Folder:
             self.write(path, self.expected[name], self.suffix, compression)
 
     def add_others(self) -> None:
-        """Write files that are not to be read: backups, unfinished downloads, hidden and saved ones, caches."""
+        """Write files that must not be read: backups, partial downloads, hidden files and caches."""
         file = f"train{self.suffix}"
         names = [f"{file}{end}" for end in (".bak", ".dvc", "~", ".crdownload", ".part", ".tmp", ".gz.part", ".orig")]
         names += [
@@ -193,14 +193,14 @@ def saved_folder(folder: Folder) -> None:
 
 
 def logged_files(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Return the files that the log names as read, with their numbers of rows."""
+    """Return the numbers of rows by file from the log."""
     messages = [message for message in caplog.messages if re.match(r"(train|test): \d+ rows of ", message)]
     parts = [part for message in messages for part in message.split(": ", 1)[1].split(", ")]
     return {name: int(number) for number, name in (part.split(" rows of ", 1) for part in parts)}
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 500), marks=pytest.mark.long)])
-def test_rows_of_500_random_folders_are_those_of_the_files_that_are_logged_and_watched(
+def test_random_folders_are_read_logged_and_watched_consistently(
     caplog: pytest.LogCaptureFixture, seeds: range
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -233,7 +233,7 @@ def read(name: Path, **settings: Any) -> dict[str, pd.DataFrame]:
     return read_source(DatasetParameters(name=str(name), **settings), COLUMNS)[0]
 
 
-def test_files_that_save_to_disk_and_map_write_are_read_as_datasets_does(tmp_path: Path) -> None:
+def test_saved_data_sets_are_read_without_caches(tmp_path: Path) -> None:
     frame = reviews().assign(label=[0, 1] * 30)
     names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])})
     splits = {split: datasets.Dataset.from_pandas(frame, features=names) for split in ("learn", "held_out")}
@@ -253,7 +253,7 @@ def test_files_that_save_to_disk_and_map_write_are_read_as_datasets_does(tmp_pat
 
 
 @pytest.mark.parametrize("names", [("train.csv", "train.csv.gz"), ("a/train.tsv.xz", "a/train.csv")])
-def test_one_table_in_two_files_is_an_error_that_names_both(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_duplicate_tables_are_an_error(tmp_path: Path, names: tuple[str, str]) -> None:
     for name in names:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -271,7 +271,7 @@ def test_equal_rows_of_two_files_are_a_warning(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("target", ["/nowhere/a.csv.gz", "train-2.csv.gz"])
-def test_a_link_to_a_data_file_that_is_missing_is_an_error(tmp_path: Path, target: str) -> None:
+def test_broken_link_to_data_file_is_an_error(tmp_path: Path, target: str) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     (tmp_path / "train-2.csv.gz").symlink_to(target)
     with pytest.raises(InputError, match=rf"train-2\.csv\.gz is a link to {target}, which does not exist"):
@@ -295,7 +295,7 @@ def test_a_link_to_a_data_file_that_is_missing_is_an_error(tmp_path: Path, targe
         ("sep: '\\s+'", r"sets sep: '.+'; allowed: one character"),
     ],
 )
-def test_a_description_that_asks_for_what_is_not_there_is_an_error(tmp_path: Path, head: str, expected: str) -> None:
+def test_description_of_missing_files_is_an_error(tmp_path: Path, head: str, expected: str) -> None:
     for name in ("train.csv", "train.csv.bak"):
         reviews().to_csv(tmp_path / name, index=False)
     (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {head}\n---\n")
@@ -303,7 +303,7 @@ def test_a_description_that_asks_for_what_is_not_there_is_an_error(tmp_path: Pat
         read(tmp_path)
 
 
-def test_patterns_of_a_description_choose_among_data_files(tmp_path: Path) -> None:
+def test_description_patterns_select_data_files(tmp_path: Path) -> None:
     for name in ("part [1].csv", "part 1.csv", "part 2.csv.bak", "in/part 3.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         reviews().to_csv(tmp_path / name, index=False)
@@ -320,7 +320,7 @@ def test_patterns_of_a_description_choose_among_data_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-def test_a_compressed_file_is_read_as_the_plain_one(tmp_path: Path, compression: str) -> None:
+def test_compressed_file_equals_plain_file(tmp_path: Path, compression: str) -> None:
     def write(name: str, content: str) -> Path:
         folder = tmp_path / name
         folder.mkdir()
@@ -343,7 +343,7 @@ def test_a_compressed_file_is_read_as_the_plain_one(tmp_path: Path, compression:
         assert f"train{Path(name).suffix}{compression}" in str(raised.value)
 
 
-def test_json_is_a_list_or_a_sequence_of_objects(tmp_path: Path) -> None:
+def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
     rows = [{"text": "a [1], {b}", "label": 0}, {"text": "c", "label": 1}]
     path = tmp_path / "train.json"
     for content in (json.dumps(rows), json.dumps(rows, indent=2), "\n".join(map(json.dumps, rows))):
@@ -363,7 +363,7 @@ def test_json_is_a_list_or_a_sequence_of_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [each for each in COMPRESS if each])
-def test_a_damaged_or_much_larger_compressed_file_is_an_error(
+def test_damaged_or_expanding_compressed_file_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     path = tmp_path / f"train.csv{compression}"
@@ -378,7 +378,7 @@ def test_a_damaged_or_much_larger_compressed_file_is_an_error(
         read(tmp_path)
 
 
-def test_an_archive_of_several_files_is_an_error(tmp_path: Path) -> None:
+def test_archive_of_several_files_is_an_error(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "train.csv.zip", "w") as archive:
         for name in ("a.csv", "b.csv", "__MACOSX/a.csv"):
             archive.writestr(name, "text,label\na,b\n")
@@ -386,7 +386,7 @@ def test_an_archive_of_several_files_is_an_error(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.csv.bak").write_text("text,label\n")
     with pytest.raises(InputError, match=r"holds no data file \(there is train\.csv\.bak\); allowed: names that end"):
         read(tmp_path)
@@ -397,7 +397,7 @@ def test_a_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["test", "train/more", "README.md", ".huggingface.yaml", "LICENSE"])
-def test_a_broken_link_is_an_error_whatever_its_name(tmp_path: Path, name: str) -> None:
+def test_broken_link_is_an_error_for_any_name(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "train/a.csv")
     (tmp_path / name).symlink_to("/nowhere")
     with pytest.raises(InputError, match=rf"{re.escape(name)} is a link to /nowhere, which does not exist"):
@@ -408,7 +408,7 @@ def test_a_broken_link_is_an_error_whatever_its_name(tmp_path: Path, name: str) 
     assert len(read(tmp_path)["train"]) == 4
 
 
-def test_copies_of_editors_and_trash_are_named_as_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_editor_copies_and_trash_are_reported_as_unread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     copies = ["reviews-checkpoint.csv", "reviews.old.csv", "~$reviews.csv", "lost+found/reviews.csv"]
     for name in ("reviews.csv", "other-checkpoint.csv", *copies):
         write_rows(tmp_path / name)
@@ -421,7 +421,7 @@ def save_set(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '{"_data_files": [', "[" * 100_000, "{}", "[1]"])
-def test_a_damaged_description_of_a_saved_set_is_an_error(tmp_path: Path, content: str) -> None:
+def test_damaged_description_of_saved_set_is_an_error(tmp_path: Path, content: str) -> None:
     for split in ("train", "test"):
         save_set(tmp_path / split)
     description = tmp_path / "train/state.json"
@@ -440,7 +440,7 @@ def test_a_damaged_description_of_a_saved_set_is_an_error(tmp_path: Path, conten
     for name in "ab":
         write_rows(tmp_path / f"train/{name}.csv")
     description.write_text(content)
-    assert len(read(tmp_path)["train"]) == 8  # the user's own file
+    assert len(read(tmp_path)["train"]) == 8  # a file of the user
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "train", "lost+found"])
-def test_a_folder_that_cannot_be_read_is_an_error_unless_it_is_the_systems(
+def test_unreadable_folder_is_an_error_except_system_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for folder in ("train", "lost+found"):
@@ -475,14 +475,14 @@ def test_a_folder_that_cannot_be_read_is_an_error_unless_it_is_the_systems(
                 read_names(tmp_path)
 
 
-def test_splits_in_capitals_are_found_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_capitalised_splits_are_found_with_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("Train.csv", "TEST.csv"):
         write_rows(tmp_path / name)
     assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 4, "test": 4}
     assert "by names in capitals (train: Train.csv, test: TEST.csv)" in caplog.text
 
 
-def test_class_names_of_one_configuration_are_not_those_of_another(tmp_path: Path) -> None:
+def test_class_names_apply_to_their_configuration_only(tmp_path: Path) -> None:
     features = [{"name": "label", "dtype": {"class_label": {"names": {"0": "neg", "1": "pos"}}}}]
     head = {
         "configs": [{"config_name": "a", "data_files": "a.csv"}, {"config_name": "b", "data_files": "b.csv"}],
@@ -496,7 +496,7 @@ def test_class_names_of_one_configuration_are_not_those_of_another(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [".huggingface.yaml", "dataset_infos.json"])
-def test_a_description_that_is_a_list_is_an_error(tmp_path: Path, name: str) -> None:
+def test_description_with_list_is_an_error(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "train.csv")
     (tmp_path / name).write_text("[1]")
     with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
@@ -504,7 +504,7 @@ def test_a_description_that_is_a_list_is_an_error(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zip", ".zst"])
-def test_other_bytes_after_compressed_content_are_an_error(tmp_path: Path, compression: str) -> None:
+def test_trailing_bytes_after_compressed_content_are_an_error(tmp_path: Path, compression: str) -> None:
     path = tmp_path / f"train.csv{compression}"
     compress = COMPRESS[compression]
     first = compress(b"text,label\na,x\nb,y\n")
@@ -535,7 +535,7 @@ def test_other_bytes_after_compressed_content_are_an_error(tmp_path: Path, compr
     ],
 )
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl.gz"])
-def test_a_pointer_is_no_data(tmp_path: Path, content: str, kind: str, suffix: str) -> None:
+def test_pointer_file_is_not_data(tmp_path: Path, content: str, kind: str, suffix: str) -> None:
     (tmp_path / f"train{suffix}").write_text(content)
     with pytest.raises(InputError, match=rf"it is a pointer of {kind} and not the file itself; run"):
         read(tmp_path)
@@ -544,7 +544,7 @@ def test_a_pointer_is_no_data(tmp_path: Path, content: str, kind: str, suffix: s
 @pytest.mark.parametrize("step", ["check_sizes", "read_file", "stored_class_names"])
 @pytest.mark.parametrize("content", [None, b"xx"])
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_file_that_is_removed_or_changed_meanwhile_is_one_error(
+def test_file_changed_during_reading_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, content: bytes | None, suffix: str
 ) -> None:
     path = tmp_path / f"train{suffix}"
@@ -557,13 +557,13 @@ def test_a_file_that_is_removed_or_changed_meanwhile_is_one_error(
 
     monkeypatch.setattr(source, step, change)
     if step == "stored_class_names" and suffix == ".csv":
-        assert len(read(tmp_path)["train"]) == 2  # it is not read again
+        assert len(read(tmp_path)["train"]) == 2  # the file is not read again
         return
     with pytest.raises(InputError, match=rf"{re.escape(str(path))}\b.*"):
         read(tmp_path)
 
 
-def test_a_file_name_is_one_name_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_names_are_quoted_in_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for name in ("train\ntest: 9 rows of a.csv", "train, 4 rows of b.csv"):
         (tmp_path / name).write_text("text,label\n" + "".join(f"{len(name)} {row},{row % 2}\n" for row in range(4)))

@@ -1,4 +1,4 @@
-"""Derivatives, their levels, mixing from the input on, and the ratio of each head, against their definitions."""
+"""Derivative levels, swap ratios, agreement, and rollouts from the input match autograd and their definitions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def base(tiny_bert: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
-    """d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference."""
+    """Return d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference."""
     base = load_base(tiny_bert).double().requires_grad_(False)
     words = base.get_input_embeddings()(IDS).detach()
 
@@ -56,7 +56,7 @@ def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
 
 
 def exact_levels(jacobian: np.ndarray) -> np.ndarray:
-    """All forms `[forms, tokens]` of one layer, by explicit sums over sources."""
+    """Return all forms `[forms, tokens]` of one layer, computed by explicit sums over sources."""
     shares = np.zeros((3, 5))
     for i in range(5):
         norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
@@ -68,14 +68,12 @@ def exact_levels(jacobian: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_norms_and_levels_are_those_of_autograds_jacobians(
-    base: Any, jacobians: dict[str, np.ndarray], reference: Any
-) -> None:
+def test_norms_and_levels_match_autograd(base: Any, jacobians: dict[str, np.ndarray], reference: Any) -> None:
     exact, chains = jacobians[reference], document_chains(base, IDS)
     entries = np.sqrt((exact**2).sum((2, 4)))
     with torch.no_grad():
         norms = derivative_norms(chains, reference, WIDTH, seed=0)
-        # A single direction is not corrected: its square is right on average over seeds.
+        # Norms from a single direction are not corrected, but their squares are unbiased over seeds.
         single = [derivative_norms(chains, reference, 1, seed).entries_LTT.square() for seed in range(SEEDS)]
     np.testing.assert_allclose(norms.entries_LTT, entries, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(levels(norms), [exact_levels(layer) for layer in exact], rtol=1e-9)
@@ -83,9 +81,7 @@ def test_norms_and_levels_are_those_of_autograds_jacobians(
     assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / SEEDS**0.5 + 1e-12).all()
 
 
-def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_the_exchange(
-    base: Any, jacobians: dict[str, np.ndarray]
-) -> None:
+def test_swap_ratios_match_exchanged_inputs_and_jacobians(base: Any, jacobians: dict[str, np.ndarray]) -> None:
     exact = jacobians["layer_input"]
     donor_ids = IDS.flip(-1).roll(2, -1)
     states, donor_states = (base(ids, output_hidden_states=True).hidden_states for ids in (IDS, donor_ids))
@@ -102,9 +98,7 @@ def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_
             assert actual[number, 1, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
 
 
-def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(
-    jacobians: dict[str, np.ndarray], tiny_bert: Path
-) -> None:
+def test_agreement_is_rank_correlation_with_autograd(jacobians: dict[str, np.ndarray], tiny_bert: Path) -> None:
     measurer = DocumentMeasurer(load_base(tiny_bert), list(RATIOS), list(MATRICES))
     ids = IDS[0].numpy().astype(np.int32)
     agreement = measurer.derivatives(ids, [ids], directions=24, seed=0)["agreement"][..., 0]
@@ -121,20 +115,20 @@ def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(
         assert agreement[place, layer, names.index("attn_w")] == pytest.approx(expected)
 
 
-def test_a_level_is_unknown_where_nothing_moves_the_token() -> None:
+def test_level_is_nan_without_any_derivative() -> None:
     eye, none = torch.eye(4)[None], torch.zeros(1, 4)
     assert not levels(JacobianNorms(eye, none, none)).any()
     assert levels(JacobianNorms(0 * eye, none, none)).isnan().all()
 
 
-def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(base: Any) -> None:
+def test_opposite_sources_cancel_in_sum_only(base: Any) -> None:
     attention = base.encoder.layer[0].attention
     first, second, rest = slice(0, 6), slice(6, 12), slice(12, 24)  # head width 6
     for projection in (attention.self.key, attention.self.value):
         projection.weight[second] = projection.weight[first]
     attention.self.query.weight.zero_()
     attention.self.query.bias.zero_()
-    # The first head reads only the token whose key is highest in this coordinate, the second only the lowest.
+    # The first head reads only the token with the highest key in this coordinate, the second only the lowest.
     attention.self.query.bias[first.start], attention.self.query.bias[second.start] = 1e9, -1e9
     attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]
     attention.output.dense.weight[:, rest] = 0
@@ -150,7 +144,7 @@ def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(base: A
 
 
 @pytest.mark.parametrize("documents", [4, 40])
-def test_the_page_says_how_each_form_changes(tmp_path: Path, documents: int) -> None:
+def test_page_reports_change_of_each_form(tmp_path: Path, documents: int) -> None:
     run = Run(tmp_path)
     intervals = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
     rows = [(form, name, 0.5, -0.1, 0.1) for form in FORMS for name in ("pretrained", "finetuned")]
@@ -181,7 +175,7 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path, documents: int) -> 
         torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.SiLU(), torch.nn.LayerNorm(7)),
     ],
 )
-def test_differentials_are_the_products_of_autograds_jacobian_with_each_tangent(layer: torch.nn.Module) -> None:
+def test_differentials_match_jacobian_products(layer: torch.nn.Module) -> None:
     layer = layer.double().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     point = torch.randn(5, generator=generator, dtype=torch.float64)
@@ -191,7 +185,7 @@ def test_differentials_are_the_products_of_autograds_jacobian_with_each_tangent(
     np.testing.assert_allclose(moved.numpy(), (tangents @ jacobian.T).numpy(), rtol=1e-12, atol=1e-15)
 
 
-def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
+def test_norms_from_few_directions_are_unbiased(tiny_bert: Path) -> None:
     base = load_base(tiny_bert).requires_grad_(False)
     chains, directions, seeds = document_chains(base, IDS), 4, 60
     with torch.no_grad():
@@ -199,12 +193,12 @@ def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
         actual = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
     for part, whole in zip(zip(*actual, strict=True), exact, strict=True):
         by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
-        assert abs(float(by_seed.mean()) - 1) < 0.009  # the root alone: 0.0115 and 0.0100
+        assert abs(float(by_seed.mean()) - 1) < 0.009  # without correction: 0.0115 and 0.0100
     excess = torch.stack([levels(each) for each in actual]).mean(0) - levels(exact)
     assert excess.mean(-1).abs().max() < 0.01
 
 
-def test_blocks_of_directions_and_sources_give_the_same_norms(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_norms(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chains = document_chains(base, IDS)
     with torch.no_grad():
         for reference in REFERENCES:
@@ -217,7 +211,7 @@ def test_blocks_of_directions_and_sources_give_the_same_norms(base: Any, monkeyp
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
-def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: str, tmp_path: Path) -> None:
+def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Path) -> None:
     folder = write_family(name, tmp_path / name)
     base = load_base(folder)
     ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
@@ -230,7 +224,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     assert actual["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
     for place, rollout in enumerate(rollouts):
         expected = []
-        for stack in stacks:  # a decoder's tokens are its own: it starts again
+        for stack in stacks:  # the rollout of a decoder starts again with its own tokens
             matrices = [layer[rollout.removesuffix("_rollout")] for layer in stack]
             if rollout == "attention_rollout":
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
@@ -245,7 +239,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
             assert actual["coherence"][number, 0, i] == pytest.approx(expected, abs=1e-5, nan_ok=True)
     swaps = actual["swap"]
     assert swaps.shape == (len(layers), 4, len(ids))
-    assert np.isnan(swaps[..., 4:]).all()  # one donor has four tokens, here the same ones, and the other none
+    assert np.isnan(swaps[..., 4:]).all()  # one donor has the same four tokens, and the other has none
     assert np.isnan(swaps[:, 2:]).all()
     assert not swaps[:, :2, :4].any()
 
@@ -270,13 +264,13 @@ def summed(documents: dict[str, dict[str, Any]]) -> dict[str, Sums]:
     )
 
 
-def test_tables_are_means_over_tokens_and_over_reviews() -> None:
+def test_tables_are_means_over_tokens_and_reviews() -> None:
     lengths = {"test/1": 4, "test/5": 9}
     documents = {
         checkpoint: {name: made_up(10 * place + length, length) for name, length in lengths.items()}
         for place, checkpoint in enumerate(("pretrained", "finetuned"))
     }
-    documents["finetuned"]["test/5"]["level"][1, 2, 0, :3] = np.nan  # tokens whose output nothing moves
+    documents["finetuned"]["test/5"]["level"][1, 2, 0, :3] = np.nan  # outputs without any derivative
     documents["pretrained"]["test/1"]["agreement"][0, 1:, 2] = np.nan
     documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
     sums = {name: summed(by_review) for name, by_review in documents.items()}
@@ -309,7 +303,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     assert len(by_review.loc["agreement"]) == 2 * 2 * 2 * 3 * 3
 
 
-def test_without_documents_the_tables_have_their_columns_only() -> None:
+def test_empty_tables_have_columns() -> None:
     tables = derivative_tables({"pretrained": {}, "finetuned": {}}, [], ["attn_w"], [], seed=0)
     for name in ("derivatives", "derivatives_by_review"):
         assert (tuple(tables[name]), len(tables[name])) == (TABLE_COLUMNS[name], 0)

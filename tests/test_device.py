@@ -1,4 +1,4 @@
-"""The device is chosen in one place, which says what it took and why, and sets what correct numbers need."""
+"""The device is selected in one place, which logs the choice with its reason and sets exact arithmetic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLD_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Feb 22 01:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, number: int = 1, **environment: str) -> None:
-    """Let torch find `number` accelerators of a kind; only the variables named here are set."""
+    """Make torch report `number` accelerators of a kind, with only the named environment variables set."""
     accelerator = kind and torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: number if kind else 0)
@@ -42,7 +42,7 @@ CHOICES: list[tuple[str | None, int, dict[str, str], str]] = [
     (None, 0, {}, "cpu"),
     ("cuda", 1, {}, "cuda:0"),
     ("cuda", 4, {}, "cuda:0"),
-    ("mps", 1, {}, "cpu"),  # it has no float64
+    ("mps", 1, {}, "cpu"),  # without float64
     ("mps", 1, {"ATTNMIX_DEVICE": "mps"}, "mps:0"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cpu"}, "cpu"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cuda"}, "cuda:0"),
@@ -55,7 +55,7 @@ CHOICES: list[tuple[str | None, int, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "number", "environment", "expected"), CHOICES)
-def test_one_device_is_chosen(
+def test_device_selection(
     monkeypatch: pytest.MonkeyPatch, kind: str | None, number: int, environment: dict[str, str], expected: str
 ) -> None:
     pretend(monkeypatch, kind, number, **environment)
@@ -82,7 +82,7 @@ REFUSED: list[tuple[str | None, int, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "number", "environment", "expected"), REFUSED)
-def test_a_device_that_is_not_there_is_one_error(
+def test_unavailable_device_is_one_error(
     monkeypatch: pytest.MonkeyPatch, kind: str | None, number: int, environment: dict[str, str], expected: str
 ) -> None:
     pretend(monkeypatch, kind, number, **environment)
@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there_is_one_error(
         device.chosen_device()
 
 
-def test_a_device_named_from_python_is_checked_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_device_is_checked_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None)
     with pytest.raises(InputError, match=r"^device: cuda:7 is not a device of this machine; allowed: cpu$"):
         attnmix.load("no/such-model", device="cuda:7")
@@ -108,7 +108,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("cuda", "driver", "environment", "reason"), REASONS)
-def test_a_gpu_that_is_there_and_not_used_is_said_with_the_reason(
+def test_unused_gpu_is_logged_with_reason(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_there_and_not_used_is_said_with_the_reason(
         device.device_named("cuda", device.VARIABLE)
     problem = "ATTNMIX_DEVICE: cuda is not a device of this machine"
     assert str(error.value) == f"{problem}, as its driver {reason}; allowed: cpu"
-    monkeypatch.setenv(device.VARIABLE, "cpu")  # who asks for the CPU needs no reason
+    monkeypatch.setenv(device.VARIABLE, "cpu")  # no reason for an explicit choice of the CPU
     caplog.clear()
     device.prepare_device(device.chosen_device())
     assert caplog.messages == ["device: CPU"]
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_there_and_not_used_is_said_with_the_reason(
 
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine that seems to have four GPUs; nothing can be computed on them."""
+    """A machine with four simulated GPUs, which cannot compute."""
     pretend(monkeypatch, "cuda", 4)
     properties = SimpleNamespace(total_memory=80 * 2**30)
     functions = {
@@ -167,11 +167,11 @@ def determinism() -> Iterator[None]:
         torch.use_deterministic_algorithms(True, warn_only=before)
 
 
-def test_a_gpu_is_named_and_others_that_stay_idle(four_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_used_and_idle_gpus_are_logged(four_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with determinism():
         device.prepare_device(device.chosen_device())
-        # torch's attention has derivatives that are not deterministic where it is only to warn of them.
+        # With warn_only, torch would use attention derivatives that are not deterministic.
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert caplog.messages == [
         "device: NVIDIA H100, 80 GiB, driver 580.95.05, CUDA 13.0",
@@ -179,7 +179,7 @@ def test_a_gpu_is_named_and_others_that_stay_idle(four_gpus: None, caplog: pytes
     ]
 
 
-def test_training_takes_one_gpu_of_several_and_the_batch_keeps_its_size(
+def test_training_uses_one_gpu_and_keeps_batch_size(
     four_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
@@ -191,7 +191,7 @@ def test_training_takes_one_gpu_of_several_and_the_batch_keeps_its_size(
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_products_are_exact_while_measuring_and_the_choice_is_put_back(precision: str) -> None:
+def test_measuring_is_exact_and_restores_precision(precision: str) -> None:
     backends = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul]
     try:
         torch.set_float32_matmul_precision(precision)
@@ -206,7 +206,7 @@ def test_products_are_exact_while_measuring_and_the_choice_is_put_back(precision
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_choice_by_the_newer_setting_is_put_back_too() -> None:
+def test_newer_precision_setting_is_restored() -> None:
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     try:
@@ -219,7 +219,7 @@ def test_a_choice_by_the_newer_setting_is_put_back_too() -> None:
         matmul.fp32_precision = before
 
 
-def test_measuring_is_exact_though_the_user_chose_speed(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_ignores_fast_precision_setting(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, precisions = attnmix.load(tiny_bert), set[str]()
     model.network.register_forward_hook(lambda *_: precisions.add(torch.get_float32_matmul_precision()))
     try:
@@ -231,7 +231,7 @@ def test_measuring_is_exact_though_the_user_chose_speed(tiny_bert: Path, monkeyp
         torch.set_float32_matmul_precision("highest")
 
 
-def test_only_one_module_asks_whether_there_is_a_gpu() -> None:
+def test_only_device_module_queries_gpus() -> None:
     folders = ("attnmix", "stages", "experiments/*.py", "benchmarks", "examples", "docs")
     names = subprocess.run(["git", "ls-files", *folders], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     modules = [REPOSITORY / name for name in names.stdout.splitlines() if name.endswith(".py")]
@@ -239,7 +239,7 @@ def test_only_one_module_asks_whether_there_is_a_gpu() -> None:
     assert [path.relative_to(REPOSITORY).as_posix() for path in asking] == ["attnmix/core/device.py"]
 
 
-def test_a_precision_that_cannot_be_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_precision_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None)
     with pytest.raises(InputError, match=r"^a\.key: fp16 needs a GPU; allowed on this machine: fp32, bf16$"):
         device.check_precision("a.key", "fp16", CPU)
@@ -252,7 +252,7 @@ def test_a_precision_that_cannot_be_is_one_error(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_family_whose_code_needs_float32_is_refused_by_name(precision: str) -> None:
+def test_float32_only_family_is_refused(precision: str) -> None:
     configs = {name: SimpleNamespace(model_type=name, talking_head=False) for name in ("deberta", "bert")}
     family_of(configs["bert"]).check_precision("capture.precision", precision)
     family_of(configs["deberta"]).check_precision("capture.precision", "fp32")
@@ -273,7 +273,7 @@ MEMORY_ERRORS = [
 
 
 @pytest.mark.parametrize("error", MEMORY_ERRORS, ids=repr)
-def test_each_way_to_say_that_memory_is_out_is_known(error: BaseException) -> None:
+def test_out_of_memory_errors_are_recognised(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 
@@ -285,7 +285,7 @@ OTHER_ERRORS = [
 
 
 @pytest.mark.parametrize("error", OTHER_ERRORS, ids=repr)
-def test_another_error_is_no_lack_of_memory(error: BaseException) -> None:
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
@@ -294,7 +294,7 @@ def logged(guard: TrainingGuard, fp16: bool, **logs: float) -> None:
     guard.on_log(arguments, TrainerState(), TrainerControl(), logs=logs)
 
 
-def test_steps_that_fp16_leaves_out_do_not_end_a_training() -> None:
+def test_skipped_fp16_steps_do_not_end_training() -> None:
     guard = TrainingGuard()
     for _ in range(3):
         for _ in range(MAX_OVERFLOWS):

@@ -1,4 +1,4 @@
-"""The documents say what the code and the result files in git say."""
+"""Documents agree with the code and the committed result files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from docs.tables import DOCUMENTS, MARKED, parse_results, read_file, render_part
 from docs.texts import render_texts
 
 
-def test_generated_parts_of_the_documents_are_up_to_date() -> None:
+def test_generated_parts_are_up_to_date() -> None:
     documents = {name: (REPOSITORY / name).read_text("utf-8") for name in DOCUMENTS}
     names = [name for document in documents.values() for _, _, name, _, _ in MARKED.findall(document)]
 
@@ -27,7 +27,7 @@ def test_generated_parts_of_the_documents_are_up_to_date() -> None:
         assert sorted(names) == sorted(parts)
         return [name for name, document in documents.items() if update(document, parts) != document]
 
-    # A run in this folder changes dvc.lock; the documents then show its results or still those of the last commit.
+    # A run in this folder changes dvc.lock; the documents then contain its results or those of the last commit.
     command = ["git", "diff", "--quiet", "HEAD", "dvc.lock"]
     has_new_run = subprocess.run(command, cwd=REPOSITORY, check=False).returncode == 1
     stale = has_new_run and stale_documents(read_committed_file)
@@ -37,14 +37,14 @@ def test_generated_parts_of_the_documents_are_up_to_date() -> None:
 
 
 def read_committed_file(path: str) -> Any:
-    """Return a results file of the last commit."""
+    """Return a result file of the last commit."""
     command = ["git", "show", f"HEAD:{path}"]
     return parse_results(
         path, subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout.decode("utf-8")
     )
 
 
-def test_numbers_are_rounded_and_have_signs_where_they_are_changes() -> None:
+def test_numbers_are_rounded_and_changes_are_signed() -> None:
     row = {"mean": -0.1234, "ci_low": -0.2, "ci_high": 0.0456}
     assert (percent(0.4849), percent(0.4849, 1), percent(-0.001)) == ("48", "48.5", "0")
     assert (points(0.0456), points(-0.324, 0)) == ("+4.6", "-32")
@@ -70,9 +70,7 @@ def test_numbers_are_rounded_and_have_signs_where_they_are_changes() -> None:
         ("require(table('a.csv')['mean'].min() > 0.4, 'all are above 0.4')", "no longer true: all are above 0.4"),
     ],
 )
-def test_a_template_that_cannot_be_rendered_is_named_with_the_reason(
-    tmp_path: Path, expression: str, error: str
-) -> None:
+def test_template_error_names_file_and_reason(tmp_path: Path, expression: str, error: str) -> None:
     (tmp_path / "a_text.md.j2").write_text(f"It is {{{{ {expression} }}}}.\n", "utf-8")
     with pytest.raises(ValueError, match=re.escape(error)) as raised:
         render_texts(
@@ -81,7 +79,7 @@ def test_a_template_that_cannot_be_rendered_is_named_with_the_reason(
     assert str(raised.value).startswith("docs/texts/a_text.md.j2: ")
 
 
-def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
+def test_ratio_table_matches_its_csv() -> None:
     ratios = pd.read_csv(REPOSITORY / "reports/plots/measure/mixing_weighted.csv")
     ratios = ratios.query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     ratios = ratios.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
@@ -95,17 +93,17 @@ def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
             assert numbers == pytest.approx(expected, abs=0.051)
 
 
-def test_each_architecture_of_the_hub_works_or_is_refused_with_the_sentence_in_the_table() -> None:
+def test_hub_architectures_match_their_documented_outcome() -> None:
     outcomes = pd.read_csv(REPOSITORY / "docs/classifiers.csv").set_index("architecture")["outcome"].to_dict()
     assert list(outcomes) == list(classifiers.CLASSIFIERS)
     for name, outcome in outcomes.items():
         if outcome == classifiers.WORKS:
-            assert name in FAMILIES  # tests/test_families.py compares each of them with a reference
+            assert name in FAMILIES  # compared with a reference in tests/test_families.py
         else:
             assert classifiers.outcome(name)["outcome"] == outcome
 
 
-def test_facts_that_several_documents_state_are_the_same_and_true() -> None:
+def test_repeated_facts_agree_between_documents() -> None:
     documents = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "llms.txt", "docs/installation.md", "docs/pipeline.md")
     words = {name: " ".join((REPOSITORY / name).read_text("utf-8").split()) for name in documents}
     everything = " ".join(words.values())

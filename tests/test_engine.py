@@ -1,4 +1,4 @@
-"""Texts are measured once: forward passes are counted, what is there is kept, only what is requested is computed."""
+"""The engine computes every requested quantity once, with the expected number of forward passes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
 
 @dataclass
 class Passes:
-    """The numbers of tokens of the forward passes of every BERT since the last `take`."""
+    """Token numbers of the forward passes of every BERT since the last `take`."""
 
     tokens: list[int] = field(default_factory=list)
 
     def take(self) -> list[int]:
-        """Return the numbers, and begin anew."""
+        """Return the numbers and clear the list."""
         tokens, self.tokens = self.tokens, []
         return tokens
 
@@ -59,13 +59,11 @@ def model(tiny_bert: Path) -> attnmix.Model:
     return attnmix.load(str(tiny_bert))
 
 
-def test_measure_takes_one_pass_of_a_batch_and_one_for_each_control_of_its_own(
-    model: attnmix.Model, passes: Passes
-) -> None:
-    signature = 1  # of the model's output, by which a later change of the model is noticed
+def test_measure_uses_one_pass_per_batch_and_control(model: attnmix.Model, passes: Passes) -> None:
+    signature = 1  # pass that detects later changes of the model
     attnmix.measure(model, TEXTS)
     assert len(passes.take()) == 1 + signature
-    constants = 1  # of one token
+    constants = 1  # pass of a single token
     attnmix.measure(model, TEXTS, controls=["text_mean_value", "without_special_sources"])
     assert len(passes.take()) == 1 + constants + signature
     attnmix.measure(model, TEXTS, controls=["shuffled_words", "random_weights"])
@@ -86,9 +84,7 @@ CALLS: dict[str, Callable[[attnmix.Measures, Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_second_call_takes_no_pass_and_returns_the_same(
-    name: str, model: attnmix.Model, passes: Passes, tmp_path: Path
-) -> None:
+def test_repeated_call_needs_no_pass(name: str, model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     passes.take()
     first = CALLS[name](result, tmp_path)
@@ -101,7 +97,7 @@ def test_a_second_call_takes_no_pass_and_returns_the_same(
         assert first == second if isinstance(first, bytes) else first.identical(second)
 
 
-def test_a_page_takes_only_the_passes_that_are_missing(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
+def test_page_computes_only_missing_passes(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     passes.take()
     page = result.to_html(tmp_path / "page.html").read_bytes()
@@ -111,11 +107,11 @@ def test_a_page_takes_only_the_passes_that_are_missing(model: attnmix.Model, pas
     passes.take()
     assert richer.to_html(tmp_path / "page.html").read_bytes() == page
     rest = passes.take()
-    # Without the passes of shuffled words and of each text's parts.
+    # Without the passes of shuffled words and of the parts of each text.
     assert len(alone) - len(rest) >= 1 + len(TEXTS)
 
 
-def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
+def test_computed_values_are_saved_and_loaded(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     for call in CALLS.values():
         call(result, tmp_path)
@@ -123,7 +119,7 @@ def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Pas
     passes.take()
     loaded = attnmix.load_result(tmp_path / "result.zip")
     for name, call in CALLS.items():
-        if name == "save":  # without the model there are no maps
+        if name == "save":  # maps need the model
             continue
         first, second = call(result, tmp_path), call(loaded, tmp_path)
         if isinstance(first, pd.DataFrame):
@@ -137,7 +133,7 @@ def test_what_was_computed_is_saved_and_loaded(model: attnmix.Model, passes: Pas
 
 
 @pytest.mark.parametrize("names", [[], ["sinks"], ["text_mean_value"], ["corpus_value", "steps"], list(STATISTICS)])
-def test_a_pass_sums_what_is_requested_and_no_more(
+def test_pass_computes_requested_sums_only(
     names: list[str], model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = set[str]()
@@ -175,7 +171,7 @@ def test_a_pass_sums_what_is_requested_and_no_more(
             np.testing.assert_allclose(array, other.statistics[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_loop_that_takes_long_is_announced_where_there_is_no_bar(
+def test_long_loop_without_bar_is_announced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
@@ -209,7 +205,7 @@ print(json.dumps([inside, others, many, torch.get_num_threads()]))
 
 
 @pytest.mark.parametrize(("policy", "inside"), [({}, 1), ({"OMP_WAIT_POLICY": "passive"}, 2)])
-def test_short_passes_take_one_thread_where_threads_wait_actively(policy: dict[str, str], inside: int) -> None:
+def test_short_passes_use_one_thread_if_threads_spin(policy: dict[str, str], inside: int) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     command = [sys.executable, "-c", THREADS]
     run = subprocess.run(command, cwd=REPOSITORY, env=environment | policy, capture_output=True, check=True, text=True)

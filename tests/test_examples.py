@@ -1,4 +1,4 @@
-"""Examples, snippets, notebooks and the wheel run as they are printed, and print what their text shows."""
+"""Examples, snippets, notebooks and the wheel run as documented and print their documented output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[str]]:
-    """A function that runs a script and returns the lines that it prints."""
+    """Return a function that runs a script and returns the printed lines."""
 
     def run(script: Path) -> list[str]:
         monkeypatch.setattr(sys, "argv", [str(script)])
@@ -42,7 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "script", [each for each in SCRIPTS if each.stem != "what_the_class_needs"], ids=lambda path: path.stem
 )
-def test_example_prints_what_its_docstring_shows(
+def test_example_prints_its_docstring_output(
     script: Path, printed: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_example_prints_what_its_docstring_shows(
 
 
 @pytest.mark.long
-def test_example_on_a_run_prints_a_row_for_each_edit(
+def test_example_of_edits_prints_all_rows(
     workspace: Workspace, printed: Callable[[Path], list[str]], tiny_bert: Path
 ) -> None:
     prepared_for_capture(workspace(capture={"documents": [0], "max_length": 40}), tiny_bert)
@@ -66,18 +66,16 @@ def test_example_on_a_run_prints_a_row_for_each_edit(
 
 
 @pytest.mark.long
-def test_code_of_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/python.md").read_text("utf-8"), re.DOTALL):
         exec(block, names)
-    assert names["comparison"].rows["difference"].abs().max() < 1e-6  # of a model and the same model
+    assert names["comparison"].rows["difference"].abs().max() < 1e-6  # a model compared with itself
     assert {path.name for path in tmp_path.iterdir()} >= {"own_share.pdf", "result.zip", "both.html", "run"}
 
 
-def test_snippet_of_the_python_guide_writes_files_for_other_programs(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_guide_exports_files(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pandas as pd
     from datasets import load_from_disk
     from safetensors.numpy import load_file
@@ -96,7 +94,7 @@ def test_snippet_of_the_python_guide_writes_files_for_other_programs(
 
 
 @pytest.mark.long
-def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coding_agent_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "llms.txt").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -106,7 +104,7 @@ def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_examples_of_which_measure_for_which_question_print_what_the_page_shows() -> None:
+def test_measure_guide_examples_print_their_output() -> None:
     page = (REPOSITORY / "docs/measures/which.md").read_text(encoding="utf-8")
     runner, names = doctest.DocTestRunner(), dict[str, Any]()
     examples = re.findall(r"```pycon\n(.*?)```", page, re.DOTALL)
@@ -114,7 +112,7 @@ def test_examples_of_which_measure_for_which_question_print_what_the_page_shows(
         assert any(call in example for example in examples), f"no example of {call}"
     for block in examples:
         example = doctest.DocTestParser().get_doctest(block, names, "which.md", "docs/measures/which.md", 0)
-        example.globs = names  # each goes on where the one before it ended
+        example.globs = names  # each example continues the previous one
         runner.run(example, clear_globs=False)
     assert runner.summarize().failed == 0
 
@@ -123,28 +121,28 @@ NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
 def words(output: Mapping[str, Any]) -> list[str]:
-    """Return the words of an output without its numbers, which differ in the last digits from machine to machine."""
+    """Return the words of an output without numbers, because last digits depend on the machine."""
     text = output.get("text") or output["data"].get("text/plain", "")
     return re.findall(r"[^\W\d]+", "".join(text))
 
 
 def is_progress(output: Mapping[str, Any]) -> bool:
-    """Return True for the lines that announce loops of more than ten seconds, which depend on the machine."""
+    """Return True for announcements of loops longer than ten seconds, which depend on the machine."""
     text = "".join(output.get("text", ""))
     return output.get("name") == "stderr" and re.fullmatch(r"([\w ]+: about \d+ s\n)+", text) is not None
 
 
 @pytest.mark.notebooks
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_reproduces_its_outputs(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # ipywidgets would draw progress bars
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # disables progress bars of ipywidgets
     stored, run = nbformat.read(notebook, 4), nbformat.read(notebook, 4)
     nbclient.NotebookClient(run, timeout=600, resources={"metadata": {"path": str(notebook.parent)}}).execute()
     for before, after in zip(stored.cells, run.cells, strict=True):
         outputs = [each for each in after.get("outputs", []) if not is_progress(each)]
         assert [each for each in outputs if each.get("name") == "stderr"] == []
-        # An output that is too large to store, or depends on a run of the pipeline, carries a tag.
+        # Outputs that are too large to store, or that depend on a run of the pipeline, have a tag.
         if not before.metadata.get("tags"):
             assert [words(each) for each in outputs] == [words(each) for each in before.get("outputs", [])]
 
@@ -159,7 +157,7 @@ NEEDED = {
 
 
 @pytest.mark.long
-def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_path: Path) -> None:
+def test_wheel_and_source_archive_are_complete(tmp_path: Path) -> None:
     clone, made, installed = tmp_path / "clone", tmp_path / "made", tmp_path / "installed"
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
     subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)

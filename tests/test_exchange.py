@@ -1,4 +1,4 @@
-"""Exchange from the input, against plain transformers in float64, one text after the other."""
+"""Displacements by exchanged tokens match transformers in float64, computed one text at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POSITIONS = np.array([1, 4, 7], np.int32)
 
 
 def document(ids: Any, name: str = "text", special: Any = (0, -1)) -> Document:
-    """Return a text whose tokens are words, but for the special positions."""
+    """Return a text of words, except for the special positions."""
     ids = np.array(ids, np.int32)
     words = np.arange(len(ids), dtype=np.int32)
     words[list(special)] = -1
@@ -45,8 +45,8 @@ def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
 
 
 def states(model: Any, ids: Any) -> list[Array]:
-    """Return the vectors `[T, D]` of each level, before final norms; a decoder's by the token that it reads."""
-    before_norm: dict[int, Any] = {}  # transformers reports the last layer's vectors after the norm
+    """Return the vectors `[T, D]` of each level before final norms, with decoder vectors at their input positions."""
+    before_norm: dict[int, Any] = {}  # transformers returns the last layer's vectors after the norm
     norms = [stack.final_norm for stack in family_of(model.config).stacks]
     hooks = []
     for number, path in enumerate(norms):
@@ -112,7 +112,7 @@ def test_exchange_matrix_is_that_of_plain_transformers(name: str) -> None:
     base: Any = load_base(tiny_folder(name)).double()
     model = copy.deepcopy(base)
     ids, donors = drawn_ids(0), [drawn_ids(1), drawn_ids(2)]
-    donors[0][[0, 3, -1]] = ids[[0, 3, -1]]  # special tokens, and a word that both have
+    donors[0][[0, 3, -1]] = ids[[0, 3, -1]]  # special tokens, and a word in both texts
     donors[1][[0, -1]] = ids[[0, -1]]
     kinds = {"same_class": donors[:1], "other_class": donors[1:]}
     found_LTT = exchange_matrix(base, document(ids), kinds, batch_tokens=3 * TOKENS)
@@ -158,7 +158,7 @@ def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
 
 
 def test_sums_follow_from_the_displacements() -> None:
-    nothing = np.nan  # of the second token nothing moves but by rounding, the third was not exchanged
+    nothing = np.nan  # the second token has only rounding errors, and the third was not exchanged
     moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
     sums = exchange_sums(moves, precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {

@@ -1,4 +1,4 @@
-"""Experiments: the pipeline in a clone for each seed, and one table of means over seeds against a computation here."""
+"""Experiments run the pipeline in one clone per seed, and their tables match independent statistics."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ shutil.copy(f"tables/{values['model']['name']}_{values['seed']}.csv", "reports/p
 
 
 def ratio(model: str, seed: int, checkpoint: str, layer: int, method: str) -> float:
-    """Return a made-up ratio that differs by each of these."""
+    """Return an artificial ratio that depends on all arguments."""
     base = {"big": 0.3, "small": 0.2}[model] + 0.01 * layer + 0.05 * METHODS.index(method)
     return base + (checkpoint == "finetuned") * (0.1 + 0.02 * seed * layer**2 - 0.01 * (seed - 1) ** 2)
 
 
 def ratios(model: str, seed: int) -> pd.DataFrame:
-    """Return mixing.csv as the stage `measure` writes it."""
+    """Return mixing.csv in the format of the stage `measure`."""
     rows = []
     for layer in LAYERS:
         for method in METHODS:
@@ -66,7 +66,7 @@ def ratios(model: str, seed: int) -> pd.DataFrame:
 
 
 def closed_test(p: list[float]) -> list[float]:
-    """Return Holm's method as a closed test: the largest Bonferroni p of all subsets that a member belongs to."""
+    """Return Holm's p-values as a closed test: the largest Bonferroni p of all subsets that include a hypothesis."""
     subsets = [subset for size in range(1, len(p) + 1) for subset in combinations(range(len(p)), size)]
     bonferroni = {subset: min(1.0, len(subset) * min(p[each] for each in subset)) for subset in subsets}
     return [max(bonferroni[subset] for subset in subsets if number in subset) for number in range(len(p))]
@@ -74,7 +74,7 @@ def closed_test(p: list[float]) -> list[float]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A repository of DVC with a pipeline of one stage; the current folder."""
+    """A repository of DVC with a pipeline of one stage, as the current folder."""
     tables = {f"tables/{model}_{seed}.csv": ratios(model, seed) for model in ("big", "small") for seed in range(5)}
     files = FILES | {name: table.to_csv(index=False) for name, table in tables.items()}
     made = repository_of(tmp_path / "run", files, monkeypatch)
@@ -82,7 +82,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return made
 
 
-def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
+def test_table_has_student_intervals_and_holm_verdicts() -> None:
     table = pd.concat([ratios("small", seed).assign(setting="all", seed=seed) for seed in (0, 1, 2)])
     table = table[["setting", "seed", *ratios("small", 0)]]
     result = over_seeds(table).set_index(KEYS)
@@ -93,7 +93,7 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
             row, mean = result.loc["all", "finetuned", layer, method], np.mean(values[1])
             expected = mean, *stats.t.interval(0.95, 2, mean, stats.sem(values[1])), 3
             np.testing.assert_allclose(row[["mean", "ci_low", "ci_high", "seeds"]].tolist(), expected, rtol=1e-9)
-            assert row[["p", "p_holm"]].isna().all()  # no ratio is expected to be 0
+            assert row[["p", "p_holm"]].isna().all()  # no test of ratios against 0
             p.append(stats.ttest_rel(*values).pvalue)
         changes = result.loc[[("all", "difference", layer, method) for layer in LAYERS]]
         np.testing.assert_allclose(changes["p"], p, rtol=1e-6)
@@ -103,12 +103,12 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     assert (alone["seeds"] == 1).all()
 
 
-def test_holm_s_adjusted_p_values_do_not_fall() -> None:
-    p = [0.5, 0.011, 0.01]  # the second smallest one, twice itself, would be below three times the smallest
+def test_holm_p_values_are_monotonic() -> None:
+    p = [0.5, 0.011, 0.01]  # twice the second smallest value is below three times the smallest
     assert holm(pd.Series(p)).tolist() == pytest.approx(closed_test(p))
 
 
-def test_two_settings_are_compared_seed_by_seed() -> None:
+def test_settings_are_compared_by_paired_seeds() -> None:
     generator = np.random.default_rng(3)
     runs = [("big", 3), ("small", 1), ("big", 1), ("small", 2), ("small", 3)]
     tables = {run: ratios(*run).assign(mean=generator.normal(size=3 * len(LAYERS) * len(METHODS))) for run in runs}
@@ -133,7 +133,7 @@ def test_two_settings_are_compared_seed_by_seed() -> None:
 
 
 @pytest.mark.long  # DVC runs five times
-def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
+def test_failed_seed_is_resumed_and_finished_seeds_are_kept(
     repository: Repository, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, profile, output = tmp_path / "it's data", tmp_path / "quick.txt", tmp_path / "study"
@@ -155,7 +155,7 @@ def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     assert (output / "mixing.png").read_bytes().startswith(b"\x89PNG")
     assert (output / "mixing.pdf").read_bytes().startswith(b"%PDF")
 
-    # Committed code reaches the clones.
+    # Clones contain committed code only.
     (repository.folder / "measure.py").write_text(f"{FILES['measure.py']}# changed\n")
     repository.commit("Other code")
     assert command.main([*arguments, "--seeds", "0"]) == 0
@@ -164,8 +164,8 @@ def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
 
 
 @pytest.mark.long  # DVC runs once
-def test_a_run_stops_after_the_stage_that_is_named(repository: Repository, tmp_path: Path) -> None:
-    """The pipeline's stage `after` fails, so that a run that went on would be left out."""
+def test_run_stops_after_requested_stage(repository: Repository, tmp_path: Path) -> None:
+    """The later stage `after` fails, so a run beyond the requested stage would be missing from the table."""
     stages = yaml.safe_load(FILES["dvc.yaml"])
     stages["stages"]["after"] = {"cmd": "false", "deps": ["reports/plots/measure"]}
     (repository.folder / "dvc.yaml").write_text(yaml.safe_dump(stages), encoding="utf-8")
@@ -178,7 +178,7 @@ def test_a_run_stops_after_the_stage_that_is_named(repository: Repository, tmp_p
 
 
 @pytest.mark.long  # DVC runs four experiments
-def test_experiments_of_the_commit_are_side_by_side(
+def test_experiments_of_commit_are_tabulated(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for model, seed in (("small", 0), ("small", 1), ("big", 4)):
@@ -210,7 +210,7 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
 
 
 def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[float]]) -> pd.DataFrame:
-    """Return runs like those of `read_run` in which every metric changes by the values of its setting's seeds."""
+    """Return runs in the format of `read_run` in which every metric changes by the values of the setting's seeds."""
     rows = []
     metrics = (study.SAME, study.OTHER, study.CLASS_EFFECT, study.RATIO, study.RATIO_MINUS_CONTROL, study.CLASS_SHARE)
     for setting, values in changes.items():
@@ -224,12 +224,12 @@ def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[flo
     return pd.DataFrame(rows, columns=["setting", "seed", "quantity", "checkpoint", "layer", "value"])
 
 
-def test_planned_rows_are_exact_sign_flip_tests_of_fitted_pairs() -> None:
+def test_planned_rows_are_sign_flip_tests_of_fitted_pairs() -> None:
     generator = np.random.default_rng(8)
     changes = {setting: generator.normal(size=6).tolist() for setting in study.SETTINGS}
     changes[study.TRUE] = [value + 3 for value in changes[study.TRUE]]
     accuracies = {setting: [1.0] * 6 for setting in study.SETTINGS}
-    accuracies[study.PERMUTED][2] = 0.97  # not fitted
+    accuracies[study.PERMUTED][2] = 0.97  # excluded as not fitted
     table = study.evaluate_plan(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
     for row in (*study.TESTS, *study.EQUIVALENCES):
         seeds = [seed for seed in range(6) if study.PERMUTED not in row[1:3] or seed != 2]
@@ -260,7 +260,7 @@ def test_planned_rows_are_exact_sign_flip_tests_of_fitted_pairs() -> None:
         (0.0, {study.OTHER: "undecided", study.CLASS_EFFECT: "undecided", study.SAME: "equivalent"}),
     ],
 )
-def test_outcomes_are_those_of_the_plan(shift: float, outcomes: dict[str, str]) -> None:
+def test_outcomes_follow_the_plan(shift: float, outcomes: dict[str, str]) -> None:
     noise = [0.01, -0.01, 0.005, -0.005, 0.012, -0.012, 0.002, -0.002, 0.007, -0.007]
     changes = {study.TRUE: [shift + each for each in noise], study.PERMUTED: [0.0] * 10, study.RARE_WORD: [0.0] * 10}
     table = study.evaluate_plan(planted_runs(changes, {setting: [1.0] * 10 for setting in changes}))
@@ -268,8 +268,8 @@ def test_outcomes_are_those_of_the_plan(shift: float, outcomes: dict[str, str]) 
     assert {metric: rows[metric] for metric in outcomes} == outcomes
 
 
-def test_a_run_of_the_study_is_read_from_its_tables() -> None:
-    """Read the committed run of the repository, whose tables have the same form."""
+def test_study_run_is_read_from_tables() -> None:
+    """Read the committed run of the repository, which has the same format."""
     run = study.read_run(REPOSITORY, study.TRUE, 3)
     assert set(run["seed"]) == {3}
     exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
@@ -284,8 +284,8 @@ def test_a_run_of_the_study_is_read_from_its_tables() -> None:
     assert share == pytest.approx(shares["share_class", 6] - shares["share_class_permuted", 6])
 
 
-def test_published_seeds_are_those_of_the_runs(tmp_path: Path) -> None:
-    """Publish the committed tables twice, as if they were two runs."""
+def test_published_seeds_match_runs(tmp_path: Path) -> None:
+    """Publish the committed tables twice, as two runs."""
     run, published = tmp_path / "run", tmp_path / "published"
     for name in ("metrics", "plots"):
         shutil.copytree(REPOSITORY / "reports" / name, run / "reports" / name)

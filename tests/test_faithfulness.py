@@ -1,4 +1,4 @@
-"""Token scores of the class, removal and margins: against independent computations, and planted cases."""
+"""Token scores, removal tests, margins and probes match independent computations and find planted evidence."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def review(tiny_bert: Path) -> Review:
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path) -> Any:
-    """The same checkpoint in float64, as transformers loads it."""
+    """Load the same checkpoint in float64 with transformers."""
     return library(tiny_bert)
 
 
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
-    """Return parts of a classifier's logits [token and last the biases, class], by source in float64."""
+    """Return float64 parts of a classifier's logits by source [tokens and then biases, classes]."""
     name = model.config.model_type
     parts = parts_from_input(run_reference(name, model.base_model, ids).layers)[-1]
 
@@ -111,12 +111,12 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
 @pytest.mark.parametrize(
     "name", [*BY_HAND, *(pytest.param(name, marks=pytest.mark.families) for name in DECOMPOSED if name not in BY_HAND)]
 )
-def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path) -> None:
+def test_decomposed_class_score_matches_reference(name: str, tmp_path: Path) -> None:
     review, model = reviewed(write_family(name, tmp_path)), library(tmp_path)
     with torch.no_grad():
         logits = model(torch.tensor([review.ids])).logits[0].numpy()
     assert review.predicted == int(logits.argmax())
-    scores = review.decomposed()  # it raises where parts and biases do not sum to the logits
+    scores = review.decomposed()  # raises an error unless parts and biases sum to the logits
     assert np.isfinite(scores).all()
     if name in BY_HAND:
         expected = decomposed_by_hand(model, review.ids)
@@ -124,7 +124,7 @@ def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path) ->
         np.testing.assert_allclose(scores, expected[:-1, review.predicted], rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
-def test_a_wrong_entry_breaks_the_sum(tiny_bert: Path) -> None:
+def test_wrong_decomposition_is_an_error(tiny_bert: Path) -> None:
     review = reviewed(tiny_bert)
     values = review.classifier.values
     values[1] = values[1]._replace(W=values[1].W * 1.1)
@@ -132,7 +132,7 @@ def test_a_wrong_entry_breaks_the_sum(tiny_bert: Path) -> None:
         review.decomposed()
 
 
-def test_gradients_are_the_librarys(review: Review, model: Any) -> None:
+def test_gradients_match_transformers(review: Review, model: Any) -> None:
     words = model.bert.embeddings.word_embeddings(torch.tensor([review.ids])).detach().requires_grad_()
     model(inputs_embeds=words).logits[0, review.predicted].backward()
     np.testing.assert_allclose(review.gradient_norm(), words.grad[0].norm(dim=-1).numpy(), rtol=1e-3, atol=1e-6)
@@ -140,7 +140,7 @@ def test_gradients_are_the_librarys(review: Review, model: Any) -> None:
     np.testing.assert_allclose(review.gradient_by_input(), product, rtol=1e-3, atol=1e-5)
 
 
-def test_rows_are_those_of_the_token_that_the_classifier_reads(review: Review, tmp_path: Path) -> None:
+def test_matrix_rows_are_of_classifier_token(review: Review, tmp_path: Path) -> None:
     assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
     folder = review.classifier.folder
     measurer = DocumentMeasurer(load_base(folder), ["attn_n"], list(MATRICES))
@@ -151,7 +151,7 @@ def test_rows_are_those_of_the_token_that_the_classifier_reads(review: Review, t
     assert last.gradients.read_T.nonzero().flatten().tolist() == [len(last.ids) - 1]
 
 
-def test_removal_masks_tokens_for_the_librarys_model(review: Review, model: Any) -> None:
+def test_removal_masks_tokens(review: Review, model: Any) -> None:
     def class_logits(*places: int) -> torch.Tensor:
         ids = torch.tensor([review.ids])
         ids[0, list(places)] = review.classifier.tokenizer.mask_token_id
@@ -164,7 +164,7 @@ def test_removal_masks_tokens_for_the_librarys_model(review: Review, model: Any)
     for place in (1, 7):
         assert falls[place] == pytest.approx(float(class_logits()[label] - class_logits(place)[label]), abs=1e-4)
     scores = np.random.default_rng(3).normal(size=(1, len(review.ids)))
-    inner = scores[0, 1:-1]  # [CLS] and [SEP] stay
+    inner = scores[0, 1:-1]  # [CLS] and [SEP] remain
     first = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
     whole, without = (float(logits.softmax(-1)[label]) for logits in (class_logits(), class_logits(*first)))
     drops = dict(zip(TESTS, probability_drops(review, {"drawn": scores})["drawn"], strict=True))
@@ -173,10 +173,10 @@ def test_removal_masks_tokens_for_the_librarys_model(review: Review, model: Any)
     others = np.setdiff1d(np.arange(1, 1 + len(inner)), first)
     kept = float(class_logits(*others).softmax(-1)[label])
     assert drops[SUFFICIENCY, MASK][half] == pytest.approx(whole - kept, abs=1e-5)
-    assert np.isnan(drops[COMPREHENSIVENESS, DONOR]).all()  # as there are no other texts
+    assert np.isnan(drops[COMPREHENSIVENESS, DONOR]).all()  # there are no other texts
 
 
-def test_donors_are_words_of_other_texts_in_the_place_of_the_texts_own(review: Review, model: Any) -> None:
+def test_donors_replace_words_of_the_text(review: Review, model: Any) -> None:
     documents = [review.document, *reviews(review.classifier, 3, 5)]
     donors = draw_donors(documents, 0, np.random.default_rng(1))
     assert donors is not None
@@ -186,7 +186,7 @@ def test_donors_are_words_of_other_texts_in_the_place_of_the_texts_own(review: R
     scores = np.arange(len(review.ids), dtype=float)[None]
     drops = dict(zip(TESTS, probability_drops(with_donors, {"late": scores})["late"], strict=True))
     words = len(review.ids) - 2
-    first = 1 + words - round(0.2 * words)  # of the last tokens, whose scores are the highest
+    first = 1 + words - round(0.2 * words)  # the last tokens, which have the highest scores
     for test, places in ((COMPREHENSIVENESS, slice(first, -1)), (SUFFICIENCY, slice(1, first))):
         ids = torch.tensor([review.ids])
         ids[0, places] = torch.tensor(donors[places].astype(np.int64))
@@ -196,7 +196,7 @@ def test_donors_are_words_of_other_texts_in_the_place_of_the_texts_own(review: R
 
 
 class OneToken:
-    """A classifier that reads nothing but whether token 7 is there."""
+    """A classifier that depends only on the presence of token 7."""
 
     mask_id: int | None = 4
     family = SimpleNamespace(stacks=(None,))
@@ -217,7 +217,7 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
     return Review(classifier, document, np.random.default_rng(seed), donors)
 
 
-def test_the_one_token_that_is_read_is_comprehensive_and_sufficient_at_every_share() -> None:
+def test_single_decisive_token_is_comprehensive_and_sufficient() -> None:
     planted_drops, methods = [], [RANDOM_REMOVAL, "right", "wrong"]
     whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
     for seed in range(16):
@@ -248,14 +248,14 @@ def test_the_one_token_that_is_read_is_comprehensive_and_sufficient_at_every_sha
         assert overall.loc[RANDOM_REMOVAL, ends].tolist() == [0, 0, 0]
         assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
         assert overall["documents"].tolist() == [16, 16, 16]
-    # A review where a score is not defined does not count for it.
+    # Reviews with undefined scores are excluded from the mean.
     drops = np.broadcast_to(np.array([[0.1, 0.5], [0.3, np.nan]])[..., None, None], (2, 2, len(TESTS), len(SHARES)))
     table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM_REMOVAL, "other"], 0).query("share == 'all'")
     assert table["documents"].tolist() == [2, 1] * len(TESTS)
     assert table.iloc[1][["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 
 
-def test_special_tokens_stay_and_one_token_at_least_goes() -> None:
+def test_special_tokens_remain_and_one_token_is_removed() -> None:
     review = planted(OneToken(), 6, 2, 0)
     scores = np.array([9.0, 1, 2, 3, 4, 9])
     assert first_places(review, scores, 0.1).tolist() == [4]
@@ -268,7 +268,7 @@ def test_special_tokens_stay_and_one_token_at_least_goes() -> None:
     assert np.isnan(agreement(planted(OneToken(), 3, 1, 0), np.zeros((1, 3)), np.zeros(3)))
 
 
-def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -> None:
+def test_margin_correlation_averages_fisher_z_over_classes() -> None:
     generator = np.random.default_rng(0)
     tokens = generator.permutation(30).astype(float)
     ratio = tokens + generator.normal(size=30) * 8
@@ -287,7 +287,7 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
         for name in ("bad", "good"):
             group = table[table["predicted"] == name]
             ranks = group[["finetuned", "margin", "tokens"]].rank().to_numpy()
-            if column == "margin_given_length":  # of what the ranks of length do not explain, by least squares
+            if column == "margin_given_length":  # residuals after regression on the ranks of length
                 x = np.column_stack([np.ones(len(ranks)), ranks[:, 2]])
                 ranks = ranks - x @ np.linalg.lstsq(x, ranks, rcond=None)[0]
             correlations.append(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])
@@ -305,7 +305,7 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
 
 
 @few_samples()
-def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_tables_are_reproducible(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faithfulness, "PROBE_TEXTS", PROBE_TEXTS)
     mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16}
@@ -336,7 +336,7 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace, m
     assert set(zip(probe_rows["group"], probe_rows.index.str.removeprefix("probe_"), strict=True)) == set(TARGETS)
     assert (probe_rows.loc["probe_class", "documents"] == 8).all()
     last = class_use.query("layer == 2 and checkpoint == 'finetuned'").set_index("group", append=True)["mean"]
-    assert last["lens_agreement", "read"] == 1  # the token that the head reads, after the last layer
+    assert last["lens_agreement", "read"] == 1  # the classification token, after the last layer
     assert 0 <= last["lens_agreement", "others"] <= 1
     assert {*class_use.loc["class_kept", "group"]} <= {"text_mean", "corpus_mean", "other_class"}
     inspect.main(read_parameters())
@@ -356,7 +356,7 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace, m
     assert [digest(path) for path in (run.tables, run.inspected)] == written
 
 
-def test_interventions_and_lens_are_those_of_hooks_on_the_model_s_own_modules(tmp_path: Path) -> None:
+def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_tiny_bert(folder, seed=3)
     classifier = Classifier(folder, torch.device("cpu"), 60)
@@ -425,15 +425,13 @@ def reviews(classifier: Classifier, number: int, seed: int) -> list[Document]:
     return [replace(each, label=int(label)) for each, label in zip(documents, table["label"], strict=True)]
 
 
-def test_probes_find_what_vectors_are_planted_with_and_their_controls_do_not(
-    small_classifier: Classifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_find_planted_information_only(small_classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     generator, training, tested = np.random.default_rng(0), *(reviews(small_classifier, 30, seed) for seed in (1, 2))
 
     def planted_vectors(_classifier: Any, _base: Any, _texts: Any, tokens: pd.DataFrame) -> dict[int, torch.Tensor]:
         noise = 0.1 * generator.normal(size=(2, len(tokens), 8))
-        noise[0] += np.eye(8)[tokens["position"]]  # the first layer knows the place
-        noise[1] += tokens["class"].to_numpy()[:, None]  # the second one the class
+        noise[0] += np.eye(8)[tokens["position"]]  # the first layer encodes the position
+        noise[1] += tokens["class"].to_numpy()[:, None]  # the second layer encodes the class
         return {layer: torch.tensor(vectors) for layer, vectors in enumerate(noise, start=1)}
 
     monkeypatch.setattr("attnmix.faithfulness.probes.token_vectors", planted_vectors)
@@ -448,7 +446,7 @@ def test_probes_find_what_vectors_are_planted_with_and_their_controls_do_not(
     assert (table["documents"] == 30).all()
 
 
-def test_probe_accuracy_is_that_of_a_regression_on_the_models_own_states(small_classifier: Classifier) -> None:
+def test_probe_accuracy_matches_regression_on_states(small_classifier: Classifier) -> None:
     training, tested = (reviews(small_classifier, 20, seed) for seed in (1, 2))
     table = probes(small_classifier, [("finetuned", small_classifier.base)], training, tested, 0)
     mean = table.set_index(["quantity", "group", "layer"])["mean"]
@@ -479,7 +477,7 @@ def test_probe_accuracy_is_that_of_a_regression_on_the_models_own_states(small_c
     assert mean["probe_class", "others", 2] == pytest.approx(np.mean(shares))
 
 
-def test_targets_without_two_labels_are_left_out(small_classifier: Classifier) -> None:
+def test_targets_with_one_label_are_skipped(small_classifier: Classifier) -> None:
     tested, base = reviews(small_classifier, 6, 1), [("finetuned", small_classifier.base)]
     assert {*probes(small_classifier, base, [], tested, 0)["quantity"]} == {"lens_agreement"}
     one_class = [text for text in reviews(small_classifier, 6, 2) if text.label == 0]
@@ -489,10 +487,10 @@ def test_targets_without_two_labels_are_left_out(small_classifier: Classifier) -
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "t5"])
-def test_probed_tokens_are_those_that_the_last_stack_reads(family: str, tmp_path: Path) -> None:
+def test_probed_tokens_belong_to_last_stack(family: str, tmp_path: Path) -> None:
     write_family(family, tmp_path)
     classifier = Classifier(tmp_path, torch.device("cpu"), 200)
-    end = int(classifier.model.config.eos_token_id) if family in ("bart", "t5") else 8  # where its head looks for that
+    end = int(classifier.model.config.eos_token_id) if family in ("bart", "t5") else 8  # token that the head looks for
     ids = np.array([3, 5, 6, 7, end], np.int32)
     document = Document("test/0", ids, np.zeros(5, np.int8), np.array([-1, 0, 1, 2, -1], np.int32))
     tokens = chosen_tokens(classifier, [document]).set_index("place").sort_index()

@@ -1,4 +1,4 @@
-"""Every family of the table, as tiny random models, against independent computations in float64."""
+"""Measures, features and derivatives of tiny random models of every family match float64 references."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from attnmix.models.loading import load_base
 
 LENGTHS = (18, 9)
 T5_DECODER: dict[str, Any] = families.FAMILIES["t5"]["decoder"]
-TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and RMSNorm work in float32
+TOLERANCE = 1e-5  # of the largest component, because rotary embedding and RMSNorm of transformers use float32
 
 
-# By default one of each structure: norms behind, before, around and beside the sublayers, local and relative attention,
-# attention of its own, gates, keys that heads share, and a decoder beside an encoder.
+# One family per structure by default: pre-, post- and sandwich norms, parallel sublayers, local and relative attention,
+# own attention code, gates, grouped-query attention, and an encoder-decoder.
 STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
 
 
@@ -104,12 +104,12 @@ def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeas
 
 @pytest.fixture(scope="module")
 def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
-    """Both texts measured in one batch."""
+    """Return the measures of both texts in one batch."""
     return measured(base, folder, texts)
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """The mean of the other texts' values `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ...; else of all."""
+    """Return mean values of other texts `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ..., or at all."""
     others = [each for place, each in enumerate(values) if place != number]
     everything, means = np.concatenate(others, axis=1).mean(1), []
     for position in range(values[number].shape[1]):
@@ -173,7 +173,7 @@ def test_ratios_follow_their_definition(both: Any, references: list[Reference]) 
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:
-                assert np.abs(each.ratios[:, number, 0]).max() < 1e-5  # nothing stands before the first token
+                assert np.abs(each.ratios[:, number, 0]).max() < 1e-5  # the first token has no earlier token
 
 
 def test_controls_of_the_same_pass_follow_their_definition(
@@ -193,7 +193,7 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
     before = torch.get_rng_state()
     random, again, other = (random_base(folder, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    # Without the pooler, which no layer reads, and which `base` lacks where its checkpoint does.
+    # Compare without the pooler, which no layer uses and some checkpoints lack.
     shapes = [
         {name: tensor.shape for name, tensor in model.state_dict().items() if "pooler" not in name}
         for model in (random, base)
@@ -238,7 +238,7 @@ def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
     base: Any, texts: list[list[int]], references: list[Reference], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = 2 if len(families.family_of(base.config).stacks) == 2 else len(references[1].layers)
-    ids, reference = texts[1], references[1].layers[:layers]  # of two stacks the encoder
+    ids, reference = texts[1], references[1].layers[:layers]  # the encoder, if there are two stacks
     batch = padded([ids], base.config.pad_token_id or 0, base.device)
     double = copy.deepcopy(base).double()
     parts = PartsReader(double, rule).read(batch)
@@ -265,7 +265,7 @@ def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
     by_rows = PartsReader(double, rule).read_rows(batch, [3, 0])
     close(by_rows["projection"].numpy(), projections[:, [3, 0], :-1], "tokens by backward passes")
     close(by_rows["bias_projection"].numpy(), projections[:, [3, 0], -1], "their biases")
-    monkeypatch.setattr(input_parts, "BLOCK_NUMBERS", 2 * len(ids) * 40)  # two or three sources a block
+    monkeypatch.setattr(input_parts, "BLOCK_NUMBERS", 2 * len(ids) * 40)  # two or three sources per block
     in_blocks = PartsReader(double, rule).read(batch)
     torch.testing.assert_close(in_blocks, parts, equal_nan=True)
 
@@ -293,7 +293,7 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """Differentiate the library's own forward pass from word embeddings on backwards, `[T, D, T, W]` a layer."""
+    """Return Jacobians of layer outputs by word embeddings `[T, D, T, W]`, from the forward pass of the model."""
     words = base.get_input_embeddings()(ids).detach()
     decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
@@ -309,7 +309,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
 @pytest.mark.parametrize(
     ("model_type", "key", "wrong", "broken"),
     [
-        # One module too early or too late, as other tools had it in these families.
+        # One module too early or too late: errors of other tools in these families.
         ("gemma3_text", "attention_output_norm", None, "attention_residual"),
         ("olmo2", "feed_forward_output_norm", None, "layer_output"),
         ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),

@@ -1,6 +1,6 @@
-"""From reviews to page on a model of each layer algebra: what a family has is made and shown, what it lacks is not.
+"""The pipeline creates all outputs that a family supports, and the page shows them, for each layer algebra.
 
-Points, ratios, matrices and derivatives of all families are compared with references in `test_families.py`.
+`test_families.py` compares points, ratios, matrices and derivatives of all families with references.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
 
-pytestmark = pytest.mark.families  # a pipeline and a page of each
+pytestmark = pytest.mark.families  # every family has a pipeline run with a page
 
 
 @pytest.fixture(scope="module", params=ALGEBRAS)
@@ -50,24 +50,24 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """A family whose run is in the current folder."""
+    """Yield a family with its run as the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))  # one plane and one map of each point are enough
+    run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))  # one joint layout and one map per point suffice
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
 
 
 @pytest.fixture
 def shown(family: Family, chromium: Any) -> Iterator[Opened]:
-    """The family's page; at the end it may not have complained."""
+    """Yield the page of the family, and assert at the end that it logged no errors."""
     opened = Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     yield opened
     opened.close()
 
 
 def points_of_other_widths() -> set[str]:
-    """Return the points that are not as wide as the residual stream."""
+    """Return the points with another width than the residual stream."""
     widths = {site.point: open_store(ACTIVATIONS, site).shape[1] for site in stored_sites(ACTIVATIONS)}
     return {point for point, width in widths.items() if width != widths["layer_output"]}
 
@@ -101,8 +101,8 @@ def test_the_classifier_is_tested_as_anyone_would_use_it(name: str, family: Fami
     labels = torch.tensor(reviews["label"].to_numpy())
     assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
     assert tested["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels).double().mean()), abs=1e-6)
-    assert not np.allclose(before, logits, atol=1e-4)  # it was trained
-    # The base model that is measured is the classifier's.
+    assert not np.allclose(before, logits, atol=1e-4)  # fine-tuning changed the model
+    # The measured base model belongs to the classifier.
     classifier, tokenizer = load_classifier(run.finetuned), AutoTokenizer.from_pretrained(run.finetuned)
     assert AutoConfig.from_pretrained(run.finetuned).pad_token_id == tokenizer.pad_token_id
     ids = tokenizer(reviews["text"][0], return_tensors="pt")["input_ids"]
@@ -126,11 +126,11 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
 def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents["tokens"].sum())
-    page.locator("[id^=token-]").last.click()  # a decoder's first word has no other word as a source
+    page.locator("[id^=token-]").last.click()  # the first word of a decoder has no other words as sources
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     shares = options(page, "share")
-    # The ratio of attention weights is the share from others of the matrix, which has sources too.
+    # The ratio of attention weights equals the share from others of the attention matrix, which also names sources.
     ratios = [each for each in RATIOS if each != "attn_w" or "attention" not in family.present(LAYER_MATRICES)]
     assert {each for each in shares if each in RATIOS} == set(family.present(ratios))
     assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))

@@ -1,4 +1,4 @@
-"""Every family is padded, cut and classified alike, whatever its tokenizer and its positions are like."""
+"""Padding, truncation, token classes and classification are consistent for all tokenizers and position encodings."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ ROTARY = (
 DECODERS = ("gpt2", "gpt_neo", "bloom", "opt", *ROTARY[3:])
 T5 = ("t5", "mt5", "umt5")
 UNLIMITED = ("bloom", *T5)
-BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # of tokens, in the scores alone
+BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # positions affect scores only, as distances between tokens
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=EACH_FAMILY)
 def family(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """A family's name and the folder of its tiny model."""
+    """Return a family's name and the folder of its tiny model."""
     return request.param, tiny_folder(request.param)
 
 
 def texts_for(folder: Path) -> list[str]:
-    """Return texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
+    """Return texts of different lengths; some contain names of special tokens or end with the padding token."""
     tokenizer = load_tokenizer(folder)
     names = " ".join(tokenizer.all_special_tokens)
     return [
@@ -112,7 +112,7 @@ def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> No
     around = [token for token in encode(tokenizer, ["good"], 60)[0] if token in special]
     for ids in encode(tokenizer, texts_for(folder), 60):
         assert [token for token in ids if token in special] == around
-    # What the tokenizer adds stands at the ends of a cut text too: BART reads the vector of its one eos.
+    # Truncated texts keep the added special tokens: BART's classifier reads the single eos token.
     (cut,) = encode(tokenizer, ["the film was good " * 5], 9)
     assert len(cut) == 9
     assert [token for token in cut if token in special] == around
@@ -157,7 +157,7 @@ def test_a_model_without_what_a_classifier_needs_is_one_error(tmp_path: Path, wr
     [
         ("$A", {"pad_token": "<a>", "eos_token": "<b>"}, "<a>"),
         ("<c> $A <b>", {"eos_token": "<b>", "bos_token": "<c>"}, "<c>"),
-        # As of Qwen3-Embedding: the padding token ends each text.
+        # As in Qwen3-Embedding, the padding token ends each text.
         ("$A <a>", {"pad_token": "<a>", "eos_token": "<b>"}, "<b>"),
         ("$A <b>", {"eos_token": "<b>", "unk_token": "<b>"}, None),
         ("$A", {}, None),
@@ -181,7 +181,7 @@ def test_padding_token_is_one_that_ends_no_text(
 
 
 def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
-    """Return the class by the words that each token reaches into, not by what its tokenizer calls a word."""
+    """Return the class from the words that each token overlaps, independent of the tokenizer's words."""
     words = words_of_tokens[position]
     if not words:
         return "punctuation"
@@ -201,7 +201,7 @@ def test_token_classes_follow_the_words_of_the_text_in_any_tokenizer(family: tup
     word_at = {i: word.start() for word in re.finditer(r"\w+", text) for i in range(*word.span())}
     reached = []
     for start, end in encoding.offsets[inner]:
-        leads = text[start:end] == " " or start == end  # the space alone, before the first piece of a word
+        leads = text[start:end] == " " or start == end  # only a space, before the first piece of a word
         reached.append({word_at[i] for i in range(start, end + leads) if i in word_at})
     assert classes[inner] == [expected_class(reached, position) for position in range(len(reached))]
     assert {"punctuation", "word"} <= set(classes)

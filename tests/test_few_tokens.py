@@ -1,4 +1,4 @@
-"""Pages of short and of repeated texts: no UMAP of too few vectors, and the page says why."""
+"""Pages of short or repetitive texts omit UMAP maps of too few vectors and explain why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def data_of(page: str) -> Any:
 
 
 def layouts(data: Any) -> dict[str, set[str]]:
-    """Return the layouts on the page, each with the points that it leaves out."""
+    """Return the layouts on the page with the points missing from each."""
     points = [site["point"] for site in data["sites"]]
     return {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
 
@@ -45,7 +45,7 @@ def layouts(data: Any) -> dict[str, set[str]]:
         (ENOUGH, {"separate": {"word_embedding"}, "pca": set()}, ""),
     ],
 )
-def test_a_served_page_shows_umap_of_what_is_enough_for_it(
+def test_served_page_omits_umap_of_too_few_vectors(
     tiny_bert: Path, text: str, expected: dict[str, set[str]], note: str
 ) -> None:
     measurer = load_measurer({"pretrained": tiny_bert})
@@ -59,7 +59,7 @@ def test_a_served_page_shows_umap_of_what_is_enough_for_it(
     assert ("another seed gives another map" in page) == ("separate" in expected)
 
 
-def test_a_saved_page_of_a_short_text_has_principal_components_alone(tiny_bert: Path, tmp_path: Path) -> None:
+def test_saved_page_of_short_text_has_pca_only(tiny_bert: Path, tmp_path: Path) -> None:
     page = attnmix.measure(attnmix.load(str(tiny_bert)), "good").to_html(tmp_path / "page.html").read_text("utf-8")
     data = data_of(page)
     assert layouts(data) == {"pca": set()}
@@ -84,7 +84,7 @@ def test_a_saved_page_of_a_short_text_has_principal_components_alone(tiny_bert: 
         ({"aligned": ["attention_heads"], "pca": []}, ["aligned"]),
     ],
 )
-def test_a_note_names_the_layouts_that_leave_points_out_and_why(absent: dict[str, Any], expected: list[str]) -> None:
+def test_note_explains_layouts_with_missing_points(absent: dict[str, Any], expected: list[str]) -> None:
     notes = absence_notes({layout: set(points) for layout, points in absent.items()})
     assert [note.removeprefix("Not on the ").partition(" map: ")[0] for note in notes] == expected
     for note in notes:

@@ -1,4 +1,4 @@
-"""Figures show what was measured and mapped and are the same every time; their tokens make up the text."""
+"""Figures show the measured values and maps, are byte-identical in each run, and label tokens with readable text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from attnmix.models.encoding import tokenize_texts
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures, text_figures
 
-# ruff: noqa: RUF001  # the signs that look like others are what is tested
+# ruff: noqa: RUF001  # ambiguous characters are under test
 FORMATS, DPI = ["png", "pdf", "svg"], 60
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
 TEXT = ["[CLS]", "time", "flies", "like", "an", "arr", "##ow", "[SEP]"]
@@ -50,7 +50,7 @@ HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "
 
 @pytest.fixture(autouse=True)
 def paper_style() -> Iterator[None]:
-    """The project's style of figures, during each test."""
+    """Apply the project's figure style during each test."""
     with style.paper_style():
         yield
 
@@ -71,7 +71,7 @@ def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = P
     return pd.concat(parts, ignore_index=True)
 
 
-def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: Path) -> None:
+def test_hostile_tokens_are_drawn_reproducibly(tmp_path: Path) -> None:
     captured = captured_texts(HOSTILE, "test/0", "test/1")
     table = random_map(captured, 1, POST_LN[-2:])
     for folder in (tmp_path / "first", tmp_path / "second"):
@@ -83,7 +83,7 @@ def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: 
     assert all("\x00" not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
 
 
-def test_joint_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
+def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
     write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path / "joint.pdf", DPI)
     with pypdfium2.PdfDocument(tmp_path / "joint.pdf") as document:
         assert len(document) == 2 + 2 * len(POST_LN)
@@ -92,13 +92,13 @@ def test_joint_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
     assert "(1 of 14)" in texts[0]
     assert "(14 of 14)" in texts[-1]
     ink = [int((page[:, :250] < 250).any(axis=-1).sum()) for page in pages]
-    # Only the newest points have an edge, so a page may lose a rim and no more.
+    # Only the newest points have an edge, so a page may lose pixels of edges only.
     assert all(later > 0.95 * earlier for earlier, later in pairwise(ink))
     assert ink[-1] > 1.5 * ink[0]
 
 
 @pytest.mark.parametrize(("layers", "points", "layout"), [(1, POST_LN, "joint"), (12, POST_LN[:1], "separate")])
-def test_atlas_holds_every_point_at_one_scale(layers: int, points: tuple[str, ...], layout: str) -> None:
+def test_atlas_shows_every_point_at_one_scale(layers: int, points: tuple[str, ...], layout: str) -> None:
     captured = captured_texts(["[CLS]", "the", "film", "the", "[SEP]"], "test/0", "test/1")
     table = random_map(captured, layers, points)
     figure = draw_atlas(layout, table[table["document"] == "test/1"], captured)
@@ -118,14 +118,14 @@ def test_atlas_holds_every_point_at_one_scale(layers: int, points: tuple[str, ..
 
 
 @pytest.mark.parametrize(("number", "on_map"), [(3, [0, 1, 2]), (3, [1, 2]), (9, list(range(9)))])
-def test_atlas_has_the_colour_and_name_of_each_text(number: int, on_map: list[int]) -> None:
+def test_atlas_has_color_and_name_of_each_text(number: int, on_map: list[int]) -> None:
     names = [f"test/{row}" for row in range(number)]
     captured = captured_texts(["[CLS]", "film", "the", "[SEP]"], *names)
     table = random_map(captured, 1, POST_LN[:1])
     table = table[table["document"].isin([names[each] for each in on_map])]
     figure = draw_atlas("pca", table, captured)
     figure.draw_without_rendering()
-    # The page gives texts its colours in their order; with more texts than colours the first of them has one.
+    # The page assigns its colours to texts in order; with more texts than colours, only the first text has a colour.
     script = (REPOSITORY / "attnmix/page/src/colours.ts").read_text("utf-8")
     kinds = re.findall(r"#[0-9a-f]{6}", script.partition("const KINDS")[2].partition("dark:")[0])
     canvas = (REPOSITORY / "attnmix/page/src/canvas.tsx").read_text("utf-8")
@@ -154,7 +154,7 @@ def test_atlas_has_the_colour_and_name_of_each_text(number: int, on_map: list[in
 
 
 @pytest.mark.parametrize("layers", [0, 12])
-def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int) -> None:
+def test_joint_grid_tracks_words_on_common_axes(layers: int) -> None:
     captured = captured_texts(TEXT, "test/0", "test/1")
     table = random_map(captured, layers)
     figure: Any = draw_joint(table, captured)
@@ -175,7 +175,7 @@ def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int)
         for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
     }
     words = {word: colour for word, colour in entries.items() if colour in TRACK_COLOURS}
-    assert set(words) <= {*TEXT} - {"arr", "##ow"}  # a piece of a word is not tracked
+    assert set(words) <= {*TEXT} - {"arr", "##ow"}  # pieces of words are not tracked
     assert 4 <= len(words) <= len(TRACK_COLOURS)
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
     last = groups.get_group((layers, "layer_output" if layers else "embedding_output"))[["x", "y"]].to_numpy()
@@ -186,7 +186,7 @@ def test_joint_grid_tracks_whole_words_of_one_text_on_the_same_axes(layers: int)
     assert drawn == {colour: tuple(last[TEXT.index(word)]) for word, colour in words.items()}
 
 
-def test_joint_grid_reports_vectors_outside_its_axes() -> None:
+def test_joint_grid_reports_vectors_outside_axes() -> None:
     captured = captured_texts(["word"] * 400, "test/0", "test/1")
     table = random_map(captured, 1, POST_LN[:1])
     table.loc[3, "x"] = 1e6
@@ -199,7 +199,7 @@ def test_joint_grid_reports_vectors_outside_its_axes() -> None:
     assert f"{outside} of {len(table)} vectors outside" in figure.get_suptitle()
 
 
-def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None:
+def test_animation_rests_at_points_and_moves_between(tmp_path: Path) -> None:
     captured = captured_texts(TEXT, "test/0", "test/1")
     write_animation(random_map(captured, 1), captured, tmp_path / "joint.gif")
     stops, frames, durations = 2 + len(POST_LN), [], []
@@ -207,11 +207,11 @@ def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None
         for frame in ImageSequence.Iterator(animation):
             durations.append(frame.info["duration"])
             frames.append(np.asarray(frame.convert("RGB")).astype(int))
-    assert sum(durations) == (stops - 1) * 500 + 2000  # two points in a second, the last one for longer
+    assert sum(durations) == (stops - 1) * 500 + 2000  # two points per second, and a longer stop at the last point
     assert len(frames) > stops
     assert all((after != before).any() for before, after in pairwise(frames))
     green = [(np.abs(frame - (0, 158, 115)).max(axis=-1) < 30).any() for frame in (frames[0], frames[-1])]
-    assert green == [False, True]  # the layer's output comes last, the word embedding is black
+    assert green == [False, True]  # green layer outputs come last; word embeddings are black
 
 
 def text_figure_names(documents: list[str]) -> set[str]:
@@ -221,7 +221,7 @@ def text_figure_names(documents: list[str]) -> set[str]:
     return strips | {f"mixing_{kind}_{name}_{checkpoint}" for kind, name, checkpoint in matrices}
 
 
-def test_the_chosen_documents_get_their_figures(copied: Path) -> None:
+def test_requested_documents_get_figures(copied: Path) -> None:
     run = Run(copied)
     captured = read_captured(run.tokens, run.steps)
     for documents in (["text/0"], ["test/0", "test/1", "text/0"]):
@@ -246,11 +246,11 @@ def text_layers(text: str, layers: int) -> TextLayers:
 
 
 def cells_of(image: Any) -> Any:
-    """Return the values of an image, with NaN for those that it does not show."""
+    """Return the values of an image, with NaN for hidden cells."""
     return np.ma.filled(np.ma.masked_invalid(image.get_array()).astype(float), np.nan)
 
 
-def test_matrices_show_a_whole_sentence_without_its_diagonal(run: Path) -> None:
+def test_matrices_show_sentence_without_diagonal(run: Path) -> None:
     methods, part = ["attention", "value_zeroing"], range(3, 6)
     text = text_layers("[CLS] yes . a film . " + "well " * 34, 2)
     figure: Any = draw_matrices(Run(run), "finetuned", "text/0", text, methods)
@@ -276,7 +276,7 @@ def test_matrices_show_a_whole_sentence_without_its_diagonal(run: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_strips_end_with_the_difference(tokens: int) -> None:
+def test_strips_end_with_difference(tokens: int) -> None:
     layers = range(1, 4)
     index = pd.MultiIndex.from_product([["pretrained", "finetuned"], layers, range(tokens)])
     rows = index.set_names(["checkpoint", "layer", "position"]).to_frame(index=False)
@@ -294,7 +294,7 @@ def test_strips_end_with_the_difference(tokens: int) -> None:
     assert [axes.get_ylabel() for axes in panels[:3]] == ["Pretrained", "Fine-tuned", "Difference"]
 
 
-def test_main_figure_has_both_checkpoints_and_controls_in_one_column() -> None:
+def test_main_figure_has_checkpoints_and_controls() -> None:
     layers = range(1, 4)
     rows = pd.DataFrame({"layer": layers, "method": "attn_n"})
     checkpoints = [rows.assign(checkpoint=name, mean=mean) for name, mean in (("pretrained", 0.2), ("finetuned", 0.4))]
@@ -327,7 +327,7 @@ def test_main_figure_has_both_checkpoints_and_controls_in_one_column() -> None:
 
 
 @pytest.mark.parametrize("documents", [7, 8])
-def test_own_share_names_its_donors_and_texts_and_has_intervals_from_eight_texts_on(documents: int) -> None:
+def test_own_share_figure_names_donors_and_has_intervals(documents: int) -> None:
     donors = ["all", "same_class", "other_class", "same_minus_other"]
     index = pd.MultiIndex.from_product([["pretrained", "finetuned"], donors, range(4)])
     table = index.to_frame(index=False, name=["checkpoint", "donor", "layer"]).assign(quantity="own_share")
@@ -353,7 +353,7 @@ def test_own_share_names_its_donors_and_texts_and_has_intervals_from_eight_texts
 
 
 @pytest.mark.parametrize("names", [["finetuned"], ["pretrained", "finetuned"]])
-def test_every_review_is_a_dot_at_every_layer(names: list[str]) -> None:
+def test_every_review_is_a_dot_per_layer(names: list[str]) -> None:
     layers, documents = range(1, 15), 60
     index = pd.MultiIndex.from_product([names, range(documents), layers], names=["checkpoint", "document", "layer"])
     reviews = index.to_frame(index=False).assign(method="attn_n")
@@ -371,20 +371,20 @@ def test_every_review_is_a_dot_at_every_layer(names: list[str]) -> None:
         for layer in layers:
             expected = sorted(rows.loc[rows["layer"] == layer, "mean"])
             np.testing.assert_array_equal(sorted(y[np.round(x) == layer]), expected)
-        assert len({*zip(x.round(3), y.round(2), strict=True)}) > 0.9 * len(x)  # side by side, not on top of each other
+        assert len({*zip(x.round(3), y.round(2), strict=True)}) > 0.9 * len(x)  # dots do not overlap
         lightness = part.to_rgba(part.get_array())[:, :3].sum(axis=1)
         assert lightness[rows["tokens"].argmax()] < lightness[rows["tokens"].argmin()]
     assert "from 20 to 197 tokens" in figure.legends[0].get_title().get_text()
 
 
 def contrast_to_white(color: str) -> float:
-    """WCAG 2.2's definition, from its text."""
+    """Return the contrast to white as defined in WCAG 2.2."""
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
 
 
-def test_colours_and_shades_stand_out_on_white() -> None:
+def test_colours_have_contrast_on_white() -> None:
     marks = [*POINT_MARKS.values(), *STEP_MARKS.values(), *RATIO_MARKS.values()]
     for color in {mark.color for mark in marks}:
         for least in (3.0, 4.5):
@@ -399,7 +399,7 @@ def test_colours_and_shades_stand_out_on_white() -> None:
         assert min(map(contrast_to_white, shades)) > 2.95
 
 
-def test_text_stays_text_in_a_font_that_printers_take(tmp_path: Path) -> None:
+def test_saved_text_uses_embedded_fonts(tmp_path: Path) -> None:
     figure = Figure(figsize=(2, 1))
     figure.text(0.1, 0.5, "Mixing, café, фильм ␣")
     style.save_figure(figure, tmp_path / "figure", ["pdf", "svg"], 100)
@@ -433,7 +433,7 @@ def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
-    """Return a tokenizer like Llama's: characters that the vocabulary lacks become bytes."""
+    """Return a byte-fallback tokenizer like that of Llama."""
     letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
     names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
     vocabulary, merges = {piece: number for number, piece in enumerate(names)}, [("▁", "t"), ("h", "e")]
@@ -450,20 +450,20 @@ def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
     [byte_level(258), byte_level(300), byte_level(300, trim=True), metaspace(prefix=False), metaspace(prefix=True)],
     ids=["bytes", "bpe", "trimmed", "spaces", "prefix"],
 )
-def test_labels_make_up_the_text_and_words_begin_after_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_labels_spell_the_text_and_mark_word_starts(tokenizer: PreTrainedTokenizerFast) -> None:
     pieces = display_tokens(tokenizer, PROSE)
     assert (pieces[0].label, pieces[-1].label) == ("<s>", "</s>")
     before = ""
-    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # a further part of a character
+    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # continuation of a character
         assert piece.begins == (not before or before[-1] in "␣⏎" or piece.label[0] in "␣⏎")
         before += piece.label
-    text = PROSE.replace("▁", " ")  # SentencePiece cannot tell them apart
+    text = PROSE.replace("▁", " ")  # SentencePiece does not distinguish them
     assert before.replace("⏎", "\n").replace("␣", " ").replace("▁", " ").removeprefix(" ") == text
-    # A tokenizer may part a word at an apostrophe.
+    # Tokenizers may split words at apostrophes.
     assert re.findall(r"\w+", " ".join(words(pieces))) == re.findall(r"\w+", text.lower())
 
 
-def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: Any) -> None:
+def test_wordpiece_labels_keep_names_and_spaces(default_weights: Any) -> None:
     pieces = display_tokens(AutoTokenizer.from_pretrained(default_weights), "Unloved, it isn't a Café film ☂!")
     labels = ["[CLS]", "un", "##lov", "##ed", ",", "it", "isn", "'", "t", "a", "cafe", "film", "[UNK]", "!", "[SEP]"]
     assert [piece.label for piece in pieces] == labels
@@ -473,12 +473,12 @@ def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: A
     assert list(filter(None, words(pieces))) == ["unloved", "it", "isn", "t", "a", "cafe", "film", "[UNK]"]
 
 
-def test_a_text_that_is_cut_within_a_character_is_still_read() -> None:
+def test_text_cut_within_character_is_decoded() -> None:
     assert [piece.label for piece in display_tokens(byte_level(258), "a 好", 5)] == ["<s>", "a", "␣", "好", "</s>"]
     assert [piece.label for piece in display_tokens(byte_level(258), "好", 9)] == ["<s>", "好", "…", "…", "</s>"]
 
 
-def test_a_decoder_reads_each_text_one_token_later() -> None:
+def test_decoder_tokens_are_shifted() -> None:
     table = tokens_table(["<s>", "␣a", "␣fi", "lm", "</s>"], SPECIAL)
     both = pd.concat([table, table.assign(document="test/1")], ignore_index=True)
     both["decoder_token"] = ["</s>", "<s>", "Ġa", "Ġfi", "lm"] * 2
@@ -508,5 +508,5 @@ def test_a_decoder_reads_each_text_one_token_later() -> None:
         ("no end", 1, range(1)),
     ],
 )
-def test_short_part_of_a_text_is_a_whole_sentence_where_one_fits(tokens: str, most: int, expected: range) -> None:
+def test_short_part_is_a_sentence_if_one_fits(tokens: str, most: int, expected: range) -> None:
     assert short_part(captured_texts(tokens.split(), "test/0").readings[0], most) == expected

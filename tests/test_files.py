@@ -1,6 +1,6 @@
-"""Files of reviews, alone and in folders, are read as independent readers read them, or refused with the cause.
+"""Review files and folders are read as their format defines, or refused with the cause.
 
-The readers here are the formats' definitions: RFC 4180 for csv, one line a record without quotes for tsv.
+Reference definitions: RFC 4180 for csv, and one unquoted record per line for tsv.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ NUMBERS = (
     "١٢",
     "9007199254740993",
 )
-EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # their number is that of the tier
-# The files of a folder are read as one file is; what a folder adds is which of them are read, and in which order.
+EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # the tier sets the number of examples
+# Files of a folder are read like single files; a folder only adds the choice and order of files.
 FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=100)
 
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
@@ -61,7 +61,7 @@ ways_to_write = st.randoms(use_true_random=False)
 
 
 def csv_of(rows: Sequence[Sequence[str]], way: random.Random) -> str:
-    """Write csv as RFC 4180 allows it: quotes where they are needed, and anywhere else by chance."""
+    """Return csv that RFC 4180 allows: quotes around fields that need them, and around random others."""
     end = way.choice(["\n", "\r\n"])
     lines = []
     for row in rows:
@@ -74,7 +74,7 @@ def csv_of(rows: Sequence[Sequence[str]], way: random.Random) -> str:
 
 
 def write(path: Path, rows: Sequence[tuple[str, ...]], way: random.Random) -> None:
-    """Write records under `NAMES`, in one of the ways that their format allows."""
+    """Write records under `NAMES` in a random variant of their format."""
     if path.suffix == ".parquet":
         table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(NAMES)})
         dictionary, compression = way.choice([True, False]), way.choice(["none", "snappy", "zstd"])
@@ -91,7 +91,7 @@ def write(path: Path, rows: Sequence[tuple[str, ...]], way: random.Random) -> No
 
 
 def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ...]]:
-    """Return the records as far as the format can hold them: a field of tsv has no tab and no line break."""
+    """Return the records that the format can represent: a tsv field has neither tabs nor line breaks."""
     if suffix != ".tsv":
         return list(rows)
     return [tuple(field.translate({ord(mark): " " for mark in "\t\r\n"}) for field in row) for row in rows]
@@ -100,7 +100,7 @@ def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ..
 @pytest.mark.parametrize("suffix", FORMATS)
 @EXAMPLES
 @given(rows=records, way=ways_to_write)
-def test_a_file_gives_the_records_that_were_written(suffix: str, rows: Any, way: random.Random) -> None:
+def test_file_round_trip(suffix: str, rows: Any, way: random.Random) -> None:
     rows = writable(rows, suffix)
     with TemporaryDirectory() as folder:
         path = Path(folder, f"reviews{suffix}")
@@ -111,11 +111,11 @@ def test_a_file_gives_the_records_that_were_written(suffix: str, rows: Any, way:
     assert frame.index.tolist() == list(range(1, len(rows) + 1))
 
 
-@pytest.mark.long  # `datasets` looks for the files four hundred times
+@pytest.mark.long  # `datasets` lists the files four hundred times
 @pytest.mark.parametrize("suffix", FORMATS)
 @FOLDER_EXAMPLES
 @given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
-def test_a_folder_gives_the_records_that_were_written(suffix: str, rows: Any, way: random.Random, parts: int) -> None:
+def test_folder_round_trip(suffix: str, rows: Any, way: random.Random, parts: int) -> None:
     rows = writable([row for row in rows if text_problem(row[0]) is None and row[1].strip()], suffix)
     rows = [row for row in rows if row[1].strip()] or [("a text", "01", "")]
     parts = min(parts, len(rows))
@@ -129,7 +129,7 @@ def test_a_folder_gives_the_records_that_were_written(suffix: str, rows: Any, wa
 
 
 def rfc_records(text: str) -> list[list[str]] | None:
-    """Return the records of a csv text, letter by letter, without empty lines; None where a quote is stray."""
+    """Return the records of a csv text, parsed by character without empty lines, or None for a stray quote."""
     rows: list[list[str]] = []
     row: list[str] = []
     field, state = "", "start"
@@ -155,7 +155,7 @@ def rfc_records(text: str) -> list[list[str]] | None:
 
 
 def read_or_refused(content: str, suffix: str) -> list[list[str]] | str:
-    """Return the records behind the header of a file with this content, or the error."""
+    """Return the records below the header of a file with this content, or the error."""
     with TemporaryDirectory() as folder:
         path = Path(folder, f"a{suffix}")
         path.write_bytes(content.encode())
@@ -167,7 +167,7 @@ def read_or_refused(content: str, suffix: str) -> list[list[str]] | str:
 
 @EXAMPLES
 @given(body=st.text(st.sampled_from('ab",\n\r '), max_size=30))
-def test_any_text_is_csv_of_equal_records_or_refused(body: str) -> None:
+def test_any_csv_text_is_parsed_or_refused(body: str) -> None:
     result, expected = read_or_refused(f"text,label\n{body}", ".csv"), rfc_records(body)
     if expected is None or any(len(row) != 2 for row in expected) or not expected:
         assert isinstance(result, str)
@@ -177,11 +177,9 @@ def test_any_text_is_csv_of_equal_records_or_refused(body: str) -> None:
 
 @EXAMPLES
 @given(body=st.text(st.sampled_from('ab"\t\n\r '), max_size=30))
-def test_any_text_is_tsv_of_lines_with_the_headers_tabs_or_refused(body: str) -> None:
+def test_any_tsv_text_is_parsed_or_refused(body: str) -> None:
     result = read_or_refused(f"text\tlabel\n{body}", ".tsv")
-    lines = [
-        line for line in io.StringIO(body, newline=None).read().split("\n") if line
-    ]  # line ends as Python knows them
+    lines = [line for line in io.StringIO(body, newline=None).read().split("\n") if line]  # line breaks of Python
     if not lines or any(line.count("\t") != 1 for line in lines):
         assert isinstance(result, str)
         assert not lines or 'tsv is read without quotes (")' in result
@@ -190,14 +188,14 @@ def test_any_text_is_tsv_of_lines_with_the_headers_tabs_or_refused(body: str) ->
 
 
 def stray_quotes(separator: str) -> str:
-    """Return twenty records, of which two begin with a quote that nothing closes."""
+    """Return twenty records, two with an unclosed opening quote."""
     texts = [f"text {number}" for number in range(20)]
     texts[4], texts[7] = '"so warm that I stayed', '"never again, said my aunt'
     lines = [f"{text}{separator}{number % 2}" for number, text in enumerate(texts)]
     return "\n".join([f"text{separator}label", *lines]) + "\n"
 
 
-def test_stray_quotes_lose_no_row_where_pandas_and_pyarrow_lose_three(tmp_path: Path) -> None:
+def test_stray_quotes_lose_no_row(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text(stray_quotes("\t"))
     options = pa_csv.ParseOptions(delimiter="\t", newlines_in_values=True)
@@ -219,7 +217,7 @@ def glue(names: str, *rows: str) -> str:
 
 
 GLUE = {
-    # As the files of GLUE and KorNLI are: quotes are letters of the text, in any number and anywhere.
+    # Quotes in the files of GLUE and KorNLI are ordinary characters, in any number and position.
     "MRPC": (
         glue(
             "Quality #1_ID #2_ID #1_String #2_String",
@@ -256,7 +254,7 @@ GLUE = {
 
 
 @pytest.mark.parametrize("name", GLUE)
-def test_tables_of_glue_are_read_as_their_lines(tmp_path: Path, name: str) -> None:
+def test_glue_tables_are_read_by_line(tmp_path: Path, name: str) -> None:
     content, texts, label = GLUE[name]
     (tmp_path / "train.tsv").write_text(content, encoding="utf-8")
     columns = {"text": texts[0], "text_pair": texts[1], "label": label}
@@ -266,7 +264,7 @@ def test_tables_of_glue_are_read_as_their_lines(tmp_path: Path, name: str) -> No
     assert tables["train"].to_numpy().tolist() == [[line[place] for place in places] for line in lines]
 
 
-def test_every_record_of_a_korean_tsv_with_open_quotes_is_read(tmp_path: Path) -> None:
+def test_korean_tsv_with_open_quotes_is_complete(tmp_path: Path) -> None:
     rows = [
         (f'"그는 {i}' if i % 89 == 0 else f'그녀는 "{i}" 말했다', f"가설 {i}", ("entailment", "neutral")[i % 2])
         for i in range(5010)
@@ -276,20 +274,18 @@ def test_every_record_of_a_korean_tsv_with_open_quotes_is_read(tmp_path: Path) -
     assert list(read_file(tmp_path / "xnli.test.ko.tsv").itertuples(index=False, name=None)) == rows
 
 
-def test_doubled_quotes_in_every_quoted_field_of_a_tsv_are_kept_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_doubled_quotes_in_tsv_are_kept_with_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frame = pd.DataFrame({"text": ["plain", 'he said "no"', '"so" it is'], "label": [0, 1, 0]})
     frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
     assert read_file(tmp_path / "a.tsv")["text"].tolist() == ["plain", '"he said ""no"""', '"""so"" it is"']
     assert 'the quotes of row 2 and others are doubled ("") as in csv; tsv has no quotes' in caplog.text
     caplog.clear()
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # one quote is that of no csv
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # one quoted field is not csv
     read_file(tmp_path / "a.tsv")
     assert caplog.text == ""
 
 
-def test_a_long_field_is_read_and_the_limit_of_other_readers_stays(tmp_path: Path) -> None:
+def test_long_field_is_read_without_changing_csv_limit(tmp_path: Path) -> None:
     limit, text = csv.field_size_limit(), "many words " * 50_000
     (tmp_path / "a.csv").write_text(f"text,label\n{text},1\n")
     assert read_file(tmp_path / "a.csv")["text"].tolist() == [text]
@@ -301,7 +297,7 @@ def reviews(labels: Sequence[Any] = ("good", "bad"), number: int = 60) -> pd.Dat
 
 
 def read(name: Path | str, **changes: Any) -> pd.DataFrame:
-    """Return all rows of a data set, in any split."""
+    """Return all rows of a data set, from all splits."""
     splits, _ = read_splits(DatasetParameters(name=str(name), **changes), 1)
     return pd.concat(splits.values())
 
@@ -348,7 +344,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize("in_folder", [False, True])
 @pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
-def test_a_file_that_cannot_be_read_is_one_error_with_its_cause(
+def test_unreadable_file_is_one_error_with_cause(
     tmp_path: Path, name: str, content: bytes, expected: str, in_folder: bool
 ) -> None:
     path = tmp_path / (f"train{Path(name).suffix}" if in_folder else name)
@@ -360,7 +356,7 @@ def test_a_file_that_cannot_be_read_is_one_error_with_its_cause(
     assert len(str(raised.value)) < 300
 
 
-def test_columns_that_are_not_read_need_not_be_in_every_file(tmp_path: Path) -> None:
+def test_unused_columns_may_be_missing(tmp_path: Path) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     reviews().assign(film="a").to_csv(tmp_path / "test.csv")
     assert len(read(tmp_path)) == 120
@@ -381,14 +377,14 @@ def test_columns_that_are_not_read_need_not_be_in_every_file(tmp_path: Path) -> 
         (["01", "02"], ["01", "02"]),
         (["1.0", "1"], ["1", "1.0"]),
         (["1", "10", "9"], ["1", "10", "9"]),
-        (["1.0", "0.0"], ["0", "1"]),  # a column of numbers with a gap, as pandas writes it
+        (["1.0", "0.0"], ["0", "1"]),  # numbers with a gap, as pandas writes them
         (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
         (["NaN", "1e3", "None"], ["1e3", "NaN", "None"]),
         (["-1", "+1"], ["+1", "-1"]),
         (["\N{ARABIC-INDIC DIGIT ONE}", "1"], ["1", "\N{ARABIC-INDIC DIGIT ONE}"]),
     ],
 )
-def test_words_stay_the_classes_that_they_are(
+def test_class_words_are_unchanged(
     tmp_path: Path, suffix: str, in_folder: bool, labels: list[str], names: list[str]
 ) -> None:
     path = tmp_path / f"train{suffix}"
@@ -404,9 +400,7 @@ def test_words_stay_the_classes_that_they_are(
     assert [given[text].removesuffix(".0" if numbers else "") for text in rows["text"]] == rows["label_name"].tolist()
 
 
-def test_a_class_that_begins_after_thousands_of_rows_is_the_word_that_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_class_type_is_inferred_from_all_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     labels = ["01", "x"] * 5000 + ["01", "02"] * 500
     frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
     frame.to_csv(tmp_path / "train.csv", index=False)
@@ -438,9 +432,7 @@ def test_a_class_that_begins_after_thousands_of_rows_is_the_word_that_it_is(
         *((name, True) for name in ("-1", "+1", "-", "++", "1-2", "a=b", "very-good", "می‌خواهم", "👩‍🔬", ":-)")),
     ],
 )
-def test_a_class_has_a_name_that_a_terminal_and_a_spreadsheet_show_as_it_is(
-    tmp_path: Path, name: str, allowed: bool
-) -> None:
+def test_class_names_must_be_printable(tmp_path: Path, name: str, allowed: bool) -> None:
     frame = reviews(["plain", name])
     frame.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
     if allowed:
@@ -451,7 +443,7 @@ def test_a_class_has_a_name_that_a_terminal_and_a_spreadsheet_show_as_it_is(
     assert str(raised.value).isprintable()
 
 
-def test_files_that_no_split_reads_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("reviews_2023.csv", "reviews_2024.csv", "reviews_train.csv", "LICENSE", "README.md"):
         reviews().to_csv(tmp_path / name, index=False)
     (tmp_path / "README.md").write_text("Reviews.\n")
@@ -467,7 +459,7 @@ def test_files_that_no_split_reads_are_named(tmp_path: Path, caplog: pytest.LogC
     "pattern", ["train-{:05}-of-00003.csv", "data/train-{:05}-of-00003-0a1b2c3d.csv", "train_{}-of-3.csv"]
 )
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_missing_part_is_an_error(tmp_path: Path, pattern: str, first: int) -> None:
+def test_missing_part_is_an_error(tmp_path: Path, pattern: str, first: int) -> None:
     paths = [tmp_path / pattern.format(number) for number in range(first, first + 3)]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
@@ -478,7 +470,7 @@ def test_a_missing_part_is_an_error(tmp_path: Path, pattern: str, first: int) ->
         read(tmp_path)
 
 
-def test_classes_named_beside_a_parquet_file_and_a_separator_in_a_description_count(tmp_path: Path) -> None:
+def test_parquet_class_names_and_separator_settings_apply(tmp_path: Path) -> None:
     table = pa.Table.from_pandas(reviews([1, 0]), preserve_index=False)
     feature = {"names": ["worse", "better"], "_type": "ClassLabel"}
     features = {"label": feature, "text": {"dtype": "string", "_type": "Value"}}
@@ -495,14 +487,14 @@ def test_classes_named_beside_a_parquet_file_and_a_separator_in_a_description_co
     assert class_names(read(folder)) == ["01", "1"]
 
 
-def test_the_cause_of_an_error_of_the_library_is_shown(tmp_path: Path) -> None:
+def test_cause_of_loading_error_is_shown(tmp_path: Path) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     (tmp_path / "README.md").write_text("---\nconfigs: {config_name: all}\n---\n")
     with pytest.raises(InputError, match=r"cannot be loaded: Expected configs to be a list, but got .*config_name"):
         read(tmp_path)
 
 
-def test_only_a_folder_has_a_configuration_and_a_colon_is_a_letter_of_a_name(tmp_path: Path) -> None:
+def test_only_folders_have_configurations(tmp_path: Path) -> None:
     for name in ("mine.csv", "a:b.csv"):
         reviews().to_csv(tmp_path / name, index=False)
     (tmp_path / "a:c").mkdir()
@@ -513,18 +505,16 @@ def test_only_a_folder_has_a_configuration_and_a_colon_is_a_letter_of_a_name(tmp
 
 
 @pytest.mark.parametrize("name", [".", "..", "../.."])
-def test_a_folder_around_the_working_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_folder_around_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a/b")
     with pytest.raises(InputError, match="holds the working folder, whose results are no reviews"):
         read(name)
 
 
-def test_files_too_large_for_reviews_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_oversized_files_are_refused_before_reading(tmp_path: Path) -> None:
     with (tmp_path / "train.csv").open("wb") as file:
-        file.truncate(20_000_000_000)  # sparse: it takes no room
+        file.truncate(20_000_000_000)  # sparse, without disk blocks
     for name in (tmp_path, tmp_path / "train.csv"):
         with pytest.raises(
             InputError, match=r"1 files of 20 GB would be read, the largest \S+train\.csv .*17\.2 GB are"
@@ -542,9 +532,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_small_parquet_file_of_too_much_text_is_refused_in_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_expanding_parquet_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("attnmix.data.opening.FREE_BYTES", 2**24)
     pq.write_table(
         pa.table(BOMBS[name]), tmp_path / "a.parquet", compression="zstd", use_dictionary=name != "one long text"
@@ -557,7 +545,7 @@ def test_a_small_parquet_file_of_too_much_text_is_refused_in_little_memory(
 
 
 def write_labels(path: Path, labels: Sequence[Any]) -> None:
-    """Write labels with texts, in the format of the suffix; `.dictionary.parquet` holds them as categories."""
+    """Write labels with texts in the format of the suffix; `.dictionary.parquet` stores them as categories."""
     frame = pd.DataFrame({"text": [f"{path.name} {row}" for row in range(len(labels))], "label": labels}, dtype=object)
     if path.suffix == ".parquet":
         column = pd.Series(labels)
@@ -576,7 +564,7 @@ def write_class_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def read_names(path: Path) -> dict[str, list[str]]:
-    """Return the name of each row's class, by split."""
+    """Return the class names of all rows, by split."""
     tables = with_classes(read_source(DatasetParameters(name=str(path)), COLUMNS)[0], "label")
     return {split: table["label_name"].tolist() for split, table in tables.items()}
 
@@ -593,7 +581,7 @@ def read_names(path: Path) -> dict[str, list[str]]:
         (["false", "true"], ("csv", ["true", "false"]), ("jsonl", [True, False]), ["true", "false"]),
     ],
 )
-def test_all_files_hold_codes_or_all_hold_names(
+def test_files_hold_either_codes_or_names(
     tmp_path: Path, names: list[str], train: tuple[str, Any], test: tuple[str, Any], expected: list[str] | None
 ) -> None:
     write_class_names(tmp_path, names)
@@ -609,7 +597,7 @@ def test_all_files_hold_codes_or_all_hold_names(
         assert read_names(tmp_path)["test"] == expected
 
 
-def test_truth_values_are_no_codes_of_other_names(tmp_path: Path) -> None:
+def test_booleans_are_not_codes_of_other_names(tmp_path: Path) -> None:
     write_class_names(tmp_path, ["pos", "neg", "neutral"])
     write_labels(tmp_path / "train.jsonl", [True, False])
     with pytest.raises(InputError, match=r"holds truth values, and its classes have the names 'pos', 'neg', 'neutral'"):
@@ -631,7 +619,7 @@ def test_truth_values_are_no_codes_of_other_names(tmp_path: Path) -> None:
         (["10", "9", "1"], ["1", "9", "10"]),
     ],
 )
-def test_labels_are_the_same_classes_in_every_format(
+def test_labels_agree_in_every_format(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, labels: list[str], order: list[str]
 ) -> None:
     path = tmp_path / f"train{suffix}"
@@ -642,7 +630,7 @@ def test_labels_are_the_same_classes_in_every_format(
 
 
 @pytest.mark.parametrize("types", [("int64", "float64"), ("uint64", "int64")])
-def test_large_codes_of_files_of_two_types_stay_exact(
+def test_large_codes_of_mixed_types_stay_exact(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, types: tuple[str, str]
 ) -> None:
     labels = ([2**53, 2**53 + 1], [2**53, 1])

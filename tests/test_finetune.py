@@ -1,4 +1,4 @@
-"""Fine-tuning learns, keeps the best epoch, reports its scores, and gives the same bytes after a kill."""
+"""Fine-tuning learns, keeps the best epoch and reports its scores, and resumes after a kill with the same bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prepared(folder: Path, checkpoint: Path) -> Path:
 
 
 def tuned(folder: Path) -> Path:
-    """Run the stage in this process in a folder, which it returns."""
+    """Run the stage in this process in a folder, and return the folder."""
     with chdir(folder), lock_stage("finetune"):
         finetune.main(read_parameters())
     assert not (folder / UNFINISHED).exists()
@@ -49,7 +49,7 @@ def tuned(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    """A folder in which the stage ran."""
+    """A folder with a finished run of the stage."""
     folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
     write_parameters(folder, finetune=RECIPE, **SHORT)
     return tuned(folder)
@@ -80,7 +80,7 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # Wilson's interval: where the observed share is 1.96 standard errors from the true one.
+    # At the ends of Wilson's interval, the observed share is 1.96 standard errors away.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
@@ -123,7 +123,7 @@ def test_the_fit_of_many_training_texts_is_that_of_a_sample(monkeypatch: pytest.
 
 
 def both_labels(reviews: pd.DataFrame) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the labels of two classes, and the other ones."""
+    """Return the true and the opposite labels of two classes."""
     labels = torch.tensor(reviews["label"].to_numpy())
     return labels, 1 - labels
 
@@ -163,7 +163,7 @@ def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Works
         assert sorted(labels) == sorted(given)
         assert labels != given
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text())
-    assert metrics["best_epoch"] == 2  # the first has the lower loss
+    assert metrics["best_epoch"] == 2  # the first epoch has the lower loss
 
 
 def test_permuted_labels_follow_from_the_seed() -> None:
@@ -190,7 +190,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
     for processes in (1, 2):
         folder = prepared(tmp_path / str(processes), tiny_bert)
         config = folder / "models/pretrained/config.json"
-        plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # which differs between processes
+        plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # dropout differs between processes
         config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
         write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
         if processes == 1:
@@ -205,7 +205,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
     name = "embeddings.word_embeddings.weight"
     moved = (one[f"bert.{name}"] - next(each for key, each in start.items() if key.endswith(name))).abs().max()
     assert moved > 1e-2
-    # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
+    # The softmax is invariant to a key's bias: its gradient is a rounding error, which Adam scales to normal size.
     compared = [key for key in one if not key.endswith("key.bias")]
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
 
@@ -227,9 +227,9 @@ def test_parameters_without_a_part_in_the_loss_are_found_and_nothing_else_change
 def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     state, expected = torch.manual_seed(1).get_state(), torch.randperm(99)
     torch.manual_seed(2)
-    monkeypatch.setattr(finetune, "broadcast_object_list", lambda _: [state])  # that of the first process
+    monkeypatch.setattr(finetune, "broadcast_object_list", lambda _: [state])  # state of the first process
     finetune.TrainingGuard().on_epoch_begin(TrainingArguments(), None, None)
-    assert not torch.equal(torch.randperm(99), expected)  # alone, a process keeps its own
+    assert not torch.equal(torch.randperm(99), expected)  # a single process keeps its own state
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
     finetune.TrainingGuard().on_epoch_begin(TrainingArguments(), None, None)
     assert torch.equal(torch.randperm(99), expected)
@@ -237,7 +237,7 @@ def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: 
 
 @pytest.fixture
 def threads_of_a_stage() -> Iterator[None]:
-    """As many threads in this process as a stage takes in its own, which decide the last digits of sums."""
+    """Use the thread number of a stage in this process, because it determines the last digits of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(TORCH_THREADS)
     yield
@@ -250,18 +250,18 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
 ) -> None:
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert))
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
-    # Half a checkpoint: weights, but not yet how far training is.
+    # An incomplete checkpoint: weights without the state of training.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
     curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
     assert curves["step"].max() == 12, "whoever watches the training sees how far it is"
     assert (half / "model.safetensors").exists()
-    # A first entry in the checkpoint's history that no training gives.
+    # A loss that training cannot produce marks the history of the first checkpoint.
     state_file = half.parent / "checkpoint-6/trainer_state.json"
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0
     state_file.write_text(json.dumps(state))
-    # The newest checkpoint is whole, and the oldest is being removed.
+    # The newest checkpoint is complete, and the oldest is being removed.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
     assert "resumes from checkpoint-6\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
@@ -324,7 +324,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
     ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
     ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with weights of"),
-    # What later stages would refuse.
+    # Mistakes that later stages would reject.
     ("capture", {"documents": [500]}, r"capture\.documents: there is no test review 500; rows 0 to \d+ are"),
     ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
 ]

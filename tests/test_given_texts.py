@@ -1,4 +1,4 @@
-"""Texts as users give them are read once, the same in measures, vectors and page; the rest is one error."""
+"""Texts in all forms are tokenised identically for measures, vectors and page; other values raise one error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = ["time flies like an arrow", "the film was good ."]
 PAIRS = [("time flies", "like an arrow"), ("the film was not good .", "it was")]
 MASKED = "time [MASK] like an arrow"
 PAD, CLS, SEP, TIME = 0, 2, 3, 5
-"""Tokens of the tiny BERT; its vocabulary ends before 42."""
+"""Token IDs of the tiny BERT; its vocabulary ends before 42."""
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,12 @@ def tokenizer(tiny_bert: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path, tokenizer: Any) -> attnmix.Model:
-    """A model at hand."""
+    """A model in memory."""
     return attnmix.load(AutoModel.from_pretrained(tiny_bert), tokenizer)
 
 
 def attention_ratios(folder: Path, inputs: dict[str, Any]) -> list[float]:
-    """Return 1 - mean_h a_ii of every token and layer, by transformers alone, of one text without padding."""
+    """Return 1 - mean_h a_ii of every token and layer of one unpadded text, computed with transformers."""
     eager = AutoModel.from_pretrained(folder, attn_implementation="eager")
     tensors = {name: torch.tensor([values]) for name, values in inputs.items()}
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def test_every_form_of_the_same_texts_is_measured_alike(
     model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
 ) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in data sets
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by numpy in data sets
         given = FORMS[form](tokenizer)
     result = attnmix.measure(model, given, methods="attn_w")
     own = [dict(tokenizer(text)) for text in TEXTS]
@@ -139,7 +139,7 @@ def test_pairs_have_the_segments_that_the_model_reads(
     with torch.inference_mode():
         attention = eager(**tokenizer(*PAIRS[0], return_tensors="pt"), output_attentions=True).attentions
     np.testing.assert_allclose(result.matrix("attention"), torch.stack(attention)[:, 0].mean(1), atol=1e-5)
-    assert not model.network._forward_pre_hooks  # the model at hand is left as it was
+    assert not model.network._forward_pre_hooks  # the model in memory is unchanged
 
 
 def test_ids_of_a_pair_alone_are_one_segment(model: attnmix.Model, tokenizer: Any, tiny_bert: Path) -> None:
@@ -244,7 +244,7 @@ def test_everything_else_is_one_error_that_shows_the_call_and_names_the_text(
 
 def test_an_id_with_a_row_of_the_embedding_and_no_token_is_one_error(tmp_path: Path) -> None:
     model = attnmix.load(write_family("bert", tmp_path))
-    first = len(model.tokenizer)  # the family's embedding has rows behind it
+    first = len(model.tokenizer)  # the family's embedding has further rows
     with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: those of the tokeni"):
         attnmix.measure(model, [CLS, first, SEP])
     model.tokenizer.add_tokens(["covid19", "covid20", "covid21", "covid22"])
@@ -344,8 +344,8 @@ def test_padding_that_is_also_the_end_of_a_text_needs_its_mask(tmp_path: Path) -
         with pytest.raises(InputError, match=alone):
             attnmix.measure(model, encoding["input_ids"])
     with pytest.raises(InputError, match=alone):
-        attnmix.measure(model, [long, [*long[:-1], end]])  # of one length, and only one ends so
-    # An end of a text, and texts that are joined by one.
+        attnmix.measure(model, [long, [*long[:-1], end]])  # equal lengths, but only one ends with this token
+    # Texts with one end token, and texts joined by an end token, are valid.
     for given in ([[*long, end]], [[*long, end], [*short, end]], [[end, *long]], [[*long, end, *short]]):
         assert measured_ids(attnmix.measure(model, given)) == given
     masked = {"input_ids": [*short, end, end, end], "attention_mask": [1] * (len(short) + 1) + [0, 0]}
@@ -353,7 +353,7 @@ def test_padding_that_is_also_the_end_of_a_text_needs_its_mask(tmp_path: Path) -
 
 
 def page_of(path: Path) -> dict[str, Any]:
-    """Return the data that a page holds."""
+    """Return the data of a page."""
     (packed,) = re.findall(r'<script[^>]*id="data"[^>]*>([^<]*)<', path.read_text(encoding="utf-8"))
     data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
     return data
@@ -368,15 +368,15 @@ def page_tokens(path: Path) -> list[list[str]]:
 
 @pytest.fixture
 def quick_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages with principal components as the only map; UMAP takes most of the time."""
+    """Use principal components as the only map of pages, because UMAP would dominate the time."""
     quick = partial(settings.UmapParameters, layouts=["pca"], stability_seeds=[])
     monkeypatch.setattr(settings, "UmapParameters", quick)
 
 
 def check_one_reading(model: attnmix.Model, given: Any, ids: list[list[int]], folder: Path, **options: Any) -> Any:
-    """Check that measures, vectors and page read these token ids; return the measures."""
+    """Assert that measures, vectors and page use these token IDs, and return the measures."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of what is truncated
+        warnings.simplefilter("ignore", UserWarning)  # warnings of truncated texts
         result = attnmix.measure(model, given, **options)
         run = attnmix.capture(
             model, given, folder / "run", points=["word_embedding", "layer_output"], dtype="float32", **options
@@ -426,7 +426,7 @@ def test_token_ids_have_vectors_and_a_page_with_the_text_that_they_spell(
     text = "\n".join(PAIRS[0]) if given == "pair" else TEXTS[0]
     assert attnmix.open_run(tmp_path / "run").texts == {"text/0": text}
     assert result.texts == [text]
-    # The page's numbers are computed anew, of what was written.
+    # The page recomputes its numbers from the saved text.
     values = page_of(tmp_path / "page.html")["curves"]["attn_n"]["pretrained"]["values"]
     assert values == pytest.approx(result.by_layer().query("method == 'attn_n'")["mean"].tolist(), abs=1e-4)
 
@@ -455,7 +455,7 @@ def test_texts_are_read_without_a_model() -> None:
 
 @pytest.fixture(scope="module", params=each_family("gpt2"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """A model of each family at hand, whose tokenizer truncates on the left and pads."""
+    """A model of each family in memory, with a padding tokenizer that truncates on the left."""
     folder = write_family(request.param, tmp_path_factory.mktemp(request.param))
     tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
     if tokenizer.pad_token is None:
@@ -487,7 +487,7 @@ def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, tmp_path: 
     assert measured_ids(padded) == ids
     for one, other in zip(result.ratios_by_text, padded.ratios_by_text, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    # The first layer's vectors are those of all that the tokenizer gives.
+    # Vectors of the first layer use all inputs from the tokenizer.
     vectors = attnmix.open_run(tmp_path / "run").features("layer_output", layers=[1]).numpy()[0]
     starts = np.cumsum([0, *map(len, ids)])
     for start, end, pair in zip(starts, starts[1:], PAIRS, strict=False):

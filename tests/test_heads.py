@@ -1,4 +1,4 @@
-"""Stored parts of the heads of a captured text, compared with an independent computation from the weights."""
+"""Stored heads of a captured text match an independent computation from the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = "the film was not so good , and time flies like an arrow . the end was du
 
 
 def recorded(name: str) -> tuple[dict[str, Any], Reference]:
-    """What is kept of `TEXT`, and the same text run by hand."""
+    """The stored heads of `TEXT`, and the reference computation of the same text."""
     folder = tiny_folder(name)
     base = load_base(folder).double()
     ids = load_tokenizer(folder)(TEXT)["input_ids"]
@@ -37,7 +37,7 @@ def recorded(name: str) -> tuple[dict[str, Any], Reference]:
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_part_is_that_of_a_computation_from_the_weights(name: str) -> None:
     parts, reference = recorded(name)
-    if FAMILIES[name].get("own_attention"):  # which shows no queries and keys
+    if FAMILIES[name].get("own_attention"):  # does not expose queries and keys
         assert parts == {}
         return
     assert {*HEAD_PARTS, *VECTORS} <= set(parts)

@@ -1,4 +1,4 @@
-"""Imports go one way, and dvc.yaml names what each stage runs, reads and writes."""
+"""Imports are acyclic, and dvc.yaml declares the code, inputs, outputs and parameters that each stage uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
-"""Those in `attnmix/core/arithmetic/kernels.py`, and torch's own; others depend on the processor."""
+"""Decompositions in `attnmix/core/arithmetic/kernels.py` and in torch; others depend on the processor."""
 
 
 def parsed(module: Path) -> ast.Module:
@@ -47,7 +47,7 @@ def parsed(module: Path) -> ast.Module:
 
 @cache
 def imported_by(module: Path) -> frozenset[Path]:
-    """Return the project's modules that a module imports when it runs, including those that it imports late."""
+    """Return the project modules that a module imports, including imports inside functions."""
     names, tree = [], parsed(module)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node))]
     for node in ast.walk(tree):
@@ -59,7 +59,7 @@ def imported_by(module: Path) -> frozenset[Path]:
 
 
 def reached_from(*modules: Path) -> set[Path]:
-    """Return every module that is imported by way of `modules`, themselves among them."""
+    """Return all modules that `modules` import, directly or indirectly, and `modules` themselves."""
     reached, remaining = set[Path](), list(modules)
     while remaining:
         module = remaining.pop()
@@ -70,7 +70,7 @@ def reached_from(*modules: Path) -> set[Path]:
 
 
 def code_of(stage: str) -> list[str]:
-    """Return the folders and files of code that dvc.yaml names for a stage."""
+    """Return the code folders and files that dvc.yaml lists for a stage."""
     return [name for name in STAGES[stage]["deps"] if name.startswith(CODE)]
 
 
@@ -78,21 +78,21 @@ def is_in(path: Path, places: Iterable[str]) -> bool:
     return any(path.is_relative_to(place) for place in places)
 
 
-def test_imports_go_one_way_and_the_library_imports_nothing_of_the_pipeline() -> None:
+def test_imports_are_acyclic_and_library_is_independent_of_stages() -> None:
     assert [module for module in MODULES if module in reached_from(*imported_by(module))] == []
     library = [module for module in MODULES if module.parts[0] == "attnmix"]
     assert [each for each in reached_from(*library) if each.parts[0] == "stages"] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_module_that_a_stage_runs_is_in_a_folder_that_dvc_watches(stage: str) -> None:
+def test_dvc_tracks_all_code_of_each_stage(stage: str) -> None:
     code = reached_from(*(Path("stages", name) for name in (f"{stage}.py", "common/cli.py")))
     watched = code_of(stage)
     assert [path for path in code if not is_in(path, watched)] == []
     assert [name for name in watched if not any(is_in(path, [name]) for path in code)] == []
 
 
-def test_the_command_of_the_stages_does_nothing_but_call_what_dvc_watches() -> None:
+def test_stage_command_only_calls_tracked_code() -> None:
     command = Path("stages/__main__.py")
     docstring, *imports, condition = parsed(command).body
     assert isinstance(docstring, ast.Expr)
@@ -101,7 +101,7 @@ def test_the_command_of_the_stages_does_nothing_but_call_what_dvc_watches() -> N
     assert ast.unparse(condition) == "if __name__ == '__main__':\n    main(sys.argv[1:])"
 
 
-def test_emulation_in_ci_is_repeated_for_other_code_and_not_for_other_words_about_it() -> None:
+def test_code_hash_ignores_comments_and_docstrings() -> None:
     code_of = runpy.run_path(str(REPOSITORY / ".ci/code_hash.py"))["code_of"]
     documented = 'NUMBER = 2\n"""A number."""\ndef half(x):\n    """Return half."""\n    return x / NUMBER  # exact\n'
     assert code_of(documented) == code_of("NUMBER = 2\ndef half(x):\n    return x / NUMBER\n")
@@ -109,12 +109,12 @@ def test_emulation_in_ci_is_repeated_for_other_code_and_not_for_other_words_abou
     assert code_of("name = 'a'") != code_of("name = 'b'")
 
 
-def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
+def test_artifacts_are_cached_outputs() -> None:
     kept = {out for stage in STAGES.values() for out in stage.get("outs", ()) if isinstance(out, str)}
     assert {artifact["path"] for artifact in PIPELINE["artifacts"].values()} <= kept
 
 
-def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
+def test_names_have_declarations_labels_and_settings() -> None:
     assert (tuple(RATIOS), tuple(MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
     assert tuple(CONTROLS) == names.RATIO_CONTROL_NAMES
     settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
@@ -122,7 +122,7 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert not {*settings["methods"]} & {*names.REDUNDANT_RATIO_NAMES}
     assert tuple(settings["matrices"]) == names.DEFAULT_MATRIX_NAMES
     assert tuple(settings["controls"]) == names.DEFAULT_CONTROL_NAMES
-    assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # a figure leaves out what has no mark
+    assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # figures omit ratios without marks
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
     known = {*RATIOS, *LAYER_MATRICES, *names.POINTS, HEADS}
     for family in FAMILIES:
@@ -143,21 +143,21 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
 
 
-def test_the_preferred_ratio_covers_most_of_attention_s_block() -> None:
+def test_preferred_ratio_covers_attention_block() -> None:
     assert preferred_ratio(RATIOS) == "attnresln_n"
     assert preferred_ratio(["layer_n", "attn_w", "attnres_n"]) == "attnres_n"
     assert preferred_ratio(["layer_n", "enc_n"]) == "layer_n"
     assert {preferred_ratio([name]) for name in RATIOS} == set(RATIOS)
 
 
-def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
+def test_stages_use_portable_decompositions() -> None:
     code = "".join((REPOSITORY / module).read_text(encoding="utf-8") for module in MODULES)
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-# Exempt are: keys that are read only for a hub's source or a folder, or only where nothing is trained; keys of later
-# stages that `download` and `finetune` only check; numbers of documents in the sections of stages whose texts
-# `tokenize` chooses; and the arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
+# Exemptions: keys that only a hub source, a folder or a run without training reads; keys of later stages that
+# `download` and `finetune` only validate; numbers of documents for stages that use the texts of `tokenize`; and the
+# arithmetic of `reduce`, which uses no torch tensors and reads the environment.
 EXEMPT = {
     "sources": {"dataset.test_split", "dataset.train_split"},
     "download": {"dataset.revision", "dataset.test_split", "model.revision", "finetune.epochs"},
@@ -179,7 +179,7 @@ ALL_KEYS = {key for section in Parameters.model_fields for key in all_keys(secti
 
 
 def declared_keys(stage: str) -> set[str]:
-    """Return the parameters that dvc.yaml names for a stage; a section stands for its keys, the file for all."""
+    """Return the parameters of a stage in dvc.yaml, with sections and the whole file expanded to keys."""
     names = STAGES[stage]["params"]
     if {"params.yaml": None} in names:
         return ALL_KEYS
@@ -192,7 +192,7 @@ def outputs(stage: str) -> list[str]:
 
 
 def outside(paths: set[str], places: Iterable[str]) -> set[str]:
-    """Return the paths that are in none of the places."""
+    """Return the paths outside all places."""
     return {path for path in paths if not is_in(Path(path), places)}
 
 
@@ -206,13 +206,13 @@ class Observed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty folder whose name has spaces, a quote and letters of all kinds."""
+    """Return an empty folder with spaces, a quote and non-Latin letters in its name."""
     return tmp_path_factory.mktemp("Möbius' Ordner 模型 ")
 
 
 @pytest.fixture(scope="module")
 def observed(folder: Path) -> dict[str, Observed]:
-    """Every stage, run on tiny input in one folder, in turn."""
+    """Return the observations of all stages, run in order on tiny input in one folder."""
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     capture = {"documents": [0, 1], "max_length": 40}
@@ -257,20 +257,18 @@ def observed(folder: Path) -> dict[str, Observed]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_names_exactly_the_parameters_that_it_reads(observed: dict[str, Observed], stage: str) -> None:
+def test_stage_declares_exactly_the_parameters_it_reads(observed: dict[str, Observed], stage: str) -> None:
     exempt = EXEMPT.get(stage, set())
-    # The page names every parameter that differs from its default.
+    # The page lists every parameter with a non-default value.
     read = ALL_KEYS if stage == "render" else observed[stage].keys
     assert declared_keys(stage) - exempt == read - exempt
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_opens_and_writes_only_the_files_that_it_names_and_writes_all_of_them(
-    observed: dict[str, Observed], stage: str
-) -> None:
+def test_stage_accesses_exactly_its_declared_files(observed: dict[str, Observed], stage: str) -> None:
     _, opened, written = observed[stage]
     assert [out for out in outputs(stage) if outside(written, [out]) == written] == []
-    # Until the stage `sources` exists, `download` says what is to be watched.
+    # Before the first run of the stage `sources`, `download` writes the list of watched files.
     assert outside(written, [*outputs(stage), *(["reports/sources.json"] if stage == "download" else [])]) == set()
     sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
     assert outside(opened, [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED), *sources]) == set()
@@ -278,10 +276,10 @@ def test_stage_opens_and_writes_only_the_files_that_it_names_and_writes_all_of_t
 
 
 def rerun(key: str, changed_out: str) -> set[str]:
-    """Return the stages that DVC runs again where a parameter changes the outputs of `tokenize` at `changed_out`."""
+    """Return the stages that DVC reruns if a parameter changes the outputs of `tokenize` at `changed_out`."""
     stages = {"tokenize"}
     changed = {changed_out}
-    for name, stage in STAGES.items():  # in their order
+    for name, stage in STAGES.items():  # in order of execution
         reads_key = name != "tokenize" and key in declared_keys(name)
         reads_changed = any(is_in(Path(place), changed) for place in stage["deps"])
         if reads_key or reads_changed:
@@ -291,7 +289,7 @@ def rerun(key: str, changed_out: str) -> set[str]:
 
 
 @pytest.mark.parametrize("documents", [[], [1]])
-def test_a_first_free_text_leaves_the_statistics_as_they_are(
+def test_adding_a_text_does_not_change_statistics(
     observed: dict[str, Observed], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: list[int]
 ) -> None:
     assert observed
@@ -311,11 +309,11 @@ def test_a_first_free_text_leaves_the_statistics_as_they_are(
 
 
 @pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)
-def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: Path) -> None:
+def test_profile_is_valid(tmp_path: Path, profile: Path) -> None:
     lines = [line for line in profile.read_text(encoding="utf-8").splitlines() if not line.startswith("# ")]
-    assert [line for line in lines if len(line.split()) != 1] == []  # a shell separates them
+    assert [line for line in lines if len(line.split()) != 1] == []  # the shell separates overrides at spaces
     write_parameters(tmp_path)
-    apply_overrides(tmp_path / "params.yaml", lines)  # as `dvc exp run -S` does
+    apply_overrides(tmp_path / "params.yaml", lines)  # like `dvc exp run -S`
     parameters = read_parameters(tmp_path / "params.yaml")
     texts = parameters.dataset.test_limit
     assert texts is None or max(parameters.capture.documents, default=0) < texts

@@ -1,4 +1,4 @@
-"""The real hub code, against a stand-in for the hub on loopback that fails in every way that a hub can."""
+"""Downloads survive all temporary failures of a hub, and lasting failures raise one error and leave no files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
-# Temporary troubles, which the stage must not mind; the file of a data set is in the storage too.
+# Temporary failures that downloads must survive; data files are also in the storage.
 TEMPORARY = [
     *(Trouble("info", kind) for kind in ("503", "reset", "cut")),
     *(Trouble("tree", kind) for kind in ("429", "500", "cut", "hang", "reset")),
@@ -36,7 +36,7 @@ TEMPORARY = [
 OVER = f"for more than {LIMIT_SECONDS:g} s; try again later"
 RESET = f"the connection broke ([Errno 104] Connection reset by peer), {OVER}"
 SPOILT = "did not match the hub's listing in two downloads"
-# Troubles without end, and what the one error must say.
+# Lasting failures, with the expected part of the error.
 LASTING = [
     (Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
     (Trouble("info", "429", None), f"it answers 429 Too Many Requests, {OVER}"),
@@ -55,18 +55,18 @@ LASTING = [
     (Trouble("storage", "endless", None), SPOILT),
 ]
 KINDS = ("model", "dataset")
-# One of each place is enough for data sets and for `attnmix.load`, which fetch files as the stage does its model.
+# One failure per place suffices for data sets and `attnmix.load`, which share the download code of the stage's model.
 TEMPORARY_BY_PLACE = list({trouble.place: trouble for trouble in TEMPORARY}.values())
 LASTING_BY_PLACE = list({trouble.place: (trouble, expected) for trouble, expected in LASTING}.values())
 
 
 def named(trouble: Trouble) -> str:
-    """Return the name of the repository that has it."""
+    """Return the name of the repository with this failure."""
     return f"owner/{trouble.place}-{trouble.kind}-{trouble.times}".replace(" ", "-")
 
 
 class Served(NamedTuple):
-    """A hub, the stage download beside it, and what is served."""
+    """A hub, a process that runs the stage `download`, and the served files."""
 
     address: str
     worker: ProcessPoolExecutor
@@ -77,7 +77,7 @@ class Served(NamedTuple):
     stop: Callable[[], None]
 
     def download(self, folder: Path, token: str | None = None, **changes: Any) -> Path:
-        """Run the stage in `folder` and return it; by default with a model and a data set without any trouble."""
+        """Run the stage in `folder`, by default with a model and a data set without failures, and return the folder."""
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
         write_parameters(folder, **(defaults | changes))
@@ -85,7 +85,7 @@ class Served(NamedTuple):
         return folder
 
     def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
-        """Return the one line of the stage's error, which must have written nothing into a new folder."""
+        """Return the error of the stage, which must be one line and leave a new folder empty."""
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
             self.download(folder, token, **changes)
@@ -95,7 +95,7 @@ class Served(NamedTuple):
         return str(raised.value)
 
     def assert_nothing_is_left(self) -> None:
-        """Look for parts of files in the cache of the hub's client, and for locks that are still held."""
+        """Assert that the hub cache contains no partial files and no locks are held."""
         files = [path for path in self.home.rglob("*") if path.is_file()]
         assert [path for path in files if path.suffix in (".incomplete", ".tmp")] == []
         for path in files:
@@ -103,13 +103,13 @@ class Served(NamedTuple):
                 FileLock(path, blocking=False).acquire().lock.release()
 
     def cache(self, kind: str, name: str) -> Path:
-        """Return the folder of a repository in that cache."""
+        """Return the folder of a repository in the hub cache."""
         return self.home / "hub" / f"{kind}s--{name.replace('/', '--')}"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A data set and a model, each at two commits, and others that are the same but for their access or trouble."""
+    """A data set and a model with two commits each, and copies with other access rights or failures."""
     root = tmp_path_factory.mktemp("hub")
     data, model = {}, {}
     for seed, commit in enumerate((OLD, NEW)):
@@ -147,19 +147,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def environment(address: str, home: Path, **more: str) -> dict[str, str]:
-    """Return the environment of a process that shall see no other hub, token or cache."""
+    """Return the environment of a process without access to any other hub, token or cache."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     own = {"HF_ENDPOINT": address, "HF_HOME": str(home)} | PATHS
     return inherited | own | {"OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"} | more
 
 
 def digests(folder: Path) -> set[str]:
-    """Return those of all files under it, as they are and behind links."""
+    """Return the digests of all files in a folder, following links."""
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
 
 
 def assert_as_served(folder: Path, served: Served, commit: str) -> None:
-    """Compare the reviews, and the model's files byte by byte without the pickled one."""
+    """Compare the reviews, and all files of the model except the pickled one byte by byte."""
     reviews = toy_reviews(20, 10 + (OLD, NEW).index(commit))
     test = pd.read_parquet(folder / "data/reviews/test.parquet")
     assert test["text"].tolist() == reviews["text"].tolist()
@@ -178,7 +178,7 @@ def commits(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("revision", "commit"), [(None, NEW), ("v1.0", OLD), ("a/branch", OLD), (OLD, OLD)])
-def test_model_and_data_set_are_those_of_the_revision_whose_commit_is_recorded(
+def test_revision_is_downloaded_and_its_commit_recorded(
     tmp_path: Path, served: Served, revision: str | None, commit: str
 ) -> None:
     model, data = ({"name": f"owner/{name}", "revision": revision} for name in ("bert", "reviews"))
@@ -186,7 +186,7 @@ def test_model_and_data_set_are_those_of_the_revision_whose_commit_is_recorded(
     assert commits(tmp_path) == {"model_commit": commit, "dataset_commit": commit}
 
 
-def test_base_is_a_name_at_a_revision(tmp_path: Path, served: Served) -> None:
+def test_base_model_has_its_own_revision(tmp_path: Path, served: Served) -> None:
     served.download(tmp_path, model={"name": "owner/bert", "base": "owner/bert@v1.0"})
     for folder, commit in (("pretrained", OLD), ("pretrained/own", NEW)):
         weights = (tmp_path / "models" / folder / "model.safetensors").read_bytes()
@@ -207,41 +207,39 @@ def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble:
     [*(("model", *each) for each in LASTING), *(("dataset", *each) for each in LASTING_BY_PLACE)],
     ids=lambda each: named(each) if isinstance(each, Trouble) else each if each in KINDS else "",
 )
-def test_lasting_failures_are_one_error_and_nothing_made(
+def test_lasting_failure_is_one_error_without_files(
     tmp_path: Path, served: Served, trouble: Trouble, expected: str, kind: str
 ) -> None:
     error = served.failure(tmp_path, **{kind: {"name": named(trouble)}})
     assert error.startswith(f"{kind}.name: {named(trouble)} is no folder here, and cannot be had from the hub")
     assert expected in error
-    assert "secret" not in error  # of a signed address
-    # What came with other bytes than it should is not left in the cache, where others would take it.
+    assert "secret" not in error  # part of a signed address
+    # Files with wrong bytes must not remain in the cache, where other programs would use them.
     contents = digests((served.model if kind == "model" else served.data)[NEW])
     for part in ("snapshots", "blobs"):
         assert digests(served.cache(kind, named(trouble)) / part) <= contents
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_breaks_ever_further_on_is_resumed_until_it_is_whole(
-    tmp_path: Path, served: Served, kind: str
-) -> None:
+def test_interrupted_file_is_resumed_until_complete(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/further"}}), served, NEW)
     starts = served.repositories[f"{kind}s/owner/further"].starts
-    assert max(starts) >= CUT  # of a model so often that all waits together are longer than the limit
+    assert max(starts) >= CUT  # so often that the sum of waits for a model exceeds the limit
     first = [number for number, start in enumerate(starts) if start == 0]
     for begin, end in zip(first, [*first[1:], len(starts)], strict=True):
         assert starts[begin:end] == [CUT * number for number in range(end - begin)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_storage_that_knows_no_ranges_is_read_from_its_start_again(tmp_path: Path, served: Served, kind: str) -> None:
+def test_storage_without_ranges_is_read_from_start(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/whole"}}), served, NEW)
-    # Repeated bytes would give a wrong hash, after which the first file would be downloaded once more.
+    # Duplicate bytes would change the hash, and the first file would be downloaded again.
     other_files = [0] * (kind == "dataset")
     assert served.repositories[f"{kind}s/owner/whole"].starts == [0, CUT, *other_files]
 
 
 @pytest.mark.parametrize("name", [*map(named, TEMPORARY_BY_PLACE), "owner/further", "owner/whole", "owner/bert"])
-def test_from_python_a_model_is_loaded_through_the_same_failures(served: Served, name: str) -> None:
+def test_load_survives_temporary_failures(served: Served, name: str) -> None:
     shutil.rmtree(served.cache("model", name), ignore_errors=True)
     repository = served.repositories[f"models/{name}"]
     repository.troubled = 0
@@ -249,11 +247,11 @@ def test_from_python_a_model_is_loaded_through_the_same_failures(served: Served,
     local = attnmix.load(served.model[NEW]).network.state_dict()
     loaded = served.worker.submit(run_load, name).result()
     assert loaded == {key: tensor.numpy().tobytes() for key, tensor in local.items()}
-    assert repository.starts  # by httpx, and not by the client's own transfers
+    assert repository.starts  # through httpx instead of the client's own transfers
 
 
 @pytest.mark.parametrize(("trouble", "expected"), LASTING_BY_PLACE, ids=lambda each: getattr(each, "place", ""))
-def test_from_python_a_lasting_failure_is_the_same_error(served: Served, trouble: Trouble, expected: str) -> None:
+def test_load_reports_lasting_failure(served: Served, trouble: Trouble, expected: str) -> None:
     shutil.rmtree(served.cache("model", named(trouble)), ignore_errors=True)
     with pytest.raises(InputError) as raised:
         served.worker.submit(run_load, named(trouble)).result()
@@ -275,7 +273,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("section", "values", "token", "expected"), REFUSALS)
-def test_what_the_hub_does_not_give_is_one_error_that_says_what_to_do(
+def test_refusal_by_hub_is_explained(
     tmp_path: Path, served: Served, section: str, values: dict[str, Any], token: str | None, expected: str
 ) -> None:
     error = served.failure(tmp_path, token, **{section: values})
@@ -285,22 +283,22 @@ def test_what_the_hub_does_not_give_is_one_error_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("access", ["private", "gated", "forbidden"])
-def test_a_token_opens_what_is_closed_and_is_written_nowhere(tmp_path: Path, served: Served, access: str) -> None:
+def test_token_grants_access_and_is_not_stored(tmp_path: Path, served: Served, access: str) -> None:
     assert_as_served(served.download(tmp_path, GOOD, model={"name": f"owner/{access}"}), served, NEW)
     files = [path for folder in (tmp_path, served.home) for path in folder.rglob("*") if path.is_file()]
     assert [path for path in files if GOOD.encode() in path.read_bytes()] == []
 
 
-def test_a_stored_login_opens_a_closed_data_set(tmp_path: Path, served: Served) -> None:
+def test_stored_login_grants_access(tmp_path: Path, served: Served) -> None:
     served.home.mkdir(exist_ok=True)
-    (served.home / "token").write_text(GOOD, encoding="utf-8")  # as `hf auth login` does
+    (served.home / "token").write_text(GOOD, encoding="utf-8")  # like `hf auth login`
     try:
         assert_as_served(served.download(tmp_path, dataset={"name": "owner/private"}), served, NEW)
     finally:
         (served.home / "token").unlink()
 
 
-def test_code_of_a_repository_is_neither_run_nor_named_in_what_is_kept(tmp_path: Path, served: Served) -> None:
+def test_repository_code_is_neither_run_nor_kept(tmp_path: Path, served: Served) -> None:
     pretrained = Run(served.download(tmp_path, model={"name": "owner/known"})).pretrained
     for file in ("config.json", "tokenizer_config.json"):
         kept, own = (
@@ -310,21 +308,21 @@ def test_code_of_a_repository_is_neither_run_nor_named_in_what_is_kept(tmp_path:
     assert not (pretrained / "own.py").exists()
 
 
-def test_a_file_of_the_cache_counts_only_with_the_right_bytes(tmp_path: Path, served: Served) -> None:
+def test_cached_file_is_verified_by_hash(tmp_path: Path, served: Served) -> None:
     served.download(tmp_path / "first")
     asked = served.repositories["models/owner/bert"].asked
     asked.clear()
     assert_as_served(served.download(tmp_path / "second"), served, NEW)
-    assert asked == ["info"]  # which commit `main` is
+    assert asked == ["info"]  # resolves `main` to a commit
     weights = served.home / "hub/models--owner--bert/snapshots" / NEW / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     assert_as_served(served.download(tmp_path / "third"), served, NEW)
     assert asked[-1] == "storage"
 
 
-@pytest.mark.long  # two processes more
-def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Path, served: Served) -> None:
-    # A process of its own: the shared one keeps listings in memory whose files other tests have removed.
+@pytest.mark.long  # two more processes
+def test_offline_mode_uses_cache_and_names_missing_files(tmp_path: Path, served: Served) -> None:
+    # A separate process, because the shared one keeps listings of files that other tests have removed.
     with start_worker(environment(served.address, served.home)) as worker:
         online = served._replace(worker=worker).download(tmp_path / "online")
     for repository in served.repositories.values():
@@ -338,7 +336,7 @@ def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Pat
     assert not any(repository.asked for repository in served.repositories.values())
 
 
-def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_path: Path, served: Served) -> None:
+def test_unreadable_data_set_leaves_previous_files(tmp_path: Path, served: Served) -> None:
     folder = shutil.copytree(served.data[NEW], tmp_path / "unreadable")
     (folder / "plain_text/train-00000-of-00001.parquet").write_bytes(b"no parquet")
     served.repositories["datasets/owner/unreadable"] = Repository({OLD: folder})
@@ -349,7 +347,7 @@ def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_p
     assert_as_served(run, served, NEW)
 
 
-def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, served: Served) -> None:
+def test_only_requested_configuration_is_downloaded(tmp_path: Path, served: Served) -> None:
     folder = shutil.copytree(served.data[NEW], tmp_path / "files")
     shutil.copytree(folder / "plain_text", folder / "other")
     served.repositories["datasets/owner/several"] = several = Repository({OLD: folder})
@@ -358,7 +356,7 @@ def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, serv
     assert_as_served(run, served, NEW)
 
 
-def test_hub_out_of_reach_is_one_error(tmp_path: Path, served: Served) -> None:
+def test_unreachable_hub_is_one_error(tmp_path: Path, served: Served) -> None:
     served.stop()
     error = served.failure(tmp_path)
     start = "model.name: owner/bert is no folder here, and cannot be had from the hub: "

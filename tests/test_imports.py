@@ -1,4 +1,4 @@
-"""Imports of large packages: the garbage collector's part in them, and which ones are not loaded in vain."""
+"""Imports freeze their objects for the garbage collector, and first results load no unneeded packages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print(json.dumps([gc.get_freeze_count(), gc.isenabled(), early, after_ratio, aft
 
 
 def run_python(program: str, *arguments: str) -> Any:
-    """Return the JSON that a process of its own prints."""
+    """Run code in a separate process and return its output, parsed as JSON."""
     command = [sys.executable, "-c", program, *arguments]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True, text=True)
     return json.loads(run.stdout)
@@ -68,15 +68,13 @@ def run_python(program: str, *arguments: str) -> Any:
         ("gc.disable()", False, False, [False, False]),
     ],
 )
-def test_what_is_imported_first_is_frozen_and_the_collector_is_left_as_it_was(
+def test_imported_objects_are_frozen_and_collector_is_restored(
     before: str, frozen: bool, enabled: bool, during: list[bool], inside: str
 ) -> None:
-    """Garbage of before and of afterwards is freed, unless the user has the collector off."""
+    """Earlier and later garbage is collected unless the user has disabled the collector."""
     result = run_python(IMPORTS.format(before=before, inside=inside))
     assert result == [frozen, enabled, during, enabled, enabled]
 
 
-def test_a_first_ratio_and_page_load_no_slow_package_in_vain_and_leave_the_collector_to_the_program(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_first_ratio_and_page_load_no_slow_package(tiny_bert: Path, tmp_path: Path) -> None:
     assert run_python(FIRST_RATIO, str(tiny_bert), str(tmp_path / "page.html")) == [0, True, [], [], []]

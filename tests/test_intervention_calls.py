@@ -1,4 +1,4 @@
-"""An intervention applies to every call of a network: derivatives, generation, stacks alone, threads, copies."""
+"""Interventions apply to all calls of a network: derivatives, generation, single stacks, threads and copies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Layers = Mapping[int, Sequence[int]]
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 where a model's code asks for float32, so that differences have digits enough."""
+    """Uses float64 where a model's code requests float32, for accurate finite differences."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -75,9 +75,9 @@ def heads_of_all_layers(model: attnmix.Model) -> dict[int, list[int]]:
 
 @contextmanager
 def zeroed(model: attnmix.Model, heads: Layers) -> Iterator[Any]:
-    """Yield a copy of the network in which the columns of W_O that read these heads are 0.
+    """Yield a copy of the network with the columns of W_O for these heads set to 0.
 
-    ALBERT's layers have the same weights, so there the input of W_O is 0 in the calls of these layers.
+    ALBERT's layers share their weights, so the inputs of W_O are set to 0 in the calls of these layers instead.
     """
     network: Any = copy.deepcopy(model.network)
     base, number = network.base_model, 0
@@ -183,7 +183,7 @@ def test_a_single_layer_is_edited_by_its_number(family: str) -> None:
 
 
 def generating_class(family: str) -> Any:
-    """Return the class that generates text in a family, if there is one."""
+    """Return the text generation class of a family, or None."""
     kind = type(AutoConfig.for_model(family))
     for name in ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
         mapping = getattr(transformers, name)
@@ -234,7 +234,7 @@ def test_generation_is_edited_with_and_without_a_cache(family: str) -> None:
 
 
 def _from(kind: Any) -> Any:
-    """Return a class with `from_config`, as the auto classes have."""
+    """Return a class with `from_config`, like the auto classes."""
     return type("Kind", (), {"from_config": staticmethod(lambda config: kind(config))})
 
 
@@ -265,7 +265,7 @@ def test_positions_in_a_cache_that_does_not_hold_one_key_for_each_token_are_an_e
 
 
 def replica(module: nn.Module) -> nn.Module:
-    """Return a replica as `DataParallel` makes one for each of its threads."""
+    """Return a replica as `DataParallel` creates for each thread."""
     copied: Any = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(copied, name, None if parameter is None else parameter.detach())
@@ -402,8 +402,8 @@ def test_another_implementation_chosen_inside_is_an_error(tiny_bert: Path) -> No
             network(**batch(model))
 
 
-@pytest.mark.long  # torch.compile takes seconds to import
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
+@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny_bert: Path) -> None:
     models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
     graphs: list[Any] = []
@@ -424,7 +424,7 @@ def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny
     assert len(graphs) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # the name in transformers 5.17 and after
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # its name since transformers 5.17
 @pytest.mark.parametrize("family", ["bert", "gpt_neo"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str, use_reentrant: bool) -> None:
@@ -449,8 +449,8 @@ def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str,
     assert network.is_gradient_checkpointing
 
 
-@pytest.mark.long  # torch.compile takes seconds to import
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
+@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
 def test_a_compiled_wrapper_is_edited(family: str) -> None:
     model = in_memory(family)
@@ -481,7 +481,7 @@ def test_an_intervention_waits_for_a_measure_in_another_thread(tiny_bert: Path) 
         with model.intervene(without_heads({1: [0, 1]})):
             pass
         np.testing.assert_allclose(captured.result().values[:, :9], expected.values[:, :9], rtol=0.01, atol=0.01)
-    assert model.network.config._attn_implementation == "observed"  # as `load` by name leaves it
+    assert model.network.config._attn_implementation == "observed"  # as after `load` by name
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "t5", "deberta"])

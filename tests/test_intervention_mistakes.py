@@ -1,4 +1,4 @@
-"""Layers, heads, tokens and shapes that a model or text does not have are one error, in every edit there is."""
+"""Every edit rejects layers, heads, tokens and shapes that the model or text lacks, with one error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnmix.interventions import Edit, Eraser, chained, class_eraser, remaining
 from attnmix.models.checkpoint import load_tokenizer
 
 TEXT = "time flies like an arrow"
-TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # of the text and the tiny BERT; the width is a head's
+TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # of the text and the tiny BERT; WIDTH is of one head
 FUNCTIONS = {
     name: each
     for name, each in vars(interventions).items()
@@ -45,7 +45,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "chained": {"edits": (without_heads({1: [0]}), lambda _layer, weights, value: (weights, value))},
     "recorded": {"values": {}},
 }
-"""Arguments of each maker that it takes."""
+"""Valid arguments of each maker."""
 
 NO_LAYERS: list[tuple[Any, str]] = [
     *((number, rf"layer {number}; allowed: 1 to 3$") for number in (0, 4, -1)),
@@ -75,7 +75,7 @@ NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; allowed"), ([
 
 
 def at_layers(right: Any) -> list[tuple[Any, str]]:
-    """Return dictionaries whose layers are wrong, and what is none; `right` is what a layer has."""
+    """Return invalid dictionaries by layer; `right` is a valid value for one layer."""
     return [*(({layer: right}, message) for layer, message in NO_LAYERS), *NO_DICTIONARY]
 
 
@@ -119,11 +119,11 @@ WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
     ],
     ("recorded", "values"): [(None, "NoneType; allowed: a dictionary"), ([], "list; allowed: a dictionary")],
 }
-"""By maker and argument what it does not take, and what the error says."""
+"""Invalid values by maker and argument, with the expected message."""
 
 
 def made(maker: str, arguments: dict[str, Any]) -> Edit:
-    """Return the edit, `chained`'s arguments one by one."""
+    """Return an edit; the edits of `chained` are positional arguments."""
     edit: Edit = MAKERS[maker](*arguments["edits"]) if maker == "chained" else MAKERS[maker](**arguments)
     return edit
 
@@ -142,7 +142,7 @@ def run(model: attnmix.Model, edit: Any, text: str | list[str] = TEXT) -> torch.
     return result
 
 
-def test_every_argument_of_every_maker_of_edits_is_in_the_tables() -> None:
+def test_tables_cover_all_arguments_of_all_edits() -> None:
     arguments = {(name, argument) for name, maker in MAKERS.items() for argument in inspect.signature(maker).parameters}
     assert {(name, argument) for name, right in RIGHT.items() for argument in right} == arguments
     assert set(WRONG) == arguments
@@ -150,7 +150,7 @@ def test_every_argument_of_every_maker_of_edits_is_in_the_tables() -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_what_an_edit_names_is_there_and_the_edit_does_something(model: attnmix.Model, maker: str) -> None:
+def test_valid_edit_changes_the_output(model: attnmix.Model, maker: str) -> None:
     network, inputs = model.network, model.tokenizer(TEXT, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == TOKENS
     assert network.config.num_hidden_layers == LAYERS
@@ -163,7 +163,7 @@ def test_what_an_edit_names_is_there_and_the_edit_does_something(model: attnmix.
 
 
 def errors_of(model: attnmix.Model, maker: str, arguments: dict[str, Any]) -> list[str]:
-    """Return the error of making an edit; without one, the errors of its calls, alone and in a chain."""
+    """Return the error of creating an edit, or else the errors of using it alone and in a chain."""
     try:
         edit = made(maker, arguments)
     except InputError as error:
@@ -179,14 +179,14 @@ def errors_of(model: attnmix.Model, maker: str, arguments: dict[str, Any]) -> li
 
 
 @pytest.mark.parametrize(("maker", "argument"), WRONG)
-def test_what_a_model_or_text_does_not_have_is_one_error(model: attnmix.Model, maker: str, argument: str) -> None:
+def test_invalid_edit_is_one_error(model: attnmix.Model, maker: str, argument: str) -> None:
     for given, message in WRONG[maker, argument]:
         for error in errors_of(model, maker, RIGHT[maker] | {argument: given}):
             assert re.search(message, error), f"{given}: {error}"
             assert "\n" not in error
 
 
-def test_after_an_error_the_model_is_as_it_was(model: attnmix.Model) -> None:
+def test_error_restores_the_model(model: attnmix.Model) -> None:
     inputs = model.tokenizer(TEXT, return_tensors="pt")
     before = model.network(**inputs).logits
     for edit in (without_heads({4: [0]}), without_heads({1: [9]})):
@@ -206,25 +206,25 @@ def test_after_an_error_the_model_is_as_it_was(model: attnmix.Model) -> None:
         (lambda _layer, weights, value: (weights, value.double()), r"its values are .* in float64 on cpu; allowed: "),
     ],
 )
-def test_a_function_of_one_s_own_returns_weights_and_values(model: attnmix.Model, edit: Any, message: str) -> None:
+def test_custom_edit_must_return_weights_and_values(model: attnmix.Model, edit: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(model, edit)
 
 
-def test_weights_of_one_s_own_may_be_the_same_for_all_heads(model: attnmix.Model) -> None:
+def test_custom_weights_broadcast_over_heads(model: attnmix.Model) -> None:
     uniform = torch.full((TOKENS, TOKENS), 1 / TOKENS)
     same = run(model, lambda _layer, weights, value: (uniform.expand_as(weights), value))
     torch.testing.assert_close(run(model, lambda _layer, _weights, value: (uniform, value)), same)
 
 
-def test_a_token_that_is_padding_in_a_text_is_an_error_and_a_slice_takes_what_is_there(model: attnmix.Model) -> None:
+def test_padding_token_is_an_error_in_index_but_not_slice(model: attnmix.Model) -> None:
     texts = [TEXT, "time"]
     with pytest.raises(InputError, match="sources: token 5 is padding in text 1 of the batch; allowed: tokens that"):
         run(model, without_edges(slice(0, 1), [5]), texts)
     assert run(model, without_edges(slice(0, 1), slice(1, None)), texts).isfinite().all()
 
 
-def test_edges_from_later_tokens_are_an_error_where_tokens_see_earlier_ones_only(tmp_path: Path) -> None:
+def test_edges_against_causal_mask_are_an_error(tmp_path: Path) -> None:
     causal = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
     for layers in (None, [2]):
         with pytest.raises(InputError, match=r"sources: no target takes anything from them in layer [12]; allowed: "):
@@ -232,7 +232,7 @@ def test_edges_from_later_tokens_are_an_error_where_tokens_see_earlier_ones_only
     assert run(causal, without_edges([2, 3], [0, 1])).isfinite().all()
 
 
-def test_layers_of_an_encoder_decoder_are_counted_through_both(tmp_path: Path) -> None:
+def test_encoder_decoder_layers_are_numbered_consecutively(tmp_path: Path) -> None:
     model = attnmix.load(str(write_family("bart", tmp_path / "bart")))
     half = model.layers // 2
     allowed = f"layer {model.layers + 1}; allowed: 1 to {model.layers}, the decoder's from {half + 1} on"
@@ -259,7 +259,7 @@ VECTORS, CLASSES = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)
         (lambda: probe_predictions(VECTORS.numpy(), CLASSES.tolist(), VECTORS[:, :4].numpy()), r"^probe: .*\(40, 4\)"),
     ],
 )
-def test_vectors_and_classes_that_do_not_belong_together_are_one_error(call: Callable[[], Any], message: str) -> None:
+def test_mismatched_vectors_and_classes_are_one_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
 
@@ -268,8 +268,6 @@ def test_vectors_and_classes_that_do_not_belong_together_are_one_error(call: Cal
     ("width", "token", "message"),
     [(23, 1, r"^vectors: shape \[2, 23\]; allowed: \[vectors, 24\]"), (24, -1, "token -1; allowed: 0 to ")],
 )
-def test_the_class_lens_takes_vectors_and_tokens_of_its_model(
-    model: attnmix.Model, width: int, token: int, message: str
-) -> None:
+def test_class_lens_checks_vectors_and_tokens(model: attnmix.Model, width: int, token: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         head_scores(model.network, torch.ones(2, width), token)

@@ -1,4 +1,4 @@
-"""Edits of attention against models that are edited by hand, and against what cannot matter by construction."""
+"""Edits of attention equal models with manually changed weights or hooks, including edits without effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnmix.interventions import (
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import family_of
 
-OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families whose modules compute attention themselves
+OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families with their own attention code
 TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
 
 
@@ -41,7 +41,7 @@ def logits(network: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def test_a_silenced_head_is_one_whose_rows_of_the_output_matrix_are_zero(tiny_bert: Path) -> None:
+def test_silenced_head_equals_zero_output_weights(tiny_bert: Path) -> None:
     model, inputs = at_hand(tiny_bert)
     with model.intervene(without_heads({1: [1], 3: [0]})) as network:
         edited = logits(network, inputs)
@@ -54,7 +54,7 @@ def test_a_silenced_head_is_one_whose_rows_of_the_output_matrix_are_zero(tiny_be
     assert (edited - untouched).abs().max() > 1e-6
 
 
-def test_mean_values_are_those_of_a_hook_on_the_value_s_own_module(tiny_bert: Path) -> None:
+def test_mean_values_match_hook_on_value_module(tiny_bert: Path) -> None:
     model, inputs = at_hand(tiny_bert)
     mask = inputs["attention_mask"]
     with model.intervene(text_mean_values(mask, layers=[2])) as network:
@@ -68,7 +68,7 @@ def test_mean_values_are_those_of_a_hook_on_the_value_s_own_module(tiny_bert: Pa
     torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-12)
 
 
-def test_cut_edges_are_zeros_in_the_weights_of_explicit_attention(tiny_bert: Path) -> None:
+def test_cut_edges_match_zeroed_attention_weights(tiny_bert: Path) -> None:
     base = AutoModel.from_pretrained(tiny_bert, dtype=torch.float64, attn_implementation="eager")
     model, inputs = at_hand(tiny_bert)
     layer, received = base.encoder.layer[0].attention, []
@@ -87,7 +87,7 @@ def test_cut_edges_are_zeros_in_the_weights_of_explicit_attention(tiny_bert: Pat
     torch.testing.assert_close(found[0], (weights @ value).transpose(1, 2).flatten(2), rtol=0, atol=1e-12)
 
 
-def test_in_the_last_layer_only_what_the_first_token_receives_reaches_the_class(tiny_bert: Path) -> None:
+def test_last_layer_needs_edges_to_first_token_only(tiny_bert: Path) -> None:
     model, inputs = at_hand(tiny_bert)
     last, others, first = [model.layers], slice(1, None), slice(0, 1)
     untouched = logits(model.network, inputs)
@@ -98,7 +98,7 @@ def test_in_the_last_layer_only_what_the_first_token_receives_reaches_the_class(
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "llama", "bart", "gemma3_text", *OWN])
-def test_an_edit_that_changes_nothing_gives_the_model_s_own_output(tmp_path: Path, family: str) -> None:
+def test_identity_edit_keeps_output(tmp_path: Path, family: str) -> None:
     folder = write_family(family, tmp_path / family)
     model, layers = attnmix.load(str(folder)), set[int]()
     inputs = model.tokenizer(TEXTS[0], return_tensors="pt")
@@ -117,7 +117,7 @@ def test_an_edit_that_changes_nothing_gives_the_model_s_own_output(tmp_path: Pat
     assert layers == set(range(1, model.layers + 1))
 
 
-def test_values_are_recorded_replaced_and_mapped_as_a_hook_on_their_module_does(tiny_bert: Path) -> None:
+def test_recorded_replaced_and_mapped_values_match_hooks(tiny_bert: Path) -> None:
     model, inputs = at_hand(tiny_bert)
     recorded_values: dict[int, torch.Tensor] = {}
     with model.intervene(recorded(recorded_values)) as network:
@@ -149,7 +149,7 @@ def test_values_are_recorded_replaced_and_mapped_as_a_hook_on_their_module_does(
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_heads_of_a_family_with_attention_of_its_own_are_silenced_too(tmp_path: Path, family: str) -> None:
+def test_heads_with_own_attention_code_are_silenced(tmp_path: Path, family: str) -> None:
     model, inputs = at_hand(write_family(family, tmp_path / family))
     inputs.pop("token_type_ids", None)
     model.network.config.pad_token_id = model.tokenizer.pad_token_id

@@ -1,4 +1,4 @@
-"""What the label column of a data set means: codes or names of classes, and names that look the same."""
+"""Label columns contain either codes or class names, and similar names cause a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = {"text": "text", "label": "label"}
 
 
 def write_labels(folder: Path, labels: Sequence[Any], names: Sequence[str] | None, suffix: str = ".csv") -> Path:
-    """Write labels into two files of a split, and the names of their classes into a README."""
+    """Write labels into two files of a split, and their class names into README.md."""
     folder.mkdir(exist_ok=True)
     frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
     for part, rows in enumerate((frame.iloc[::2], frame.iloc[1::2])):
@@ -61,7 +61,7 @@ RATINGS = ("1", "2", "3")
         (".csv", ["good", "bad"], ("good", "bad"), ["good", "bad"]),
     ],
 )
-def test_a_column_holds_codes_or_names_in_all_its_values(
+def test_column_holds_codes_or_names(
     tmp_path: Path, suffix: str, labels: list[Any], names: Sequence[str], expected: list[str]
 ) -> None:
     assert read_labels(write_labels(tmp_path / "data", labels, names, suffix)) == expected
@@ -103,7 +103,7 @@ def test_a_column_holds_codes_or_names_in_all_its_values(
         (".csv", [0, -1], ("bad", "good"), r"the label is missing in column 'label', row 1"),
     ],
 )
-def test_a_label_that_is_neither_is_an_error(
+def test_invalid_label_is_an_error(
     tmp_path: Path, suffix: str, labels: list[Any], names: Sequence[str], expected: str
 ) -> None:
     with pytest.raises(InputError, match=expected):
@@ -126,7 +126,7 @@ def test_a_label_that_is_neither_is_an_error(
         ("good", "goods", None),
     ],
 )
-def test_classes_that_look_the_same_are_a_warning(
+def test_similar_class_names_are_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, one: str, other: str, shown: str | None
 ) -> None:
     frame = toy_reviews(60, 0)[["text"]].assign(label=[one, other, "third"] * 20)
@@ -138,7 +138,7 @@ def test_classes_that_look_the_same_are_a_warning(
         assert f"classes that differ only in how they are written: {shown}" in caplog.text
 
 
-def test_a_message_cuts_each_value_of_the_users_data(tmp_path: Path) -> None:
+def test_message_truncates_user_values(tmp_path: Path) -> None:
     long = "letters " * 100_000
     for columns, expected in (
         ({"text": ["a"], long: ["b"]}, "no column 'label'"),

@@ -1,4 +1,4 @@
-"""`attnmix.layout`: any vectors, in any form; what is none is one error that names the argument."""
+"""`attnmix.layout` accepts vectors in any form and rejects invalid arguments with one error that names them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnmix.core.names import METRIC_NAMES
 from attnmix.core.settings import UmapParameters
 from attnmix.maps.vectors import distinct_rows, read_vectors
 
-NUMBERS = np.random.default_rng(0).integers(-8, 8, size=(24, 4)).astype(np.float32)  # exact in every dtype below
+NUMBERS = np.random.default_rng(0).integers(-8, 8, size=(24, 4)).astype(np.float32)  # exact in all dtypes below
 TENSOR = torch.from_numpy(NUMBERS)
 
 
@@ -36,7 +36,7 @@ TENSOR = torch.from_numpy(NUMBERS)
         pd.DataFrame(NUMBERS).astype(object),
     ],
 )
-def test_vectors_are_read_in_every_form(given: Any) -> None:
+def test_vectors_are_accepted_in_every_form(given: Any) -> None:
     array = read_vectors(given)
     assert array.dtype == np.float32
     np.testing.assert_array_equal(array, NUMBERS)
@@ -64,7 +64,7 @@ def with_number(number: float) -> Any:
         (np.repeat(NUMBERS[:3], 100, axis=0), "^vectors: 300, of which 3 differ; allowed: 20 or more"),
     ],
 )
-def test_what_holds_no_vectors_for_umap_is_one_error(given: Any, message: str) -> None:
+def test_invalid_vectors_are_one_error(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         attnmix.layout(given)
     assert "\n" not in str(raised.value)
@@ -79,18 +79,18 @@ def test_what_holds_no_vectors_for_umap_is_one_error(given: Any, message: str) -
         *(("seed", each) for each in (-1, 2**32, 1.0, "2", True, None, [2])),
     ],
 )
-def test_arguments_are_checked_as_in_params_yaml(key: str, value: Any) -> None:
+def test_arguments_are_validated_like_parameters(key: str, value: Any) -> None:
     options: dict[str, Any] = {key: value}
     with pytest.raises(InputError, match=f"^{key}: .*"):
         attnmix.layout(NUMBERS, **options)
 
 
-def test_defaults_and_metrics_are_those_of_params_yaml() -> None:
+def test_defaults_and_metrics_match_parameters() -> None:
     assert attnmix.layout.__kwdefaults__.items() <= UmapParameters().model_dump().items()
     assert {"euclidean", "cosine"} < set(METRIC_NAMES)
 
 
-def test_equal_vectors_have_one_place_and_numpy_s_numbers_are_numbers() -> None:
+def test_equal_vectors_share_a_position() -> None:
     copies = np.concatenate([NUMBERS, NUMBERS[::-1], NUMBERS[:5]])
     xy = attnmix.layout(copies, seed=np.int64(3), n_neighbors=np.int32(6), min_dist=np.float64(0.2))
     np.testing.assert_array_equal(xy[24:48], xy[:24][::-1])
@@ -99,7 +99,7 @@ def test_equal_vectors_have_one_place_and_numpy_s_numbers_are_numbers() -> None:
     np.testing.assert_array_equal(attnmix.layout(NUMBERS, seed=3, n_neighbors=6, min_dist=0.2), xy[:24])
 
 
-def test_rows_that_differ_are_numbered_as_they_first_come() -> None:
+def test_distinct_rows_are_numbered_by_first_occurrence() -> None:
     rows = np.array([[1, 2], [0.0, 3], [1, 2], [-0.0, 3], [5, 5]], np.float32)
     first, numbers = distinct_rows(rows)
     assert first.tolist() == [0, 1, 4]

@@ -1,4 +1,4 @@
-"""Maps: neighbours are exact, coordinates are the fit's own, same seed same bytes, hard cases give a map."""
+"""Maps have exact neighbours, the coordinates of umap-learn and reproducible bytes, and exist for degenerate inputs."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def all_distances(vectors: Any, metric: str) -> Any:
     return cdist(vectors.astype(float), vectors.astype(float), "cityblock" if metric == "manhattan" else metric)
 
 
-# One name of each metric: the others are the same object.
+# One name per metric, because other names refer to the same object.
 DISTINCT = ["braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "manhattan"]
 DISTINCT += ["softmax_hellinger"]
 
 
 @pytest.mark.parametrize("metric", DISTINCT)
-def test_neighbours_are_those_of_all_pairwise_distances(metric: str) -> None:
+def test_neighbours_match_pairwise_distances(metric: str) -> None:
     vectors = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
     indices, distances = neighbours(vectors, 10, metric, seed=0)
     expected = all_distances(vectors, metric)
@@ -67,7 +67,7 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str) -> None:
     order = np.argsort(expected, axis=1, kind="stable")[:, :10]
     assert np.array_equal(indices, order)
     assert np.allclose(distances, np.take_along_axis(expected, order, axis=1), atol=1e-6)
-    # Equal vectors are at distance 0, and none is its own neighbour.
+    # Equal vectors have distance 0, and no vector is a neighbour to itself.
     vectors[0] = 0
     indices, distances = neighbours(np.repeat(vectors[:60], 5, axis=0), 5, metric, seed=0)
     assert (indices != np.arange(300)[:, None]).all()
@@ -75,8 +75,8 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str) -> None:
     assert (distances[:, 4] > 0).all()
 
 
-@pytest.mark.long  # nearest-neighbour descent is compiled for half a minute
-def test_beyond_the_limit_neighbours_are_seeded_and_nearly_all_right(
+@pytest.mark.long  # compilation of nearest-neighbour descent takes half a minute
+def test_approximate_neighbours_are_seeded_and_accurate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
@@ -89,33 +89,33 @@ def test_beyond_the_limit_neighbours_are_seeded_and_nearly_all_right(
     assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, indices, strict=True)]) > 9.5
     right = indices == exact
     assert np.allclose(distances[right], exact_distances[right], rtol=1e-3, atol=1e-3)
-    for metric in METRICS.values():  # the descent computes each distance as the exact search does
+    for metric in METRICS.values():  # both searches use the same distance
         first, second = metric.prepared(vectors[:2])
         expected = cdist(first[None], second[None], "cityblock" if metric.distance == "manhattan" else metric.distance)
         assert pynn_named_distances[metric.distance](first, second) == pytest.approx(expected.item())
 
 
-def test_allowed_metrics_are_those_with_a_distance_and_all_known_to_umap() -> None:
+def test_metrics_have_distances_and_exist_in_umap() -> None:
     assert set(METRICS) == set(METRIC_NAMES)
     assert set(METRICS) <= set(named_distances)
     assert {id(metric) for metric in METRICS.values()} == {id(METRICS[name]) for name in DISTINCT}
 
 
-def test_an_unconnected_graph_gives_a_map() -> None:
+def test_disconnected_graph_has_map() -> None:
     assert np.isfinite(fit_map(clusters(100, seed=0), UmapParameters(metric="cosine", n_neighbors=5))).all()
 
 
 @pytest.fixture(scope="module")
 def chain() -> list[Any]:
-    """One connected cloud of 60 tokens at five points, drifting and mixing a little from each to the next."""
+    """One connected cloud of 60 tokens at five points, with a small random drift between points."""
     generator = np.random.default_rng(1)
     cloud = generator.normal(size=(60, 8))
     return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
 
 
-# umap.UMAP says of itself what a caller of its functions does not see.
+# Warnings by umap.UMAP about itself, which callers of its functions do not see.
 @pytest.mark.filterwarnings("ignore:.*transform will be unavailable", "ignore:n_jobs value 1 overridden")
-def test_maps_are_bit_for_bit_those_of_umap(chain: list[Any]) -> None:
+def test_maps_match_umap_exactly(chain: list[Any]) -> None:
     import umap
 
     near = neighbourhood(chain[0], "euclidean", 15, seed=2)
@@ -127,7 +127,7 @@ def test_maps_are_bit_for_bit_those_of_umap(chain: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "manhattan"])
-def test_the_graph_of_a_map_connects_the_nearest_by_its_metric(chain: list[Any], metric: str) -> None:
+def test_map_graph_connects_nearest_neighbours(chain: list[Any], metric: str) -> None:
     nearest = np.argsort(all_distances(chain[0], metric), axis=1)[:, 1:15]
     connected = np.zeros((60, 60), dtype=bool)
     np.put_along_axis(connected, nearest, True, axis=1)
@@ -135,8 +135,8 @@ def test_the_graph_of_a_map_connects_the_nearest_by_its_metric(chain: list[Any],
     np.testing.assert_array_equal(graph > 0, connected | connected.T)
 
 
-@pytest.mark.long  # AlignedUMAP is compiled for half a minute
-def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(chain: list[Any]) -> None:
+@pytest.mark.long  # compilation of AlignedUMAP takes half a minute
+def test_aligned_maps_match_umap_graphs_and_quality(chain: list[Any]) -> None:
     from umap import AlignedUMAP
 
     near = [neighbourhood(vectors, "euclidean", 15, seed=2) for vectors in chain]
@@ -149,7 +149,7 @@ def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(c
     for each, mapper in zip(near, model.mappers_, strict=True):
         assert each.graph is not None
         graph = each.graph.toarray()
-        pruned = np.where(graph < graph.max() / N_EPOCHS, 0, graph)  # umap-learn leaves out what is never sampled
+        pruned = np.where(graph < graph.max() / N_EPOCHS, 0, graph)  # umap-learn removes edges that are never sampled
         assert np.abs(pruned - mapper.graph_.toarray()).max() < 1e-5
 
     def judged(maps: Any) -> list[float]:
@@ -161,7 +161,7 @@ def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(c
     assert steps < 1.25 * their_steps
 
 
-def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> None:
+def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
     graphs: list[Any] = [neighbourhood(vectors, "euclidean", 8, seed=2).graph for vectors in chain]
     strength = ties(graphs).reshape(7, 5, 60)
     for point, other in ((0, 1), (2, 0), (4, 1)):
@@ -169,13 +169,13 @@ def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> No
         jaccard = [len(a & b) / len(a | b) for a, b in zip(*sets, strict=True)]
         expected = 0.01 * np.exp(1 - abs(other - point)) * np.array(jaccard)
         assert strength[3 + other - point, point] == pytest.approx(expected)
-    assert not strength[3].any()  # to itself in the same place
-    assert not strength[4:, 4].any()  # beyond the last point
+    assert not strength[3].any()  # no tie of a point to itself
+    assert not strength[4:, 4].any()  # no ties beyond the last point
     assert not strength[:3, 0].any()
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_principal_components_are_those_of_the_singular_value_decomposition(metric: str) -> None:
+def test_principal_components_match_svd(metric: str) -> None:
     vectors = clusters(60, 0)
     x_ND = vectors.astype(np.float64)
     if metric == "cosine":
@@ -187,7 +187,7 @@ def test_principal_components_are_those_of_the_singular_value_decomposition(metr
     np.testing.assert_allclose(principal_components(vectors, metric), expected, atol=1e-5)
 
 
-def test_components_of_a_map_have_their_scale_and_variance_unless_another_metric_made_it() -> None:
+def test_component_scale_and_variance_need_euclidean_metric() -> None:
     vectors = clusters(60, 0)
     left, strengths, _ = np.linalg.svd(vectors - vectors.mean(axis=0, dtype=float), full_matrices=False)
     places = principal_components(vectors, "euclidean")
@@ -210,7 +210,7 @@ def write_stores(tokens: int) -> dict[Site, Any]:
     return features
 
 
-def test_the_stage_writes_maps_and_their_scores(workspace: Workspace) -> None:
+def test_stage_writes_maps_and_scores(workspace: Workspace) -> None:
     workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     features = {site: block.astype(np.float32) for site, block in write_stores(60).items()}
     reduce.main(read_parameters())
@@ -239,7 +239,7 @@ def test_the_stage_writes_maps_and_their_scores(workspace: Workspace) -> None:
             assert value > by_name.loc[(layout, name), "chance"] + 0.1
 
 
-def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace: Workspace) -> None:
+def test_limit_samples_same_tokens_at_every_point(workspace: Workspace) -> None:
     workspace(umap={"layouts": ["separate"], "stability_seeds": [], "max_points": 100})
     write_stores(60)
     reduce.main(read_parameters())
@@ -255,24 +255,24 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     ("metric", "number"),
     [("euclidean", 200), ("cosine", 200), ("manhattan", 200), *(("euclidean", few) for few in (3, 8, 31, 32))],
 )
-def test_scores_are_those_of_all_pairwise_distances(metric: str, number: int) -> None:
+def test_scores_match_pairwise_distances(metric: str, number: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(number, 6)).astype(np.float32)
     xy = (vectors[:, :2] + np.random.default_rng(1).normal(size=(number, 2))).astype(np.float32)
     k = min(15, (number - 1) // 2)
     measured = scores(vectors, xy, metric)
     full, flat = all_distances(vectors, metric), cdist(xy, xy)
-    ranks = [np.argsort(np.argsort(each, axis=1), axis=1) for each in (full, flat)]  # 0: itself
+    ranks = [np.argsort(np.argsort(each, axis=1), axis=1) for each in (full, flat)]  # rank 0 is the vector itself
     near = [(each > 0) & (each <= k) for each in ranks]
     scale = 2 / (number * k * (2 * number - 3 * k - 1))
     assert measured["trustworthiness"] == pytest.approx(1 - scale * np.maximum(ranks[0] - k, 0)[near[1]].sum())
-    if metric != "manhattan":  # whose neighbours scikit-learn takes as Euclidean
+    if metric != "manhattan":  # scikit-learn would use Euclidean neighbours
         assert measured["continuity"] == pytest.approx(1 - scale * np.maximum(ranks[1] - k, 0)[near[0]].sum())
     assert measured["neighbours_kept"] == pytest.approx((near[0] & near[1]).sum() / (number * k))
     pairs = np.triu_indices(number, 1)
     assert measured["distance_spearman"] == pytest.approx(spearmanr(full[pairs], flat[pairs]).statistic, abs=1e-6)
 
 
-def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
+def test_stability_of_equal_shapes_and_noise() -> None:
     generator = np.random.default_rng(0)
     flat = generator.normal(size=(200, 2)).astype(np.float32)
     mirrored = (flat * [-3, 3] + 5).astype(np.float32)
@@ -285,7 +285,7 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return three points of 40 tokens and their map; the second, in its own basis, is moved by `heads` in both."""
+    """Return three points of 40 tokens and their map; `heads` shifts the second point, in another basis, in both."""
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
     vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)
@@ -300,7 +300,7 @@ def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any) -> pd.Da
     return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, "euclidean", 2)
 
 
-def test_attention_heads_count_in_no_score_among_all_points_and_every_point_within_itself() -> None:
+def test_attention_heads_are_excluded_from_joint_scores() -> None:
     near, far = (score_joint_map(*map_by_point(heads)) for heads in (0, 1000))
     pd.testing.assert_frame_equal(near, far, rtol=0, atol=2e-5)
     assert set(near["scored_vectors"]) == {80}
@@ -317,7 +317,7 @@ def test_attention_heads_count_in_no_score_among_all_points_and_every_point_with
     assert whole.loc["neighbours_kept", "chance"] == pytest.approx(15 / 79, abs=0.05)
 
 
-def test_large_maps_are_scored_by_a_draw_with_a_share_of_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_maps_are_scored_by_stratified_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = Mock(wraps=scores)
     monkeypatch.setattr("attnmix.maps.quality.MAX_SCORED_VECTORS", 60)
     monkeypatch.setattr("attnmix.maps.quality.scores", scored)
@@ -327,7 +327,7 @@ def test_large_maps_are_scored_by_a_draw_with_a_share_of_every_point(monkeypatch
     assert by_point == [30, 0, 30]
 
 
-def test_heads_alone_are_scored_within_points_alone() -> None:
+def test_maps_of_heads_are_scored_within_points() -> None:
     sites = [Site(1, "attention_heads"), Site(2, "attention_heads")]
     flat_STD = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)
     table = score_joint_map(sites, flat_STD, flat_STD)
@@ -338,7 +338,7 @@ def test_heads_alone_are_scored_within_points_alone() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 16, 19])
-def test_of_fewer_than_twenty_tokens_there_are_principal_components_alone(workspace: Workspace, tokens: int) -> None:
+def test_fewer_than_twenty_tokens_have_pca_only(workspace: Workspace, tokens: int) -> None:
     workspace(umap={"layouts": ["joint", "aligned", "separate"], "stability_seeds": [3]})
     write_stores(tokens)
     reduce.main(read_parameters())
@@ -352,7 +352,7 @@ def test_of_fewer_than_twenty_tokens_there_are_principal_components_alone(worksp
 
 
 @pytest.mark.parametrize("different", [1, 4, 25])
-def test_equal_vectors_are_in_one_place_of_every_layout(workspace: Workspace, different: int) -> None:
+def test_equal_vectors_share_a_position_in_every_layout(workspace: Workspace, different: int) -> None:
     workspace(umap={"layouts": ["joint", "aligned", "separate"], "stability_seeds": [3]})
     write_stores(40)
     number_T = np.arange(40) * 7 % different
@@ -373,7 +373,7 @@ def test_equal_vectors_are_in_one_place_of_every_layout(workspace: Workspace, di
     assert kept["value"].mean() > kept["chance"].mean() + 0.1
 
 
-def test_more_neighbours_than_vectors_are_one_error_before_any_map(workspace: Workspace) -> None:
+def test_too_many_neighbours_are_one_error(workspace: Workspace) -> None:
     workspace(umap={"layouts": list(LAYOUTS), "n_neighbors": 40})
     write_stores(40)
     with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 of 40 vectors; allowed: 2 to 39$"):
@@ -381,7 +381,7 @@ def test_more_neighbours_than_vectors_are_one_error_before_any_map(workspace: Wo
 
 
 @pytest.mark.parametrize(("vectors", "width"), [(5, 50_000), (200_000, 8), (40, 1), (30, 30), (2, 7), (1, 3)])
-def test_principal_components_are_found_on_the_smaller_side(vectors: int, width: int) -> None:
+def test_principal_components_match_svd_for_any_shape(vectors: int, width: int) -> None:
     x_ND = np.random.default_rng(0).normal(size=(vectors, width)) * np.linspace(3, 1, width)
     found = two_components(x_ND)
     centred = x_ND - x_ND.mean(axis=0)
@@ -394,7 +394,7 @@ def test_principal_components_are_found_on_the_smaller_side(vectors: int, width:
         np.testing.assert_allclose(found[:, axis], expected, atol=1e-6 * max(strengths[0], 1))
 
 
-def test_ties_of_equal_vectors_are_the_mean_over_their_tokens() -> None:
+def test_ties_of_equal_vectors_are_averaged() -> None:
     strength = np.zeros((7, 3, 4))
     strength[4, 0], strength[2, 1] = [1, 2, 3, 0], [1, 2, 3, 0]  # the first point to the second, and back
     strength[5, 0] = [4, 4, 4, 4]  # the first to the third
@@ -413,7 +413,7 @@ def outputs() -> dict[str, bytes]:
 
 
 def reduced(workspace: Workspace) -> dict[str, bytes]:
-    """Return what `reduce` writes of a map with a second seed; the parameters and stores stay."""
+    """Return the outputs of `reduce` for a map with a second seed and fixed parameters and stores."""
     workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
     reduce.main(read_parameters())
@@ -421,7 +421,7 @@ def reduced(workspace: Workspace) -> dict[str, bytes]:
 
 
 @pytest.mark.long  # two processes that load umap-learn
-def test_same_bytes_with_one_worker_and_with_two(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_workers(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = reduced(workspace)
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "2")
     reduce.main(read_parameters())
@@ -429,13 +429,13 @@ def test_same_bytes_with_one_worker_and_with_two(workspace: Workspace, monkeypat
     assert len(alone) == len(LAYOUTS) + 4
 
 
-@pytest.mark.long  # two clusters, whose workers load umap-learn
-def test_same_bytes_on_a_dask_cluster(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long  # two clusters with workers that load umap-learn
+def test_dask_cluster_gives_same_bytes(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import LocalCluster
 
     alone = reduced(workspace)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    # Workers that do not know the scheduler's name, nor that one thread is wanted.
+    # Workers without the scheduler's address or the limit to one thread.
     workers = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(**workers, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
@@ -451,7 +451,7 @@ def test_same_bytes_on_a_dask_cluster(workspace: Workspace, monkeypatch: pytest.
         assert in_parallel(torch.get_num_threads, [()], "threads") == [1]
 
 
-def test_every_thread_computes_in_one_thread_and_leaves_the_process_as_it_was() -> None:
+def test_parallel_tasks_use_one_thread_and_restore_limits() -> None:
     def threads() -> tuple[set[int], int]:
         return {library["num_threads"] for library in threadpool_info()}, torch.get_num_threads()
 
@@ -463,7 +463,7 @@ def test_every_thread_computes_in_one_thread_and_leaves_the_process_as_it_was() 
         assert threads() == before
 
 
-def test_scheduler_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_scheduler_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmix.maps.parallel.CONNECT_TIMEOUT_SECONDS", 1)
     for address in ("tcp://127.0.0.1:9", "nonsense"):
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
@@ -471,7 +471,7 @@ def test_scheduler_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyP
             in_parallel(len, [("a",)], "maps")
 
 
-def test_fewer_vectors_than_capture_points_are_one_error(workspace: Workspace) -> None:
+def test_fewer_vectors_than_points_are_one_error(workspace: Workspace) -> None:
     workspace(umap={"max_points": 4})
     write_stores(30)
     more = [Site(layer, point) for layer in (2, 3) for point in ("ffn_output", "layer_output")]

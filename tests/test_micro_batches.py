@@ -1,4 +1,4 @@
-"""Documents measured in blocks: however the batch is cut, the numbers are the same."""
+"""Measures of documents do not depend on the division of a batch into blocks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def documents() -> list[Any]:
 
 
 @pytest.mark.parametrize(("most_tokens", "sizes"), [(1, [1, 1, 1, 1, 1]), (60, [3, 1, 1]), (10**6, [5])])
-def test_blocks_hold_all_documents_in_their_order(
-    most_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_keep_documents_in_order(most_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", most_tokens)
     blocks = micro_batches(documents(), CPU)
     assert [len(block.documents) for block in blocks] == sizes
@@ -40,7 +38,7 @@ def test_blocks_hold_all_documents_in_their_order(
     assert [block.tokens for block in blocks] == [max(block.lengths) for block in blocks]
 
 
-def test_sums_and_means_leave_padding_out() -> None:
+def test_sums_and_means_exclude_padding() -> None:
     block = MicroBatch(documents(), slice(1, 4), CPU)
     values = torch.randn(3, 33, 2, generator=torch.Generator().manual_seed(0))
     values[0, 9:] = torch.nan
@@ -55,8 +53,8 @@ def measured(base: Any) -> list[DocumentMeasures]:
     return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])
 
 
-def test_after_an_error_no_task_begins(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first task of the ratios fail, and those of the identities wait until the error has arrived."""
+def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first task of the ratios fail while the tasks of the identities wait for the error."""
     begun: list[int] = []
     arrived = Event()
 
@@ -78,9 +76,7 @@ def test_after_an_error_no_task_begins(tiny_bert: Path, monkeypatch: pytest.Monk
     assert len(begun) <= 1
 
 
-def test_a_batch_in_one_block_has_the_numbers_of_documents_one_by_one(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_matches_single_documents(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base(tiny_bert)
     monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 1)
     one_by_one = measured(base)
@@ -94,7 +90,7 @@ def test_a_batch_in_one_block_has_the_numbers_of_documents_one_by_one(
             np.testing.assert_allclose(each.statistics[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_effective_ranks_fetched_from_a_device_are_those_of_the_cpu() -> None:
+def test_fetched_effective_ranks_match_cpu() -> None:
     vectors = torch.randn(2, 3, 7, 12, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(7) < torch.tensor([[4], [7]])
     cloud = Cloud(vectors, mask[:, None])

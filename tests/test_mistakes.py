@@ -1,4 +1,4 @@
-"""Mistakes in params.yaml, and what the machine refuses, are one line before any work: keys, disk, memory, a lock."""
+"""Invalid parameters and system limits (disk, memory, locks, permissions) raise one error before any work."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ HOLD = "from stages.common.resume import lock_stage\nwith lock_stage('render'): 
 
 
 def keys(values: dict[str, Any]) -> dict[str, str]:
-    """Return each `section.key` with its value as Python writes it: 4 is not 4.0, and True is not 1."""
+    """Return each `section.key` with its value in Python notation, because 4 is not 4.0 and True is not 1."""
     sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
     return {f"{name}.{key}": repr(value) for name, section in sections.items() for key, value in section.items()}
 
 
-def test_every_default_is_the_value_in_the_shipped_file() -> None:
+def test_defaults_match_shipped_parameters() -> None:
     assert keys(Parameters().model_dump()) == keys(yaml.safe_load(DEFAULT.read_text(encoding="utf-8")))
 
 
@@ -84,7 +84,7 @@ def test_every_default_is_the_value_in_the_shipped_file() -> None:
         ("umap.stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
     ],
 )
-def test_mistake_names_the_key_and_what_is_allowed(tmp_path: Path, key: str, value: Any, expected: list[str]) -> None:
+def test_mistake_names_key_and_allowed_values(tmp_path: Path, key: str, value: Any, expected: list[str]) -> None:
     section, _, name = key.partition(".")
     write_parameters(tmp_path, **{section: {name: value}})
     with pytest.raises(InputError) as raised:
@@ -96,7 +96,7 @@ def test_mistake_names_the_key_and_what_is_allowed(tmp_path: Path, key: str, val
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        # What `-S dataset.test_split=` and `-S dataset.text_column=0` write into params.yaml.
+        # Values that `-S dataset.test_split=` and `-S dataset.text_column=0` write into params.yaml.
         *(
             (f"dataset.{name}", "", None)
             for name in ("revision", "test_split", "group_column", "train_limit", "test_limit")
@@ -110,15 +110,13 @@ def test_mistake_names_the_key_and_what_is_allowed(tmp_path: Path, key: str, val
         ("model.revision", 1234567, "1234567"),
     ],
 )
-def test_what_the_command_line_leaves_empty_is_empty_and_digits_are_a_name(
-    tmp_path: Path, key: str, value: Any, expected: Any
-) -> None:
+def test_empty_overrides_and_digits_are_interpreted(tmp_path: Path, key: str, value: Any, expected: Any) -> None:
     section, _, name = key.partition(".")
     write_parameters(tmp_path, **{section: {name: value}})
     assert getattr(getattr(read_parameters(tmp_path / "params.yaml"), section), name) == expected
 
 
-def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
+def test_numbers_in_dvc_format_are_accepted(tmp_path: Path) -> None:
     text = DEFAULT.read_text().replace("learning_rate: ", "learning_rate: 2e-05 # ")
     (tmp_path / "params.yaml").write_text(text)
     assert read_parameters(tmp_path / "params.yaml").finetune.learning_rate == 2e-5
@@ -133,7 +131,7 @@ def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
         (None, "is missing; run the pipeline from the repository's root"),
     ],
 )
-def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
+def test_invalid_parameter_file_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
     if content is not None:
         (tmp_path / "params.yaml").write_bytes(content)
     with pytest.raises(InputError, match=rf"params\.yaml {expected}") as raised:
@@ -141,7 +139,7 @@ def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | N
     assert "\n" not in str(raised.value)
 
 
-def test_wrong_parameters_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+def test_parameters_are_checked_before_heavy_imports(tmp_path: Path) -> None:
     write_parameters(tmp_path, render={"formts": ["png"]})
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
@@ -156,7 +154,7 @@ def set_free_disk(patch: pytest.MonkeyPatch, size: float) -> None:
     patch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 
-def test_stores_that_do_not_fit_the_disk_are_refused_before_any_is_written(
+def test_insufficient_disk_is_reported_before_writing(
     workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_capture(workspace(capture=CAPTURE), tiny_bert)
@@ -177,13 +175,13 @@ CODES = "\x1b[31m\x9b2J\u202e\r\ud800"
 ESCAPED = r"\x1b[31m\x9b2J\u202e\r\ud800"
 
 
-def test_codes_of_a_terminal_in_words_of_the_user_are_shown_and_not_obeyed() -> None:
+def test_terminal_codes_are_escaped() -> None:
     kept = "\n\tb é 東京 \U0001f468\u200d\U0001f469"
     assert printable(CODES + kept) == ESCAPED + kept
     assert str(InputError(f"{CODES}\n")) == ESCAPED + r"\n"
 
 
-def test_names_of_classes_and_files_reach_the_terminal_without_codes(
+def test_class_and_file_names_are_escaped_on_terminal(
     workspace: Workspace,
     tiny_bert: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,7 +192,7 @@ def test_names_of_classes_and_files_reach_the_terminal_without_codes(
     rows = [f"the film was {word} {number},{code}{word}" for number in range(20) for word in ("good", "bad")]
     folder = workspace(model={"name": str(tiny_bert)}, dataset={"name": "own.csv", "test_split": "test"})
     (folder / "own.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that the command logs to the terminal
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # logs to the terminal
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
     logging.warning("own.csv holds %s", code)
@@ -204,10 +202,10 @@ def test_names_of_classes_and_files_reach_the_terminal_without_codes(
     assert code not in str(end.value) + printed
     with pytest.raises(InputError, match=r"there is no file or folder \\x1b\[31mown.csv") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
-    assert code not in str(error.value)  # which is what a stage prints of an error
+    assert code not in str(error.value)  # the error text of a stage
 
 
-def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_bert: Path) -> None:
+def test_head_changes_print_no_transformers_report(tiny_bert: Path) -> None:
     messages: list[logging.LogRecord] = []
 
     class Recorder(logging.Handler):
@@ -229,9 +227,7 @@ def test_no_report_of_the_library_is_printed_when_a_head_is_dropped_or_new(tiny_
     assert messages == []
 
 
-def test_a_home_that_cannot_be_written_gives_libraries_a_temporary_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_home_uses_temporary_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR")
     for name in (*variables, "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -259,10 +255,10 @@ import attnmix.maps.layouts, attnmix.figures.style
 """
 
 
-@pytest.mark.long  # numba compiles what it imports
-def test_maps_and_figures_are_imported_where_neither_home_nor_code_can_be_written(tmp_path: Path) -> None:
+@pytest.mark.long  # numba compiles its imports
+def test_maps_and_figures_import_without_writable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # none beside the code
+    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # without the locator next to the code
     own = {"HOME": str(tmp_path / "file/home"), "NUMBA_CACHE_LOCATOR_CLASSES": locators, "TMPDIR": str(tmp_path)}
     hidden = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -276,7 +272,7 @@ def raise_as_cuda_does() -> None:
 
 
 @pytest.mark.parametrize("allocate", [lambda: np.empty(2**50), lambda: torch.empty(2**50), raise_as_cuda_does])
-def test_lack_of_memory_is_one_line_that_names_the_parameter(allocate: Callable[[], object]) -> None:
+def test_out_of_memory_error_names_parameter(allocate: Callable[[], object]) -> None:
     expected = r"^error: capture: out of memory \(.*allocate.*\); reduce capture\.batch_tokens or capture\.max_length$"
     with pytest.raises(SystemExit, match=expected), as_command("capture"):
         allocate()
@@ -284,9 +280,7 @@ def test_lack_of_memory_is_one_line_that_names_the_parameter(allocate: Callable[
         raise RuntimeError("of another kind")
 
 
-def test_second_run_of_a_stage_is_told_of_the_first_until_that_is_killed(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLD], env=os.environ | PATHS, **pipes) as first:
@@ -295,7 +289,7 @@ def test_second_run_of_a_stage_is_told_of_the_first_until_that_is_killed(
         message = f"^another run of render is at work in {folder}; wait for its end, or stop it$"
         with pytest.raises(InputError, match=message), lock_stage("render"):
             pytest.fail("the work has begun")
-        with monkeypatch.context() as patch:  # the first of one run's processes has the lock
+        with monkeypatch.context() as patch:  # the first process of a run holds the lock
             patch.setenv("RANK", "1")
             with lock_stage("render"):
                 pass
@@ -306,16 +300,16 @@ def test_second_run_of_a_stage_is_told_of_the_first_until_that_is_killed(
         assert not UNFINISHED.exists()
 
 
-def test_folder_that_cannot_be_written_is_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a read-only mount
+    monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
     with pytest.raises(InputError, match=f"^{folder} cannot be written; it must be a folder"), lock_stage("render"):
         pytest.fail("the work has begun")
 
 
 @pytest.mark.parametrize("stage", [finetune, capture, inspect, measure, faithfulness, reduce, render])
 @pytest.mark.parametrize("with_models", [False, True])
-def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
+def test_missing_inputs_name_the_stage_that_writes_them(
     workspace: Workspace, tiny_bert: Path, stage: Any, with_models: bool
 ) -> None:
     folder = workspace(**{section: {"max_length": 40} for section in ("finetune", *SHORT)})
@@ -336,8 +330,6 @@ def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
         (UmapParameters, "layouts", "ffn_output", "capture.points"),
     ],
 )
-def test_a_name_of_another_parameter_is_an_error_that_says_of_which(
-    section: Any, key: str, name: str, place: str
-) -> None:
+def test_misplaced_name_is_explained(section: Any, key: str, name: str, place: str) -> None:
     with pytest.raises(InputError, match=rf"^{key}\[0\]: '{name}' is not allowed: .*; it belongs to {place}$"):
         checked_section(section, **{key: [name]})

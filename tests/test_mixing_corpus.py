@@ -1,4 +1,4 @@
-"""The documents of `measure`: memory does not grow with their number, blocks change no number, words are shuffled."""
+"""The corpus of `measure` needs constant memory, gives identical results in blocks, and shuffles words reproducibly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "
 
 
 def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3, **settings: int) -> Path:
-    """A folder with so many reviews, of `length` words."""
+    """Return a folder with `documents` reviews of `length` words each."""
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
     folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -56,13 +56,13 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
+    """Compute the measures once per text length, to observe the stage's own memory, and use small blocks."""
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 10)
     monkeypatch.setattr(mixing_tables, "CHUNK_DOCUMENTS", 10)
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
-        place = 1 if name == "control_sums" else 0  # of the documents, which the control's name stands before
+        place = 1 if name == "control_sums" else 0  # position of the documents, after the name of a control
         options, documents = arguments[:place], arguments[place]
         keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]
         for key, document in zip(keys, documents, strict=True):
@@ -75,13 +75,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def peak(workspace: Workspace, documents: int) -> int:
-    """Bytes that Python's allocations, NumPy's among them, reach while so many are measured.
+    """Return the peak of traced memory, including NumPy's, while `documents` texts are measured.
 
-    The less of two runs: a table of the interpreter or of a library that happens to be enlarged counts in one only.
+    The minimum of two runs excludes occasional reallocations of tables in the interpreter or in libraries.
     """
     reached = []
     for run in range(2):
-        # The numbers of documents with gradients, with parts and with exchanged tokens are parameters of their own.
+        # Separate parameters limit the numbers of documents with gradients, parts and exchanged tokens.
         few = {"gradient_documents": 0, "parts_documents": 1, "exchange_documents": 1}
         prepare(workspace, documents, f"{documents} in run {run}", **few)
         tracemalloc.start()
@@ -95,16 +95,16 @@ def peak(workspace: Workspace, documents: int) -> int:
 def test_memory_does_not_grow_with_the_documents(
     workspace: Workspace, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnmix.measures.geometry_tables.MAX_TEXTS", FEW)  # of which all pairs are in memory
+    monkeypatch.setattr("attnmix.measures.geometry_tables.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few, many = peak(workspace, FEW), peak(workspace, MANY)
-    # A row of the table of texts, how often it is in each bootstrap sample, and arrays for a moment.
+    # Memory per text: a row of the table of texts, its counts in the bootstrap samples, and temporary arrays.
     assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * LAYERS * len(RATIOS)
 
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All texts have 12 tokens: their vectors are the same bytes at any place of a batch.
+    # All texts have 12 tokens, because then vectors have the same bytes at any position in a batch.
     prepare(workspace, 8, length=10)
     run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
@@ -114,7 +114,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     monkeypatch.setattr(engine, "IDENTITY_TEXTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
-    assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
+    assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest text is always included
     assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {8}
     for path, table in whole.items():
         if path.stem != "identities":
@@ -174,7 +174,7 @@ def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> 
     assert (shuffled.ids != document.ids).sum() > len(document) / 2
     changes = np.flatnonzero(np.diff(shuffled.words[~special]))
     words = int(document.words.max()) + 1
-    assert len(changes) == words - 1  # each word is one stretch
+    assert len(changes) == words - 1  # words are contiguous
     for number in range(words):
         before, after = document.words == number, shuffled.words == number
         np.testing.assert_array_equal(shuffled.ids[after], document.ids[before])

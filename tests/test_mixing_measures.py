@@ -1,4 +1,4 @@
-"""Geometry, steps and statistics against independent computations."""
+"""Geometry, steps and statistics match independent computations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
 
-def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> None:
+def test_rank_correlation_matches_scipy() -> None:
     generator = np.random.default_rng(0)
     first, second = generator.normal(size=(2, 5, 9))
     first[1], first[3] = 1.0, np.nan
@@ -36,14 +36,14 @@ def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> No
 
 
 def measured(x: Any, start: Any, words: Any, ids: Any) -> dict[str, float]:
-    """`GEOMETRY_MEASURES` by name."""
+    """Return `GEOMETRY_MEASURES` by name."""
     x, start, words = (torch.as_tensor(array) for array in (x, start, words))
     values = geometry(Cloud(x), Cloud(start), Words(words, np.asarray(ids, np.int32)))
     return dict(zip(GEOMETRY_MEASURES, values.tolist(), strict=True))
 
 
 def unbiased_hsic(x: Any, y: Any) -> float:
-    """HSIC_1 of Song et al. (2012), with matrices of tokens by tokens and loops over pairs."""
+    """Return HSIC_1 of Song et al. (2012), computed with matrices of tokens by tokens and loops over pairs."""
     n = len(x)
     k, m = (np.array([[a @ b if i != j else 0.0 for j, b in enumerate(z)] for i, a in enumerate(z)]) for z in (x, y))
     pairs = sum(k[i, j] * m[j, i] for i in range(n) for j in range(n))
@@ -53,7 +53,7 @@ def unbiased_hsic(x: Any, y: Any) -> float:
 
 
 @pytest.mark.parametrize("tokens", [4, 6, 9, 10, 25])
-def test_geometry_agrees_with_explicit_formulas(tokens: int) -> None:
+def test_geometry_matches_explicit_formulas(tokens: int) -> None:
     generator = np.random.default_rng(tokens)
     x, start, words = generator.normal(size=(3, tokens, 9)) + 0.5
     start += 0.5 * x
@@ -84,7 +84,7 @@ def test_geometry_agrees_with_explicit_formulas(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("widths", [(7, 12), (12, 7), (30, 40), (40, 7)])
-def test_cka_of_clouds_of_other_widths(widths: tuple[int, int]) -> None:
+def test_cka_of_clouds_with_different_widths(widths: tuple[int, int]) -> None:
     generator = np.random.default_rng(1)
     hidden = generator.normal(size=(20, 5))
     x, start = (hidden @ generator.normal(size=(5, width)) + generator.normal(size=(20, width)) for width in widths)
@@ -94,7 +94,7 @@ def test_cka_of_clouds_of_other_widths(widths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5])
-def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) -> None:
+def test_undefined_geometry_of_equal_tokens_is_nan(tokens: int) -> None:
     same = torch.full((tokens, 6), 0.1)
     other = torch.randn(tokens, 6, generator=torch.Generator().manual_seed(0))
     actual = measured(same, other, same, torch.zeros(tokens, dtype=torch.long))
@@ -107,16 +107,16 @@ def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) ->
     assert np.isnan(measured(other[:3], other[:3], other[:3], torch.arange(len(other[:3])))["cka_input"])
 
 
-def test_a_cloud_agrees_with_itself_exactly_and_tokens_on_a_line_have_one_direction() -> None:
+def test_cka_with_itself_is_one_and_line_has_rank_one() -> None:
     cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert measured(cloud, cloud, cloud, torch.arange(30))["cka_input"] == 1
-    line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])  # the last is repeated
+    line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])  # the last point is repeated
     for part in (line, line[:2]):
         rank = measured(part, part, part, torch.arange(len(part)))["effective_rank"]
         assert rank == pytest.approx(1, abs=1e-12)
 
 
-def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
+def test_steps_follow_vector_through_layer(tiny_bert: Path) -> None:
     e = torch.eye(3).double()
     points = {
         "attention_heads": e[1:2],
@@ -149,14 +149,14 @@ def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize("documents", [4, 8, 40])
-def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) -> None:
-    values = np.random.default_rng(0).normal(size=(documents, 3000))  # as many trials
+def test_intervals_of_few_documents_have_nominal_coverage(documents: int) -> None:
+    values = np.random.default_rng(0).normal(size=(documents, 3000))  # 3,000 trials
     actual = resample(values, np.ones((documents, 1)), 500, 0)
     interval = actual.interval()
     assert ((interval.low <= 0) & (interval.high >= 0)).mean() == pytest.approx(0.95, abs=0.02)
 
 
-def test_an_interval_counts_documents_and_not_their_tokens() -> None:
+def test_interval_counts_documents_not_tokens() -> None:
     values = np.random.default_rng(0).normal(size=(10, 3))
     short = resample(values, np.ones((10, 1)), 200, 0)
     long = resample(64 * values, np.full((10, 1), 64.0), 200, 0)
@@ -173,7 +173,7 @@ def test_one_document_has_no_interval() -> None:
     assert actual.mean.tolist() == [4.0, 4.0]
 
 
-def test_spearman_with_depth_counts_ranks_of_layers() -> None:
+def test_spearman_with_depth_uses_layer_ranks() -> None:
     samples = np.tile(np.array([[0.1, 0.9], [0.2, 0.5], [0.9, 0.4]]), (50, 1, 1))
     actual = spearman_with_depth(Resampled(samples[0], samples, np.full((3, 2), 9.0)))
     np.testing.assert_allclose(actual.mean, [1, -1])
@@ -182,23 +182,23 @@ def test_spearman_with_depth_counts_ranks_of_layers() -> None:
 
 
 @pytest.mark.parametrize("documents", [8, 20, 40])
-def test_simultaneous_intervals_of_few_documents_raise_no_more_false_alarms_than_they_say(documents: int) -> None:
-    # Families of 42 cells without any effect, independent and correlated; below 20 documents nothing is claimed.
+def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
+    # Families of 42 cells without any effect, independent and correlated; below 20 documents there are no claims.
     generator = np.random.default_rng(0)
     for shared in (0.0, 0.5):
         alarms = 0
         for trial in range(400):
             own, common = generator.normal(size=(documents, 42)), generator.normal(size=(documents, 1))
             values = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
-            values *= 10.0 ** (np.arange(42) % 6)  # cells of other scales count alike
+            values *= 10.0 ** (np.arange(42) % 6)  # cells with larger scales have equal weight
             actual = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
             assert np.isnan(actual.low).all() == np.isnan(actual.high).all() == (documents < 20)
             alarms += bool(((actual.low > 0) | (actual.high < 0)).any())
         assert 0.02 * (documents >= 20) <= alarms / 400 < 0.09
 
 
-def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documents() -> None:
-    # One of 40 documents and one of 20: both have the family's level in their own Student's t.
+def test_simultaneous_intervals_use_documents_per_cell() -> None:
+    # Cells of 40 and 20 documents have the same level in their own Student's t distributions.
     values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
     counts[20:, 1] = values[20:, 1] = 0
     actual = resample(values, counts, 4000, 0)
@@ -208,7 +208,7 @@ def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documen
     assert level[0] == pytest.approx((1 + 0.95**0.5) / 2, abs=0.003)  # two independent cells
 
 
-def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:
+def test_simultaneous_intervals_of_constant_cells() -> None:
     generator = np.random.default_rng(0)
     values = np.stack([generator.normal(size=50), np.full(50, 0.3)], axis=1)
     actual = resample(values, np.ones((50, 1)), 4000, 0)
@@ -220,7 +220,7 @@ def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:
     assert np.isnan([constant.low, constant.high]).all()
 
 
-def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_draws_match_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     sums, counts = generator.uniform(size=(9, 2, 3)), generator.integers(0, 4, (9, 1, 3)).astype(float)
     together = resample(sums, counts, 50, 7)
@@ -235,11 +235,11 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
+def test_control_is_paired_with_ratio_of_same_documents() -> None:
     generator, cells = np.random.default_rng(0), np.array([3.0, 9, 5, 4, 12])[:, None, None]
     labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
-    # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
+    # A control that is the ratio minus a constant: paired, the difference is the constant in every sample.
     corpora = {
         name: {"true": Sums(each, cells), "control": Sums(each - cells / 4, cells)} for name, each in sums.items()
     }
@@ -264,7 +264,7 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
         np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)
 
 
-def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:
+def test_unique_token_class_has_no_corpus_value() -> None:
     generator, word, comma = torch.Generator().manual_seed(0), CLASSES.index("word"), CLASSES.index("punctuation")
     texts = [
         Document(name, np.arange(len(kinds), dtype=np.int32), np.array(kinds, np.int8), np.arange(len(kinds)))
@@ -279,7 +279,7 @@ def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:
             sums_GE[group] += value_TE[place].double()
             counts_G[group] += 1
     corpus = CorpusValues(sums_GE[None], counts_G, {"test/0", "test/1"})
-    own_TE = values[1] * (1 + 1e-6)  # another padding changes the last digits
+    own_TE = values[1] * (1 + 1e-6)  # other padding changes the last digits
     block = MicroBatch(texts, slice(1, 2), own_TE.device)
     (corpus_TE,) = corpus.mean_over_others(1, block, own_TE[None])
     torch.testing.assert_close(corpus_TE[0], values[0][0], rtol=1e-4, atol=1e-4)

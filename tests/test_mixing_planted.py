@@ -1,4 +1,4 @@
-"""Planted cases with answers known beforehand, what must not change an answer, and the default model by hand."""
+"""Measures find planted contributions, ignore padding and batches, and match their definitions in the default model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def random_attention() -> torch.Tensor:
 
 
 def planted_layer(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> LayerPass:
-    """A layer that attends as planted: scores of nothing but a mask, the logarithm of the weights."""
+    """Return a layer with planted attention: scores of a mask only, which is the logarithm of the weights."""
     heads = value.unflatten(-1, (HEADS, -1)).transpose(1, 2)
     nothing = torch.zeros_like(heads)
     planted = AttentionCall(nothing, nothing, heads, attention.log(), False, 1.0, None, nothing[..., 0])
@@ -99,7 +99,7 @@ def test_zeroed_values_contribute_nothing(block: Block, x: torch.Tensor, value: 
     assert contributions(MATRICES, [raw] * 2)["value_zeroing"].isnan().all()
 
 
-def test_contributions_do_not_depend_on_the_block_size(
+def test_contributions_do_not_depend_on_block_size(
     block: Block, x: torch.Tensor, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = planted_layer(block, random_attention(), x, value)
@@ -109,7 +109,7 @@ def test_contributions_do_not_depend_on_the_block_size(
         torch.testing.assert_close(matrix, whole[method])
 
 
-def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
+def test_wrong_part_violates_identities(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
     layer = planted_layer(block, uniform(), x, value)
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
 
@@ -130,13 +130,13 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
     left_out = torch.tensor([name in SAMPLED_IDENTITIES for name in IDENTITIES])
     expected = whole.masked_fill(left_out & (torch.arange(BATCH) != 1).unsqueeze(1), torch.nan)
     torch.testing.assert_close(sampled, expected, equal_nan=True)
-    # What lies outside the mask does not count.
+    # Values outside the mask are ignored.
     layer.features["attention_output"][:, -1] = 100
     mask[:, -1] = False
     assert float(identity_errors(layer, mask).nan_to_num().max()) < 1e-12
 
 
-def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
+def test_padding_and_batch_size_do_not_change_measures(tiny_bert: Path) -> None:
     measurer = BatchMeasurer(load_base(tiny_bert), list(RATIOS), 0)
     generator = np.random.default_rng(0)
     lengths = (3, 9, 20, 33, 40, 41, 50, 64)
@@ -167,14 +167,14 @@ def scaled(base: Any) -> None:
         (lambda base: base.set_attn_implementation("sdpa"), "layer 1 did not call the library's attention function"),
     ],
 )
-def test_a_model_whose_numbers_mean_something_else_is_one_error(tiny_bert: Path, change: Any, message: str) -> None:
+def test_incompatible_model_is_one_error(tiny_bert: Path, change: Any, message: str) -> None:
     base = load_base(tiny_bert)
     change(base)
     with pytest.raises(InputError, match=message):
         BatchMeasurer(base, list(RATIOS), 0).measures([plain_document(range(5, 14))])
 
 
-def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_weights: Path) -> None:
+def test_default_model_measures_match_explicit_sums(default_weights: Path) -> None:
     text = "Time flies, unforgettably so."
     (document,) = tokenized_documents(load_tokenizer(default_weights), {"text/0": text}, 64)
     base = load_base(default_weights)
@@ -188,7 +188,7 @@ def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_we
     true |= {f"{name}_rollout": rolled(true[name]) for name in LAYER_MATRICES if f"{name}_rollout" in MATRICES}
     true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
     assert set(matrices) == set(true)
-    biases = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # which are taken out
+    biases = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # baselines, as multiples of b_V
     trusted = {
         name: np.stack([layer.value_zeroing(share * layer.value_bias).sum(-1) for layer in layers]) >= 1e-4
         for name, share in biases.items()
@@ -224,7 +224,7 @@ def norm(seed: int) -> Norm:
 
 
 @pytest.mark.parametrize("present", ["none", "post", "cross", "pre", "sandwich", "all"])
-def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) -> None:
+def test_parts_of_sources_and_biases_sum_to_module_outputs(present: str) -> None:
     kept = {
         "post": ["attention_norm", "output_norm"],
         "cross": ["attention_norm", "cross_attention_norm", "output_norm"],

@@ -1,4 +1,4 @@
-"""The stage `measure`: what it writes, that it is the same every time, and what it refuses."""
+"""The stage `measure` writes reproducible tables that match independent computations, and resumes interrupted runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OUTPUTS = ("features/measure", "reports")
 
 
 def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
-    """Write parameters, reviews, some of which are long, and two models into `folder`, and return it."""
+    """Write parameters, reviews of different lengths and two models into `folder`, and return it."""
     folder.mkdir(exist_ok=True)
     sections: dict[str, dict[str, Any]] = {
         "measure": {"documents": 6, "controls": list(CONTROLS), "gradient_documents": 2, "gradient_max_length": 9},
@@ -70,14 +70,14 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished run, in the current folder, to look at."""
+    """A finished run as the current folder, for reading only."""
     folder = prepare(tmp_path_factory.mktemp("finished"))
     with chdir(folder):
         run_tokenized(inspect, measure)
         yield folder
 
 
-def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
+def test_tokens_table_is_complete(finished: Path) -> None:
     reviews = Run(Path()).ratios()
     table = Run(Path()).captured_ratios(["test/3", "text/0"])
     keys = ["checkpoint", "document", "position", "layer"]
@@ -96,7 +96,7 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
 
 
 @pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
-def test_a_run_opens_as_a_result_that_computes_what_is_missing(finished: Path, checkpoint: str) -> None:
+def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpoint: str) -> None:
     loaded = attnmix.load_result(finished, checkpoint=checkpoint)
     number = loaded.tokenized.texts["document"].tolist().index("text/0")
     model = attnmix.load(finished / "models" / checkpoint)
@@ -106,7 +106,7 @@ def test_a_run_opens_as_a_result_that_computes_what_is_missing(finished: Path, c
         expected.ratios.drop(columns="text"),
         atol=1e-4,
     )
-    assert isinstance(loaded.model, SavedModel)  # the run has the matrix
+    assert isinstance(loaded.model, SavedModel)  # the matrix is stored in the run
     matrix = loaded.matrix("alti", text=number)
     assert isinstance(loaded.model, SavedModel)
     np.testing.assert_allclose(matrix, expected.matrix("alti"), atol=1e-5)
@@ -116,7 +116,7 @@ def test_a_run_opens_as_a_result_that_computes_what_is_missing(finished: Path, c
     assert loaded.own_share()["layer"].tolist() == [1, 2, 3]
 
 
-def test_a_run_has_two_checkpoints_and_no_other_model(finished: Path) -> None:
+def test_run_has_two_checkpoints_only(finished: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint: 'trained'; allowed: pretrained, finetuned"):
         attnmix.load_result(finished, checkpoint="trained")
     with pytest.raises(InputError, match=r"^model: a run has its models"):
@@ -124,7 +124,7 @@ def test_a_run_has_two_checkpoints_and_no_other_model(finished: Path) -> None:
 
 
 def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
-    """Check the column `mean` of a table; `means` have a column for each ratio."""
+    """Check the column `mean` of a table; `means` has one column per ratio."""
     expected = means[list(RATIOS)].rename_axis(columns="method").stack().rename("expected")
     merged = table.merge(expected.reset_index(), on=[*keys, "method"], validate="1:1")
     assert len(merged) == len(table)
@@ -137,13 +137,13 @@ def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> No
 
 
 def with_difference(means: pd.DataFrame) -> pd.DataFrame:
-    """The means by checkpoint, and fine-tuned minus pretrained."""
+    """Return the means by checkpoint, and the fine-tuned minus the pretrained means."""
     return pd.concat([means, pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})]).rename_axis(
         means.index.names
     )
 
 
-def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
+def test_tables_are_means_of_token_rows(finished: Path) -> None:
     run, table = Run(Path()), Run(Path()).ratios()
     assert {name: tuple(run.table(f"measure/{name}")) for name in TABLE_COLUMNS} == TABLE_COLUMNS
     mixing, groups = run.table("measure/mixing"), run.table("measure/mixing_by_group")
@@ -167,7 +167,7 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
     assert (by_review["label"] == numbers.map(labels)).all()
 
 
-def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished: Path) -> None:
+def test_weighted_means_cover_tokens_reviews_and_layers(finished: Path) -> None:
     table = Run(Path()).ratios()
     weighted = Run(Path()).table("measure/mixing_weighted", dtype={"layer": str})
     assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
@@ -183,7 +183,7 @@ def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished:
             check_means(rows_of_kind, means, ["checkpoint", "layer"])
 
 
-def test_every_control_is_of_the_same_documents(finished: Path) -> None:
+def test_controls_use_the_same_documents(finished: Path) -> None:
     table = Run(Path()).table("measure/mixing_controls")
     controls = ["shuffled_words", "text_mean_value", "corpus_value", "without_value_bias", "without_special_sources"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), controls)}
@@ -195,14 +195,14 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
     assert len(both) == 3 * 5 * 3 * len(RATIOS)
     np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
-    # Weights do not depend on values; those of shuffled words do depend on their order.
+    # Attention weights do not depend on values, but weights of shuffled words depend on word order.
     weights = both[both["method"] == "attn_w"].set_index("control")["below"]
     assert (weights.drop(["shuffled_words", "without_special_sources"]) == 0).all()
     assert (weights["shuffled_words"] != 0).all()
     assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
 
-def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what_it_is_compared_with(
+def test_review_without_corpus_value_is_excluded_from_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = {"documents": 12, "methods": ["attn_w", "attn_n"], "matrices": ["alti"], "gradient_documents": 1}
@@ -230,7 +230,7 @@ def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what
         np.testing.assert_allclose(rows["below"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
 
 
-def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:
+def test_separate_pass_controls_match_their_pass(finished: Path) -> None:
     tokens = Run(Path()).ratios().query("checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
@@ -261,7 +261,7 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
         Run(tmp_path).matrix("pretrained", "test/3", "alti")
 
 
-def test_metrics_are_headlines_of_the_tables(finished: Path) -> None:
+def test_metrics_summarise_tables(finished: Path) -> None:
     metrics, curves = Run(Path()).metrics("measure"), Run(Path()).table("measure/mixing")
     exchange = Run(Path()).table("measure/exchange").query("quantity == 'own_share' and layer == 3")
     own_shares = exchange.set_index(["checkpoint", "donor"])["mean"]
@@ -282,7 +282,7 @@ def test_metrics_are_headlines_of_the_tables(finished: Path) -> None:
     assert metrics["documents"] == 6
 
 
-def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> None:
+def test_geometry_table_has_all_points_steps_and_layers(finished: Path) -> None:
     table = Run(Path()).table("measure/geometry")
     for name in ("attention_gain", "attention_to_first"):
         layers = table[table["measure"] == name].groupby("checkpoint")["layer"].apply(list)
@@ -297,7 +297,7 @@ def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> Non
     assert (ranks["effective_rank"] <= ranks["effective_rank_bound"]).all()
 
 
-def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_twice(
+def test_interrupted_run_resumes_without_repeated_measures(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = BatchMeasurer.measures
@@ -321,7 +321,7 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_lengths_are_split_where_they_double(finished: Path) -> None:
+def test_length_groups_double(finished: Path) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
     table = Run(finished).ratios()
@@ -337,7 +337,7 @@ def test_lengths_are_split_where_they_double(finished: Path) -> None:
         assert (set(rows["tokens"]), set(rows["documents"])) == ({lengths.sum()}, {len(lengths)})
 
 
-def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
+def test_mean_cosine_across_compares_different_reviews(finished: Path) -> None:
     base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
     texts = pd.read_parquet(finished / "data/reviews/test.parquet")["text"]
     names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
@@ -356,7 +356,7 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
         assert row.documents == 6
 
 
-def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(finished: Path) -> None:
+def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -> None:
     rows = Run(finished).table("measure/geometry").query("point == 'attention'")
     rows = rows.pivot(index=["checkpoint", "layer"], columns="measure", values="mean")
     shares = rows[[f"share_{part}" for part in PARTS]]
@@ -383,10 +383,10 @@ def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(fini
     assert shares.loc[("finetuned", 2), ["share_token", "share_text"]].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_outputs_are_not_written(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = read_parameters().measure.matrices
     run = Run(finished)
-    made = set(run.matrices("finetuned", "test/3")) - {INPUT_PARTS}  # of every text that is short enough
+    made = set(run.matrices("finetuned", "test/3")) - {INPUT_PARTS}  # stored for every short text
     assert made == set(chosen) < set(MATRICES)
     for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
         tokens = len(run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")) // 3
@@ -413,14 +413,14 @@ def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str) -> None:
+def test_parts_match_reference(finished: Path, rule: str) -> None:
     run = Run(Path())
     table = (
         run.table("measure/parts").query("rule == @rule").set_index(["quantity", "checkpoint", "layer"]).sort_index()
     )
     corpus = Corpus(run.drawn_reviews)
     texts = [corpus.document(number).ids.tolist() for number in range(len(corpus))]
-    assert len(texts) == 6  # fewer than measure.parts_documents: all of them
+    assert len(texts) == 6  # fewer than measure.parts_documents, so all are used
     for checkpoint in ("pretrained", "finetuned"):
         base = load_base(run.checkpoints[checkpoint])
         by_text: dict[str, list[Any]] = defaultdict(list)
@@ -441,7 +441,7 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
             by_text["bias_length"].append(bias_length / length)
             products = (others * biases).sum(-1)
             parts = PartsReader(base, rule).read(padded([ids], 0))
-            cosines = products[1:] / (others_length * bias_length)[1:]  # nothing of others in the input
+            cosines = products[1:] / (others_length * bias_length)[1:]  # the input has no parts of other tokens
             np.testing.assert_allclose(parts["bias_cosine"][1:], cosines, atol=1e-3)
             by_text["ill_conditioned"].append(products < -0.9 * others_length * bias_length)
         for quantity, expected in by_text.items():
@@ -450,10 +450,10 @@ def test_parts_are_those_of_an_independent_computation(finished: Path, rule: str
     assert table["documents"].eq(6).all()
     change = table["mean"]["own_share", "finetuned"] - table["mean"]["own_share", "pretrained"]
     np.testing.assert_allclose(table["mean"]["own_share", "difference"], change, atol=2e-6)
-    assert ("coherence", "pretrained", 0) not in table.index  # nothing of others entered yet
+    assert ("coherence", "pretrained", 0) not in table.index  # no parts of other tokens before the first layer
 
 
-def test_captured_texts_have_the_own_share_of_each_token_by_exchange(finished: Path) -> None:
+def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
     run = Run(Path())
     table = run.captured_ratios(list(run.documents["document"]))
     drawn = list(read_documents(run.drawn_reviews))
@@ -480,7 +480,7 @@ def test_captured_texts_have_the_own_share_of_each_token_by_exchange(finished: P
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
-    """Return how far the vectors after each layer move, squared `[2, layers]`: own token, then all others exchanged."""
+    """Return squared changes of vectors after each layer `[2, layers]`, for exchanging the own and the other tokens."""
     own, others = ids.copy(), donor.copy()
     own[position], others[position] = donor[position], ids[position]
     vectors = []
@@ -491,7 +491,7 @@ def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
     return [np.square(moved - vectors[0]).sum(-1) / np.square(vectors[0]).sum(-1) for moved in vectors[1:]]
 
 
-def test_captured_texts_have_each_sources_share_of_each_vector(finished: Path) -> None:
+def test_captured_texts_have_source_shares_of_vectors(finished: Path) -> None:
     run = Run(Path())
     for checkpoint, document in product(("pretrained", "finetuned"), list(read_documents(run.captured))):
         layers = run_reference("bert", load_base(run.checkpoints[checkpoint]), document.ids.tolist()).layers
@@ -519,7 +519,7 @@ def test_longer_texts_have_no_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (INPUT_PARTS in run.matrices("pretrained", document)) == (length <= 8), document
 
 
-def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
+def test_derivative_tables_use_same_reviews_for_both_checkpoints(finished: Path) -> None:
     table, by_review = (Run(Path()).table(f"measure/{name}") for name in ("derivatives", "derivatives_by_review"))
     reviews = by_review.groupby("checkpoint")["document"].agg(set)
     assert reviews["pretrained"] == reviews["finetuned"]
@@ -535,5 +535,5 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     np.testing.assert_allclose(agreement, means.loc[agreement.index], atol=2e-6)
     by_head = Run(Path()).table("measure/mixing_by_group").query("grouping == 'head'")
     assert len(by_head) == 2 * 3 * 4
-    assert set(by_head["group"].astype(int)) == set(range(4))  # as `without_heads` numbers them
+    assert set(by_head["group"].astype(int)) == set(range(4))  # as numbered by `without_heads`
     assert (by_head["documents"] == 6).all()

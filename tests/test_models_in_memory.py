@@ -1,4 +1,4 @@
-"""A model in memory is checked as one by name is: its modules, its weights, its attention, and every argument."""
+"""Models in memory pass the same checks of modules, weights, attention and arguments as models loaded by name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import load_tokenizer
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft's use of transformers
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch.compile's imports
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # from peft
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # raised by imports of torch.compile
 ]
 TEXT = "time flies like an arrow"
 
 
 def hot_attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-    """Attend with scores three times as large."""
+    """Compute attention with scores three times as large."""
     scaling = 3 * (options.pop("scaling", None) or query.shape[-1] ** -0.5)
     return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
 
@@ -36,7 +36,7 @@ AttentionInterface.register("hot", hot_attention)
 
 
 class Wrapper(PreTrainedModel):
-    """A model around BERT, under another name than the usual one."""
+    """A model around BERT, as an attribute with an unusual name."""
 
     config_class = BertConfig
 
@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_model_that_cannot_be_measured_is_one_error_when_it_is_loaded(name: str, tiny_bert: Path) -> None:
+def test_unmeasurable_model_is_one_error_at_loading(name: str, tiny_bert: Path) -> None:
     make, message = MISTAKES[name]
     model = make(tiny_bert)
     with pytest.raises(InputError, match=message) as raised:
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_measured_is_one_error_when_it_is_loaded(name: st
     assert "\n" not in str(raised.value)
 
 
-def test_an_adapter_of_queries_and_values_is_measured_as_if_merged(tiny_bert: Path) -> None:
+def test_attention_adapter_equals_merged_model(tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(tiny_bert)
     configuration = peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False)
     adapted = peft.get_peft_model(network(tiny_bert), configuration).eval()
@@ -171,20 +171,18 @@ def test_an_adapter_of_queries_and_values_is_measured_as_if_merged(tiny_bert: Pa
 
 
 @pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])
-def test_an_argument_without_effect_on_a_model_in_memory_is_an_error(
-    argument: str, value: str, tiny_bert: Path
-) -> None:
+def test_unused_argument_is_an_error(argument: str, value: str, tiny_bert: Path) -> None:
     options: dict[str, Any] = {argument: value}
     with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; allowed: none"):
         attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert), **options)
 
 
-def test_a_revision_of_a_folder_is_an_error(tiny_bert: Path) -> None:
+def test_revision_of_folder_is_an_error(tiny_bert: Path) -> None:
     with pytest.raises(InputError, match="is not on a hub, so it has no revision 'main'; allowed: no revision"):
         attnmix.load(tiny_bert, revision="main")
 
 
-def test_a_folder_with_a_model_and_an_adapter_is_an_error(tiny_bert: Path, tmp_path: Path) -> None:
+def test_folder_with_model_and_adapter_is_an_error(tiny_bert: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_bert, tmp_path / "both")
     adapted = peft.get_peft_model(network(tiny_bert), peft.LoraConfig(target_modules=["query"]))
     adapted.save_pretrained(folder)
@@ -209,7 +207,7 @@ def change_norm(changed: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_small_change_of_a_half_precision_model_is_an_error_too(dtype: torch.dtype, tiny_bert: Path) -> None:
+def test_small_change_in_half_precision_is_detected(dtype: torch.dtype, tiny_bert: Path) -> None:
     changed = network(tiny_bert, dtype=dtype)
     result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
     assert result.parts()["own_share"].notnull().all()
@@ -219,7 +217,7 @@ def test_a_small_change_of_a_half_precision_model_is_an_error_too(dtype: torch.d
 
 
 @pytest.mark.parametrize("change", [disable_adapter, add_hook, change_attention, change_norm])
-def test_a_change_of_the_model_after_measuring_is_an_error(change: Callable[[Any], None], tiny_bert: Path) -> None:
+def test_model_change_after_measuring_is_an_error(change: Callable[[Any], None], tiny_bert: Path) -> None:
     changed = with_adapter(tiny_bert, ["query", "value"])
     result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
     kept = result.matrix("alti")
@@ -234,7 +232,7 @@ def test_a_change_of_the_model_after_measuring_is_an_error(change: Callable[[Any
     assert result.matrix("alti").equals(kept)
 
 
-def test_another_implementation_of_the_same_attention_is_no_change(tiny_bert: Path) -> None:
+def test_equivalent_attention_implementation_is_accepted(tiny_bert: Path) -> None:
     same = network(tiny_bert)
     result = attnmix.measure(attnmix.load(same, load_tokenizer(tiny_bert)), TEXT)
     same.set_attn_implementation("eager")

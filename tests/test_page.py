@@ -1,4 +1,4 @@
-"""The page as one file: what it says, holds, saves and prints; no captured text runs."""
+"""The page is one safe file with complete statements, data, downloads and print layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOURCES = REPOSITORY / "attnmix/page/src"
 
 
 @pytest.mark.long
-def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
+def test_views_are_linked_in_firefox(run: Path) -> None:
     with browser("firefox") as firefox:
         shown = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
         for token in (*range(2, 2 + len(HOSTILE)), 3):
@@ -49,7 +49,7 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
         shown.close()
 
 
-def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened: Opened) -> None:
+def test_headline_and_chart_show_own_share(opened: Opened) -> None:
     page = opened.page
     own = Run(Path()).table("measure/exchange").query("donor == 'all' and quantity == 'own_share' and layer > 0")
     means = own.pivot(index="layer", columns="checkpoint", values="mean")
@@ -60,16 +60,16 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     rows = opened.values("answer-chart")
     for name, checkpoint in (("Fine-tuned", "finetuned"), ("Pretrained", "pretrained")):
         assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)
-        assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews have no interval
+        assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews have no intervals
     heights = page.locator("#answer-chart circle").evaluate_all("all => all.map(each => +each.getAttribute('cy'))")
     drawn = [float(row[name]) for name in list(rows[0])[1::3] for row in rows]
     slope, start = np.polyfit(drawn, heights, 1)
     assert slope < 0
     assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
-    assert page.locator("#words [aria-selected=true]").count() == 1  # a word is selected already
+    assert page.locator("#words [aria-selected=true]").count() == 1  # a word is selected initially
 
 
-def test_opening_text_is_the_median_of_the_captured_ones(run: Path) -> None:
+def test_opening_text_has_median_ratio(run: Path) -> None:
     files = Run(run)
     curves = files.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
     ratios = files.captured_ratios(files.tokens["document"].unique().tolist())
@@ -78,7 +78,7 @@ def test_opening_text_is_the_median_of_the_captured_ones(run: Path) -> None:
     data = payload(files.page)
     opening = data["documents"][data["opens"]["document"]]
     assert opening["name"] == means.sort_values().index[(len(means) - 1) // 2]
-    # The word of each text is that with the largest single source.
+    # The selected word of each text has the largest single source.
     for document, position in zip(data["documents"], data["opens"]["positions"], strict=True):
         matrix = np.asarray(files.matrix("finetuned", document["name"], "alti")[curves.idxmax() - 1], dtype=float)
         matrix /= matrix.sum(axis=1, keepdims=True)
@@ -103,7 +103,7 @@ def chosen_model(page: Any) -> str:
     return str(page.locator("#checkpoint [aria-pressed=true]").get_attribute("value"))
 
 
-def test_a_link_shows_what_its_sender_saw_and_back_goes_through_words_and_models(opened: Opened) -> None:
+def test_link_and_history_restore_state(opened: Opened) -> None:
     page = opened.page
     page.locator("#token-4").click()
     page.locator("#words span").nth(1).click()
@@ -123,7 +123,7 @@ def test_a_link_shows_what_its_sender_saw_and_back_goes_through_words_and_models
     assert page.locator("#selected").inner_text() == selected
 
 
-def test_what_is_said_of_the_run_is_what_its_files_say_in_whole_sentences(opened: Opened) -> None:
+def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     page.locator("#run > summary").click()
     test = run.metrics("finetune")["test"]
@@ -163,7 +163,7 @@ def test_what_is_said_of_the_run_is_what_its_files_say_in_whole_sentences(opened
     assert measured.startswith("Ratios and controls are means over the 4 measured test reviews")
 
 
-def test_rule_of_the_captured_texts_stands_with_what_is_measured(copied: Path) -> None:
+def test_selection_rule_of_captured_texts_is_stated(copied: Path) -> None:
     parameters = read_parameters()
     no_choice = parameters.capture.model_copy(update={"documents": [], "texts": [], "drawn": 0})
     typical = parameters.model_copy(update={"capture": no_choice})
@@ -175,18 +175,18 @@ def test_rule_of_the_captured_texts_stands_with_what_is_measured(copied: Path) -
         Subject("a model", "a revision", "a base")  # type: ignore[misc]  # a sentence in another field
 
 
-def test_link_to_a_folded_part_unfolds_it(opened: Opened) -> None:
+def test_link_to_folded_part_unfolds_it(opened: Opened) -> None:
     page = opened.page
     for name, part in (("This run", "run"), ("More", "more")):
         assert page.locator(f"#{part}").get_attribute("open") is None
         page.get_by_role("link", name=name, exact=True).click()
         page.wait_for_selector(f"#{part}[open]")
         page.locator(f"#{part} > summary").click()
-        page.get_by_role("link", name=name, exact=True).click()  # whose address is there already
+        page.get_by_role("link", name=name, exact=True).click()  # the address already contains this fragment
         page.wait_for_selector(f"#{part}[open]")
 
 
-def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
+def test_hostile_text_is_shown_and_not_executed(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     shown = page.locator("#words").inner_text()
@@ -205,7 +205,7 @@ def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
     assert "unsafe" not in policy.split("script-src")[1].split(";")[0]
 
 
-def test_foreign_scripts_are_stopped_and_broken_data_is_an_error(run: Path, chromium: Any, tmp_path: Path) -> None:
+def test_foreign_scripts_are_blocked_and_damaged_data_is_an_error(run: Path, chromium: Any, tmp_path: Path) -> None:
     text, changed = Run(run).page.read_text(encoding="utf-8"), tmp_path / "changed.html"
     changed.write_text(text.replace("</main>", "<script>window.hacked=1</script></main>"), encoding="utf-8")
     shown = Opened(chromium, changed)
@@ -217,18 +217,18 @@ def test_foreign_scripts_are_stopped_and_broken_data_is_an_error(run: Path, chro
     shown.context.close()
 
 
-def test_data_have_the_declared_shape_which_is_that_of_the_scripts_types(run: Path) -> None:
+def test_data_match_declared_shape_and_script_types(run: Path) -> None:
     page = Run(run).page.read_text(encoding="utf-8")
     check_shape(payload(Run(run).page), SHAPE)
     check_shape(json.loads(re.search(r'id="head-parts">([^<]*)<', page)[1]), HEADS_SHAPE)
     bare = [re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())]
     assert bare[0].endswith(f"exporttypePayload={bare[1]}")
     script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
-    assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script reads each part
+    assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script reads each field
 
 
 def check_shape(value: Any, shape: Any) -> None:
-    """Raise an error where a value of JSON is not of the shape that is declared for it."""
+    """Raise an error if a JSON value does not have the declared shape."""
     if isinstance(shape, UnionType) or shape is float:
         shape = shape | int
     assert isinstance(value, type(shape) if isinstance(shape, dict | list) else shape), (value, shape)
@@ -243,7 +243,7 @@ def check_shape(value: Any, shape: Any) -> None:
             check_shape(each, shape[0])
 
 
-def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
+def test_print_hides_controls(opened: Opened) -> None:
     page = opened.page
     page.locator("#token-1").click()
     page.emulate_media(media="print")
@@ -265,21 +265,21 @@ def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
         ((0.25,), "The one layer mixes tokens at a ratio of 25%"),
     ],
 )
-def test_headline_tells_the_layers_apart(run: Path, means: tuple[float, ...], sentence: str) -> None:
+def test_headline_distinguishes_layers(run: Path, means: tuple[float, ...], sentence: str) -> None:
     curves = Run(run).mixing[0].query(f"layer <= {len(means)}")
     assert headline(curves.assign(mean=[means[layer - 1] for layer in curves["layer"]])) == sentence
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["joint", "separate", *LAYOUTS])
-def test_page_and_figures_of_any_single_layout(
+def test_page_and_figures_of_a_single_layout(
     copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     parameters = read_parameters()
     umap = parameters.umap.model_copy(update={"layouts": [layout], "stability_seeds": []})
     figures = parameters.render.model_copy(update={"formats": ["png", "gif"]})
     shutil.rmtree(Run(Path()).maps)
-    monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # which do not depend on maps
+    monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # independent of maps
     for stage in (reduce, render):
         stage.main(parameters.model_copy(update={"umap": umap, "render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
@@ -292,7 +292,7 @@ def test_page_and_figures_of_any_single_layout(
     shown.close()
 
 
-def test_documents_that_do_not_fit_are_counted(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_documents_are_counted(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = tokens().groupby("document", sort=False).size()
     monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", int(lengths.iloc[:2].sum()))
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
@@ -310,7 +310,7 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, monkeypatch: pytest
     assert data["wording"]["no_matrices"].endswith("Name contribution matrices in measure.matrices.")
 
 
-def test_what_is_not_on_the_page_is_said(run: Path, tab: Any, tmp_path: Path) -> None:
+def test_omitted_content_is_explained(run: Path, tab: Any, tmp_path: Path) -> None:
     def change(data: Any) -> None:
         del data["contributions"]["test/0"]["parts"]
         del data["contributions"]["test/1"]
@@ -334,18 +334,18 @@ def test_what_is_not_on_the_page_is_said(run: Path, tab: Any, tmp_path: Path) ->
     assert "Name contribution matrices in measure.matrices." in page.locator("#card").inner_text()
 
 
-def test_no_text_ends_the_element_of_the_json_that_holds_it() -> None:
+def test_json_in_page_is_escaped() -> None:
     hostile = {"</script><script>": ["<!--", "\u2028", "\\u003c"]}
     written = as_json(hostile)
     assert "<" not in written
     assert json.loads(written) == hostile
 
 
-def test_signs_that_a_page_drops_are_spelt_out() -> None:
+def test_control_characters_are_spelt_out() -> None:
     assert visible("a\x00b\u202ec\n") == "a\u2400b⟨U+202E⟩c\n"
 
 
-def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
+def test_every_pane_has_csv_content(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     choose(page, "checkpoint", "pretrained")
@@ -358,13 +358,13 @@ def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
     for pane in panes:
         name, content = opened.file(pane, "csv")
         assert name.endswith(".csv")
-        # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
+        # The map contains vectors of the fine-tuned model, independent of the selected model.
         assert ("fine_tuned" in name) == (pane == "map-pane") or pane in of_no_model
         text = content.decode()
         columns, *rows = csv.reader(text.splitlines())
         assert {len(row) for row in rows} <= {len(columns)}, pane
         assert len(set(columns)) == len(columns), pane
-        table = pd.read_csv(io.BytesIO(content))  # a note above the columns would be read as the columns
+        table = pd.read_csv(io.BytesIO(content))  # a note above the columns would be parsed as column names
         assert (table.columns.tolist(), len(table)) == (columns, len(rows)), pane
         assert isinstance(table.index, pd.RangeIndex), pane
         if pane in ("grid", "text", "heads", "weights", "steps-of-weight", "map-pane"):
@@ -375,7 +375,7 @@ def test_every_csv_of_every_pane_has_content(opened: Opened) -> None:
         assert all(len(number.replace(".", "").strip("0")) <= digits for number in numbers), pane
 
 
-def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path) -> None:
+def test_words_are_saved_as_shown_and_not_executed(opened: Opened, tmp_path: Path) -> None:
     page = opened.page
     choose(page, "document", "0")
     name, content = opened.file("text", "csv")
@@ -388,7 +388,7 @@ def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path
         share = row[column]
         assert not share or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(share), abs=0.06)
     name, content = opened.file("text", "SVG")
-    # A long token is broken into lines.
+    # Long tokens are broken into lines.
     text = "".join("".join(ElementTree.fromstring(content).itertext()).split())
     assert all("".join(visible(each, kept="").split()) in text for each in HOSTILE)
     (tmp_path / name).write_bytes(content)
@@ -413,5 +413,5 @@ def test_page_is_accessible_on_every_screen(run: Path, tab: Any, scheme: str, wi
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
-    page.evaluate("scrollTo(0, 0)")  # where the bar, which stays on the screen, covers nothing
+    page.evaluate("scrollTo(0, 0)")  # at the top, the fixed bar does not cover content
     assert violations(page) == []

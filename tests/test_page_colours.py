@@ -1,4 +1,4 @@
-"""Colours of the page that share a picture can be told apart, without green cones too, and read on the page."""
+"""Colours in the same picture are distinguishable, also with deuteranopia, and readable on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 
 from attnmix.figures.labels import CURVE_LOOKS, LESS_COLOURS, SHARE_COLOURS, TEXT_COLOURS
 
-LEAST_DISTANCE = 12  # of CIEDE2000; 2 is just seen where colours touch, lines and dots are far apart
+LEAST_DISTANCE = 12  # in CIEDE2000; touching colours differ visibly from 2 on, but lines and dots are separated
 PICTURES = {
     "charts": ("before", "after", "shared", "shuffled", "mark", "random", "ink"),
     "text and picture of layers": ("took", "gave", "mark", "ink"),
@@ -31,14 +31,14 @@ def kinds(theme: str) -> list[str]:
 
 
 def are_far_apart(one: str, other: str) -> bool:
-    """Return True where two colours can be told apart, without green cones too."""
+    """Return True if two colours are distinguishable, also with deuteranopia."""
     pair = linear(one), linear(other)
     seen_without = [without_green_cones(each) for each in pair]
     return min(distance(*map(lab, pair)), distance(*map(lab, seen_without))) > LEAST_DISTANCE
 
 
 def themes() -> dict[str, dict[str, str]]:
-    """Return the colours of the light and the dark page, by name."""
+    """Return the colours of the light and dark page, by name."""
     style = (REPOSITORY / "attnmix/page/page.css").read_text("utf-8")
     light, dark = re.findall(r"--paper: [^}]*", style)[:2]
     named = re.compile(r"--([\w-]+): (#[0-9a-f]{3,6});")
@@ -49,7 +49,7 @@ def themes() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("picture", list(PICTURES))
-def test_every_two_colours_of_a_picture_are_far_apart_and_readable(theme: str, picture: str) -> None:
+def test_picture_colours_are_distinguishable_and_readable(theme: str, picture: str) -> None:
     colours = themes()[theme]
     for one, other in combinations(PICTURES[picture], 2):
         assert are_far_apart(colours[one], colours[other]), (one, other)
@@ -58,7 +58,7 @@ def test_every_two_colours_of_a_picture_are_far_apart_and_readable(theme: str, p
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_two_colours_of_the_map_are_far_apart(theme: str) -> None:
+def test_map_colours_are_distinguishable(theme: str) -> None:
     colours, dots = themes()[theme], kinds(theme)
     assert len(dots) == 8
     pairs = [*combinations(dots, 2), *product(dots, [colours[name] for name in RINGS])]
@@ -66,7 +66,7 @@ def test_every_two_colours_of_the_map_are_far_apart(theme: str) -> None:
     assert min(contrast(dot, colours["paper"]) for dot in dots) >= 3
 
 
-def test_figures_have_the_pages_colours() -> None:
+def test_figures_use_page_colours() -> None:
     light = themes()["light"]
     names = {"pretrained": "before", "finetuned": "after", "text_mean_value": "shared"}
     names |= {"corpus_value": "shared", "shuffled_words": "shuffled", "random_weights": "random"}
@@ -78,7 +78,7 @@ def test_figures_have_the_pages_colours() -> None:
     assert kinds("light") == list(TEXT_COLOURS)
 
 
-def test_charts_draw_with_no_other_colours() -> None:
+def test_charts_use_only_checked_colours() -> None:
     script = (REPOSITORY / "attnmix/page/src/curves.tsx").read_text("utf-8")
     names = re.search(r"const COLOURS = \[([^\]]*)\]", script)
     assert names
@@ -87,7 +87,7 @@ def test_charts_draw_with_no_other_colours() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
-    [  # of the data that Sharma, Wu and Dalal published to check implementations
+    [  # published by Sharma, Wu and Dalal to check implementations
         ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
         ((50, -1, 2), (50, 0, 0), 2.3669),
         ((50, 2.5, 0), (73, 25, -18), 27.1492),
@@ -95,5 +95,5 @@ def test_charts_draw_with_no_other_colours() -> None:
         ((2.0776, 0.0795, -1.1350), (0.9033, -0.0636, -0.5514), 0.9082),
     ],
 )
-def test_distance_is_the_published_one(one: tuple[float, ...], other: tuple[float, ...], expected: float) -> None:
+def test_distance_matches_published_values(one: tuple[float, ...], other: tuple[float, ...], expected: float) -> None:
     assert distance(np.array(one), np.array(other)) == pytest.approx(expected, abs=1e-4)

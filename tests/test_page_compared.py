@@ -1,4 +1,4 @@
-"""Two texts side by side: aligned by their tokens, with what differs marked, said and chosen."""
+"""Two texts in one picture are aligned by tokens, and their differences are marked and described."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ import attnmix
 
 TITLES = ("“the film was not good ,…”", "“the film was good , it…”")
 PAIR = ("the film was not good , it was great", "the film was good , it was not great")
-DIFFERENCE_LIMIT = 0.25  # the difference of two shares from which on the colour is full
-ALIKE = 2.5  # the largest CIEDE2000 distance that the screen's rounding makes
+DIFFERENCE_LIMIT = 0.25  # the difference of shares with the strongest colour
+ALIKE = 2.5  # the largest CIEDE2000 distance due to rounding on the screen
 MINUS = "\N{MINUS SIGN}"
 ARE_CUT = "box => box.scrollHeight > box.clientHeight + 1"
 
 
 def numbers_in(text: str) -> list[float]:
-    """Return the numbers of a text that have a decimal place."""
+    """Return the numbers of a text with one decimal place."""
     return [float(each) for each in re.findall(r"[-+]?\d+\.\d", text.replace(MINUS, "-"))]
 
 
 class Compared:
-    """The page of texts that a tiny model measured, and their shares from others `[layers, tokens]`."""
+    """A page of texts measured by a tiny model, and their shares from other tokens `[layers, tokens]`."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         write_tiny_bert(folder / "model")
@@ -56,12 +56,12 @@ def pair_page(compared: Compared, chromium: Any) -> Iterator[Opened]:
 
 @pytest.fixture
 def pair(pair_page: Opened) -> Opened:
-    """The page of both texts as it opens."""
+    """The page of both texts in its initial state."""
     pair_page.reset()
     return pair_page
 
 
-def test_values_colours_and_differences_are_those_of_the_files(opened: Opened) -> None:
+def test_compared_values_and_colours_match_files(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "1")
     choose(page, "compare", "2")
@@ -89,7 +89,7 @@ def test_values_colours_and_differences_are_those_of_the_files(opened: Opened) -
         for start, place, value in zip(starts, positions, values, strict=True):
             if value is not None:
                 assert_shade(start + place, False, layer, value)
-        # The two texts have few tokens in common: other tokens share a column by chance, and are not compared.
+        # These texts share few tokens, so other tokens in the same column are not compared.
         if None in values or row[f"token in {names[1]}"] != row[f"token in {names[2]}"]:
             assert difference is None
             continue
@@ -100,7 +100,7 @@ def test_values_colours_and_differences_are_those_of_the_files(opened: Opened) -
     assert compared > 3
 
 
-def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair: Opened, compared: Compared) -> None:
+def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared: Compared) -> None:
     page = pair.page
     assert {page.locator(f"#{name}").input_value() for name in ("document", "compare")} == {"0", "1"}
     titles = page.locator(".levels b").all_inner_texts()
@@ -119,7 +119,7 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
     )
     most = 100 * float(np.abs(other - one).max())
     tokens_in_both = [name for name in compared.names[0] if name != "not"]
-    words = np.array([name.isalpha() for name in tokens_in_both])  # special tokens and punctuation are no findings
+    words = np.array([name.isalpha() for name in tokens_in_both])  # special tokens and punctuation are not findings
     word_changes = np.abs(other - one)[:, words]
     most_of_words = 100 * float(word_changes.max())
     page.locator("#largest button").first.click()
@@ -136,7 +136,7 @@ def test_two_texts_that_are_alike_open_side_by_side_with_what_differs_said(pair:
     assert [abs(each) for each in numbers_in(legend.inner_text())] == pytest.approx([most, most], abs=0.06)
 
 
-def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Opened) -> None:
+def test_token_selection_keeps_the_picture(pair: Opened) -> None:
     page = pair.page
     choose(page, "document", "0")
     page.locator("#grid-canvas").focus()
@@ -148,7 +148,7 @@ def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Opened) ->
         places.append((page.locator("#document").input_value(), page.locator("#selected b").inner_text()))
         assert page.locator(".levels b").all_inner_texts() == titles
     assert places[:2] == [("0", "the")] * 2
-    assert places[4] == ("1", "the")  # below the first layer of one text are the rows of the other
+    assert places[4] == ("1", "the")  # the rows of the second text follow the first layer of the first text
     assert places[5:] == [("1", "[SEP]"), ("1", "great")]
     assert page.locator("#compare").input_value() == "0"
     page.keyboard.press("ArrowLeft")
@@ -160,7 +160,7 @@ def test_token_of_either_text_is_chosen_while_the_picture_stays(pair: Opened) ->
     assert page.locator("#selected b").inner_text() in ("was", "great")
 
 
-def test_comparison_is_closed_opened_and_undone(pair: Opened) -> None:
+def test_comparison_can_be_closed_opened_and_undone(pair: Opened) -> None:
     page = pair.page
     choose(page, "document", "0")
     choose(page, "compare", "null")
@@ -180,7 +180,7 @@ def test_comparison_is_closed_opened_and_undone(pair: Opened) -> None:
         pytest.param("light", "active", 768, marks=pytest.mark.long),
     ],
 )
-def test_comparison_is_accessible_and_whole_on_every_screen(
+def test_comparison_is_accessible_on_every_screen(
     compared: Compared, tab: Any, scheme: str, forced: str, width: int
 ) -> None:
     looks = {"color_scheme": scheme, "forced_colors": forced, "reduced_motion": "reduce"}
@@ -190,4 +190,4 @@ def test_comparison_is_accessible_and_whole_on_every_screen(
     assert violations(page) == []
     if width == 1280:
         box = page.locator("#grid-canvas").bounding_box()
-        assert box["y"] + box["height"] <= 720  # both texts and their difference on the first screen
+        assert box["y"] + box["height"] <= 720  # both texts and their difference fit the first screen

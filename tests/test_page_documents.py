@@ -1,4 +1,4 @@
-"""Names of texts on the page, and cautions about tokens that the model cannot read as words."""
+"""Names of texts are distinct, and unreadable tokens cause a caution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnmix.page.documents import find_cautions, name_documents
 from attnmix.page.payload import _opening_candidates
 
 
-def test_own_texts_are_named_by_their_first_words_and_told_apart() -> None:
+def test_own_texts_are_named_by_distinct_first_words() -> None:
     trophy = "the trophy did not fit into the suitcase because it was too"
     texts = {
         "test/3": "A film that everybody should see at once, today",
@@ -49,7 +49,7 @@ def test_own_texts_are_named_by_their_first_words_and_told_apart() -> None:
             0,
             "The vocabulary hardly has its words: 3 of 3 tokens are single letters.",
         ),
-        ({"東": "subword", "##京": "subword"}, 0, ""),  # characters that stand for words
+        ({"東": "subword", "##京": "subword"}, 0, ""),  # characters that represent words
     ],
 )
 def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], unknown: int, expected: str) -> None:
@@ -61,11 +61,11 @@ def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], 
     ("measured", "expected"),
     [
         ([False, True, True, True, True, False], [2, 3]),  # long words
-        ([False, True, False, False, True, False], [1]),  # of any length, but no punctuation
+        ([False, True, False, False, True, False], [1]),  # words of any length, but no punctuation
         ([False] * 6, [2, 3]),
     ],
 )
-def test_page_opens_with_a_word_whose_own_share_was_measured(measured: list[bool], expected: list[int]) -> None:
+def test_page_opens_with_a_measured_word(measured: list[bool], expected: list[int]) -> None:
     texts = {"[CLS]": "cls", "a": "word", "great": "word", "movie": "word", ".": "punctuation", "[SEP]": "sep"}
     pieces = [DisplayToken(text, True, name) for text, name in texts.items()]
     assert _opening_candidates(pieces, np.array(measured)) == expected

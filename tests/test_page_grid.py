@@ -1,4 +1,4 @@
-"""The picture of tokens by layers: its cells, its one scale, its lines, and how it is pointed at and chosen from."""
+"""The picture of tokens by layers shows the values of the files, and supports pointer and keyboard selection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import attnmix
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.store.runs import Run
 
-ALIKE = 2.5  # the largest CIEDE2000 distance that the screen's rounding makes
+ALIKE = 2.5  # the largest CIEDE2000 distance due to rounding on the screen
 
 
 def first_token(document: str) -> int:
@@ -28,7 +28,7 @@ def first_token(document: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["parts", "attnresln_n"])
-def test_shade_on_the_screen_is_that_of_the_files_value(opened: Opened, method: str) -> None:
+def test_cell_colours_match_file_values(opened: Opened, method: str) -> None:
     page = opened.page
     choose(page, "document", "1")
     choose(page, "share", method)
@@ -43,7 +43,7 @@ def test_shade_on_the_screen_is_that_of_the_files_value(opened: Opened, method: 
         assert distance(lab(linear(colour)), shade(value)) < ALIKE
 
 
-def test_pointing_shows_the_value_and_a_click_chooses_token_layer_and_model(opened: Opened) -> None:
+def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     choose(page, "share", "parts")
@@ -74,10 +74,10 @@ def test_pointing_shows_the_value_and_a_click_chooses_token_layer_and_model(open
         select.value = "1";
         select.dispatchEvent(new Event("change", { bubbles: true }));
     }""")
-    page.wait_for_function("() => !document.querySelector('.pointed')")  # as its text is gone
+    page.wait_for_function("() => !document.querySelector('.pointed')")  # after the text is removed
 
 
-def test_arrow_keys_walk_over_tokens_layers_and_models(opened: Opened) -> None:
+def test_arrow_keys_move_over_tokens_layers_and_models(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     choose(page, "layer", "3")
@@ -92,12 +92,12 @@ def test_arrow_keys_walk_over_tokens_layers_and_models(opened: Opened) -> None:
     last = first_token("test/1") - 1
     assert places == [
         *((1, "3", "finetuned"), (1, "2", "finetuned"), (last, "2", "finetuned")),
-        # Above the last layer of one model are the rows of the other.
+        # The rows of the second model follow the last layer of the first model.
         *((last, "3", "finetuned"), (last, "1", "pretrained"), (0, "1", "pretrained"), (0, "3", "finetuned")),
     ]
 
 
-def test_words_around_the_picture_follow_the_measure(opened: Opened) -> None:
+def test_explanations_follow_the_measure(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     page.locator("#token-3").click()
@@ -111,7 +111,7 @@ def test_words_around_the_picture_follow_the_measure(opened: Opened) -> None:
     assert "names no sources" in sources.inner_text()
     explained = page.locator("#grid-legend [role=tooltip]").text_content()
     assert "describes one layer and not all layers since the input" in explained
-    assert "Here it is the mean over" not in explained  # which is not so of a single text
+    assert "Here it is the mean over" not in explained  # not true of a single text
     chart = page.locator("#layers [role=tooltip]", has_text="describes one layer and not all")
     assert "Here it is the mean over" in chart.text_content()
     choose(page, "share", "parts")
@@ -133,7 +133,7 @@ MORE = """box => {
 }"""
 
 
-def test_picture_and_heads_fit_or_show_that_there_is_more(run: Path, tab: Any) -> None:
+def test_picture_and_heads_indicate_overflow(run: Path, tab: Any) -> None:
     page = tab(Run(run).page, width=400, height=720).page
     choose(page, "document", "2")
     for width, token in product((400, 1280), (page.locator("#words span").first, page.locator("#words span").last)):
@@ -153,7 +153,7 @@ def test_picture_and_heads_fit_or_show_that_there_is_more(run: Path, tab: Any) -
 
 
 @pytest.mark.long
-def test_picture_of_24_layers_and_64_heads_is_whole(tmp_path: Path, chromium: Any) -> None:
+def test_picture_of_24_layers_and_64_heads_is_complete(tmp_path: Path, chromium: Any) -> None:
     write_tiny_bert(tmp_path / "model", layers=24, hidden_size=128, num_attention_heads=64)
     result = attnmix.measure(attnmix.load(str(tmp_path / "model")), "the film was good .")
     shown = Opened(chromium, save_page(result, tmp_path), viewport={"width": 1280, "height": 1600})

@@ -1,4 +1,4 @@
-"""The page's heads: every weight is that of the model, however it is kept, and lines, matrices and words show it."""
+"""The heads of the page show the model's attention weights, in any stored precision, as lines, matrices and words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 @pytest.fixture
 def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Two checkpoints' heads of one text; scores are far apart."""
+    """Return the heads of both checkpoints for one text with widely different scores."""
     generator, checkpoints = np.random.default_rng(0), {}
     for checkpoint in ("pretrained", "finetuned"):
         query, key = (generator.normal(size=(2, heads, 50, 32)).astype(np.float32) for heads in (4, 2))
@@ -59,14 +59,14 @@ def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
     return checkpoints
 
 
-def test_share_of_an_attention_sink_is_kept(long_text: dict[str, Any]) -> None:
+def test_attention_sink_share_is_kept(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     parts["log_sums"][:] += np.log(2)
     form = encode_heads([("test/0", long_text)])["documents"]["test/0"]["finetuned"]
     np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
 
 
-def test_heads_that_do_not_fit_are_left_out(long_text: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_heads_are_omitted(long_text: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     size = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
     kept = []
     for limit in (size, size - 1):
@@ -76,7 +76,7 @@ def test_heads_that_do_not_fit_are_left_out(long_text: dict[str, Any], monkeypat
     assert kept == [{"pretrained": 16, "finetuned": 16}, {}]
 
 
-def test_heads_of_the_default_run_are_those_of_its_first_text_in_two_megabytes() -> None:
+def test_default_run_keeps_heads_of_first_text() -> None:
     generator, layers, heads, tokens, width = np.random.default_rng(0), 6, 12, 64, 32
     shape = (layers, heads, tokens, width)
     vectors = {name: generator.normal(size=shape).astype(np.float32) for name in ("query", "key")}
@@ -89,12 +89,12 @@ def test_heads_of_the_default_run_are_those_of_its_first_text_in_two_megabytes()
     text = {"pretrained": parts, "finetuned": parts}
     documents = encode_heads([(name, text) for name in ("first", "second", "third")])["documents"]
     assert list(documents) == ["first"]
-    assert len(json.dumps(documents)) < 2_200_000  # of the 4 MB of the whole page
+    assert len(json.dumps(documents)) < 2_200_000  # out of the 4 MB of a page
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
-    """A function that returns the page of `TEXT` in a family's tiny random model, and the same model run by hand."""
+    """Return a function that returns the page of `TEXT` in a tiny random model of a family, and its reference."""
 
     @cache
     def page_of(name: str) -> tuple[Path, Reference]:
@@ -111,13 +111,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 def family(
     name: str, pages: Callable[[str], tuple[Path, Reference]], tab: Callable[..., Opened]
 ) -> tuple[Opened, Reference, str]:
-    """The opened page of a family, the same model run by hand, and the family's name."""
+    """The opened page of a family, the reference of its model, and the family's name."""
     path, reference = pages(name)
     return tab(path), reference, name
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
+def test_lines_match_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
     shown, layer = family[0], family[1].layers[1]
     page = shown.page
     page.locator("#heads-all button[aria-label='Layer 2, head 2']").click()
@@ -137,7 +137,7 @@ def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference,
             assert float(row[column]) == pytest.approx(entry, abs=1e-5)
 
 
-def test_heads_of_a_long_text_say_which_tokens_they_show_and_name_no_values(
+def test_heads_of_long_text_name_shown_tokens(
     tiny_bert: Path, tmp_path: Path, tab: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
@@ -153,14 +153,14 @@ def test_heads_of_a_long_text_say_which_tokens_they_show_and_name_no_values(
 
 
 def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return those of every head `[heads, tokens, width]`, from the weights."""
+    """Return the queries and keys of every head `[heads, tokens, width]`, computed from the weights."""
     u = layer.weights.norm("input_norm", layer.x)
     query, key = (layer.weights.split(role, u) for role in ("query", "key"))
     return (query, key) if layer.rotary is None else (rotated(query, layer.rotary), rotated(key, layer.rotary))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
-def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference, str]) -> None:
+def test_neuron_view_numbers_match_model(family: tuple[Opened, Reference, str]) -> None:
     shown, reference, name = family
     page = shown.page
     number, head, i, j = 1, 2, 3, 1
@@ -196,7 +196,7 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference,
     }
     for step, vector in expected.items():
         assert steps[step] == pytest.approx(vector, **close), step
-    assert list(steps.values())[-2] == pytest.approx(result, **close)  # computed on the page, before the stored one
+    assert list(steps.values())[-2] == pytest.approx(result, **close)  # the page recomputes it
     assert ("skip" in steps) == (name != "gpt_neox")
     assert ("norm" in steps) == (name == "bert")
     assert ("output_norm" in steps) == (name in ("gemma3_text", "olmo2"))

@@ -1,4 +1,4 @@
-"""How the page opens: it is ready with its first screen; the rest follows, or is drawn at once where asked for."""
+"""The page is ready with its first screen, and draws the remaining parts later or on demand."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ STAY_READY = """
 const begin = window.setTimeout;
 window.setTimeout = (call, wait) => (wait || document.documentElement?.dataset.ready ? 0 : begin(call));
 """
-"""Holds a page in the moment when it is ready: all that is drawn later is drawn by timers."""
+"""Stops a page when it is ready by disabling timers, which draw all later parts."""
 NO_FRAMES = "window.requestAnimationFrame = () => 0;"
-SMOOTHING = 16  # of 255: how much the browser's smoothing of a dotted line may differ
+SMOOTHING = 16  # out of 255: variation of smoothed dotted lines
 WINDOW = {"width": 1280, "height": 720}
 
 
 @contextmanager
 def new_tab(process: Any, script: str = "", **context: Any) -> Iterator[Any]:
-    """Yield an empty tab, in whose pages a script runs before their own."""
+    """Yield an empty tab that runs a script before those of each page."""
     held = process.new_context(**{"viewport": WINDOW} | context)
     held.add_init_script(script)
     page = held.new_page()
@@ -40,7 +40,7 @@ def new_tab(process: Any, script: str = "", **context: Any) -> Iterator[Any]:
 
 
 def open_until(page: Any, address: str, until: str, width: int = WINDOW["width"], **looks: str) -> Any:
-    """Open an address in a tab, with a width and looks of its window, and return the page once it is so far."""
+    """Open an address with a window width and media features, wait for a selector, and return the page."""
     page.goto("about:blank")
     page.set_viewport_size(WINDOW | {"width": width})
     page.emulate_media(**{"color_scheme": "light", "media": "null"} | looks)
@@ -56,7 +56,7 @@ def address(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def held_tab(chromium: Any) -> Iterator[Any]:
-    """A tab whose pages stay as they are in the moment when they are ready."""
+    """A tab with pages that stop when they are ready."""
     with new_tab(chromium, STAY_READY) as page:
         yield page
 
@@ -69,7 +69,7 @@ def tab(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def ready(address: str, held_tab: Any) -> Any:
-    """A page that stays as it is in the moment when it is ready."""
+    """A page that has stopped when it is ready."""
     open_until(held_tab, address, READY)
     assert held_tab.locator(UNDRAWN).count() > 0
     return held_tab
@@ -86,7 +86,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 def printed(page: Any) -> Any:
-    """Return the pixels of the page on paper; browsers tell a page of it before they lay it out for paper."""
+    """Return the pixels of the printed page; browsers send `beforeprint` before the print layout."""
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator(UNDRAWN).count() == 0
     page.emulate_media(media="print")
@@ -94,20 +94,18 @@ def printed(page: Any) -> Any:
 
 
 def assert_ready_as_whole(ready: Any, whole: Any) -> None:
-    """Assert that two pages, of which one is drawn as far as its window, show the same, and print the same."""
+    """Assert that a page with its first screen only looks and prints like the complete page."""
     assert ready.locator(UNDRAWN).count() > 0
     assert whole.locator(UNDRAWN).count() == 0
     assert_alike(pixels(ready), pixels(whole))
     assert_alike(printed(ready), printed(whole))
 
 
-def test_ready_page_shows_and_prints_what_the_whole_page_does(address: str, ready: Any, tab: Any) -> None:
+def test_ready_page_looks_and_prints_like_complete_page(address: str, ready: Any, tab: Any) -> None:
     assert_ready_as_whole(ready, open_until(tab, address, WHOLE))
 
 
-def test_ready_page_of_a_narrow_dark_window_shows_what_the_whole_page_does(
-    address: str, held_tab: Any, tab: Any
-) -> None:
+def test_ready_page_in_narrow_dark_window(address: str, held_tab: Any, tab: Any) -> None:
     ready = open_until(held_tab, address, READY, width=400, color_scheme="dark")
     assert ready.locator(UNDRAWN).count() > 0
     assert_alike(pixels(ready), pixels(open_until(tab, address, WHOLE, width=400, color_scheme="dark")))
@@ -122,7 +120,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("look", LOOKS)
-def test_ready_window_of_other_looks_shows_what_the_whole_page_does(address: str, chromium: Any, look: str) -> None:
+def test_ready_page_with_other_display_settings(address: str, chromium: Any, look: str) -> None:
     shown = []
     for script, until in ((STAY_READY, READY), ("", WHOLE)):
         with new_tab(chromium, script, **LOOKS[look]) as page:
@@ -134,7 +132,7 @@ def test_ready_window_of_other_looks_shows_what_the_whole_page_does(address: str
 
 
 def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
-    box = ready.locator("#grid-canvas").bounding_box()  # the whole picture of the text
+    box = ready.locator("#grid-canvas").bounding_box()  # the complete picture of the text
     assert box["y"] > 0
     assert box["x"] + box["width"] <= WINDOW["width"]
     assert box["y"] + box["height"] <= WINDOW["height"]
@@ -153,22 +151,22 @@ def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
     assert download.value.path().read_text(encoding="utf-8").count("<rect") > len(cells["cells"]) / 2
     assert ready.locator(UNDRAWN).count() > 0
     choose(ready, "checkpoint", "pretrained")
-    ready.locator("nav a[href='#map']").click()  # which draws the rest
+    ready.locator("nav a[href='#map']").click()  # draws the remaining parts
     assert 0 < ready.locator("#map").bounding_box()["y"] < WINDOW["height"] / 2
     assert ready.evaluate("document.getElementById('map-canvas').drawn().tokens.length") == len(tokens())
-    for part in ("text", "heads"):  # and shows what was chosen before
+    for part in ("text", "heads"):  # with the earlier selection
         assert "pretrained" in ready.locator(f"#{part} .title").inner_text()
 
 
 @pytest.mark.parametrize("place", ["map", *(pytest.param(each, marks=pytest.mark.long) for each in ("text", "run"))])
-def test_link_to_a_place_leads_there_before_the_rest_is_drawn(address: str, held_tab: Any, place: str) -> None:
+def test_link_leads_to_place_before_the_rest_is_drawn(address: str, held_tab: Any, place: str) -> None:
     page = open_until(held_tab, f"{address}#{place}", READY)
     top = page.locator(f"#{place}").bounding_box()["y"]
     bar = page.locator("#bar").bounding_box()
     assert bar["y"] + bar["height"] <= top < WINDOW["height"] / 2
 
 
-def test_page_without_frames_as_in_the_background_is_drawn_whole(address: str, chromium: Any) -> None:
+def test_background_page_is_drawn_completely(address: str, chromium: Any) -> None:
     with new_tab(chromium, NO_FRAMES) as page:
         open_until(page, address, WHOLE)
         assert page.locator(UNDRAWN).count() == 0
@@ -176,6 +174,6 @@ def test_page_without_frames_as_in_the_background_is_drawn_whole(address: str, c
 
 
 @pytest.mark.long
-def test_page_opens_in_firefox_as_in_chromium(address: str) -> None:
+def test_page_opens_in_firefox(address: str) -> None:
     with browser("firefox") as firefox, new_tab(firefox, STAY_READY) as held, new_tab(firefox) as tab:
         assert_ready_as_whole(open_until(held, address, READY), open_until(tab, address, WHOLE))

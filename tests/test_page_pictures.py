@@ -1,4 +1,4 @@
-"""Saved and printed pictures: each view's SVG as other programs draw it, its PNG, and the page on paper."""
+"""Saved and printed pictures are complete and agree with the screen, also when other programs render them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from scipy import signal
 
 from attnmix.core.store.runs import Run
 
-TOKEN = 14  # of the first text, with a short name
+TOKEN = 14  # index in the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
-# Parts of two pictures' squares that may differ: of the browser's own picture, and of another program's, which smooths
-# edges and small images in its own way.
+# Allowed shares of different squares: for the browser's own picture, and for other programs, which smooth edges and
+# small images differently.
 ALIKE, NEARLY_ALIKE = 0.01, 0.03
 WHITE = (255, 255, 255)
-POINTS_BY_PIXEL = 0.75  # of CSS, in print
-READABLE = 7  # points, of a text on paper
+POINTS_BY_PIXEL = 0.75  # CSS pixels in print
+READABLE = 7  # the smallest readable font size on paper, in points
 SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementById('bar').style.display = 'none'; }"
 
 
 WITH_PNG = ("text", "heads", "layers-chart")
-"""Panes whose PNG is looked at: it is made of the SVG, in one way for all of them."""
+"""Panes with a checked PNG, which is generated from the SVG in the same way for all panes."""
 ARE_DRAWN = """() => document.getAnimations().length === 0 &&
   [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
-"""JavaScript that is true once the page is still; an unpainted canvas has the default width of 300 pixels."""
+"""JavaScript condition for a page without motion; an unpainted canvas has the default width of 300 pixels."""
 
 
 class Saved(NamedTuple):
-    """The files that a view's buttons save, and the view as the page shows it."""
+    """The files saved from a view, and the view on the screen."""
 
     picture: Picture
     png: npt.NDArray[np.int16] | None
@@ -49,14 +49,14 @@ class Saved(NamedTuple):
 
 
 def unfold(shown: Opened) -> Opened:
-    """Unfold everything, and choose the text test/0, a layer and a token."""
+    """Unfold all parts, and select the text test/0, a layer and a token."""
     page = shown.page
     choose(page, "document", "0")
     choose(page, "layer", str(LAYER))
     page.locator(f"#token-{TOKEN}").click()
     for summary in page.locator(".fold > summary").all():
         summary.click()
-    # Until the small pictures of heads are drawn, and shades have changed.
+    # Wait until the small pictures of heads are drawn and colours have changed.
     page.wait_for_function(ARE_DRAWN)
     return shown
 
@@ -67,7 +67,7 @@ def panes(page: Any) -> list[str]:
 
 
 def save_all(opened: Opened) -> dict[str, Saved]:
-    """Save every view of a page that has pictures, and return them by the ids of their panes."""
+    """Save all views that have pictures, and return them by the IDs of their panes."""
     unfold(opened)
     page, views = opened.page, {}
     for pane in panes(page):
@@ -78,7 +78,7 @@ def save_all(opened: Opened) -> dict[str, Saved]:
         locator.evaluate(SHOW_AS_SAVED)
         views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
         locator.evaluate("pane => pane.classList.remove('paper')")
-    # No button that saves a picture was forgotten.
+    # Every button that saves a picture was used.
     for kind in ("SVG", "PNG"):
         assert page.get_by_role("button", name=kind, exact=True).count() == len(views)
     return views
@@ -90,22 +90,22 @@ def saved(run: Path, other_tab: Opened) -> dict[str, Saved]:
 
 
 @pytest.mark.long
-def test_pictures_of_firefox_are_whole_and_show_what_the_screen_shows(run: Path) -> None:
+def test_firefox_pictures_match_screen(run: Path) -> None:
     with browser("firefox") as firefox:
         opened = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
         saved = save_all(opened)
         opened.close()
-    test_every_picture_is_whole_and_of_svgs_own_marks(saved)
-    test_every_picture_shows_what_the_screen_shows(saved)
-    test_texts_of_a_line_are_apart_in_a_wider_font_too(saved)
+    test_pictures_are_complete_plain_svg(saved)
+    test_pictures_match_screen(saved)
+    test_texts_do_not_overlap_in_wider_font(saved)
     for chart in CHARTS:
-        test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved, chart)
+        test_curves_match_data_and_legend_colours(saved, chart)
 
 
 CHARTS = ("answer-chart", "layers-chart", "probes")
 
 
-def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -> None:
+def test_pictures_are_complete_plain_svg(saved: dict[str, Saved]) -> None:
     assert {*CHARTS, "text", "heads", "weights", "steps-of-weight", "map-pane"} <= set(saved)
     for pane, (picture, png, _, _) in saved.items():
         names = {element.tag.rpartition("}")[2] for element in picture.root.iter()}
@@ -121,7 +121,7 @@ def test_every_picture_is_whole_and_of_svgs_own_marks(saved: dict[str, Saved]) -
             assert all((edge == WHITE).all() for edge in edges), f"{pane} is cut"
 
 
-def test_every_picture_shows_what_the_screen_shows(saved: dict[str, Saved]) -> None:
+def test_pictures_match_screen(saved: dict[str, Saved]) -> None:
     for pane, (picture, png, shown, _) in saved.items():
         screen = shown.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
         top, left = round(-ZOOM * picture.top), round(-ZOOM * picture.left)
@@ -135,7 +135,7 @@ def test_every_picture_shows_what_the_screen_shows(saved: dict[str, Saved]) -> N
 
 
 def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tuple[float, float]:
-    """Return slope and start of an axis, from the places of its labels."""
+    """Return slope and offset of an axis from the positions of its labels."""
     places = [(values[label.text], getattr(label, coordinate)) for label in labels if label.text in values]
     slope, start = np.polyfit(*zip(*places, strict=True), 1)
     return float(slope), float(start)
@@ -146,13 +146,13 @@ def as_number(text: str) -> float | None:
     return None if plain is None else float(plain[1]) / (100 if plain[2] else 1)
 
 
-WIDER = 1.2  # another program's font, in widths of the browser's
-TOUCHING = 6  # pixels by which two long tokens may reach into each other
-SPACED = 1.13  # the spaces between letters that are set apart, in widths of the letters
+WIDER = 1.2  # width of text in another font, relative to the browser's
+TOUCHING = 6  # pixels by which two long tokens may overlap
+SPACED = 1.13  # letter spacing of spaced text, relative to the width of letters
 
 
 def extents(picture: Picture) -> list[tuple[float, float, float, str]]:
-    """Return the ends that each level text has in a wider font, with its baseline and its words."""
+    """Return the ends of horizontal texts in a wider font, with their baselines and words."""
     found = []
     for element in picture.elements("text"):
         if "rotate" in element.get("transform", ""):
@@ -165,8 +165,8 @@ def extents(picture: Picture) -> list[tuple[float, float, float, str]]:
     return sorted(found)
 
 
-def test_texts_of_a_line_are_apart_in_a_wider_font_too(saved: dict[str, Saved]) -> None:
-    for pane in ("grid", "text", "weights", "steps-of-weight"):  # others have groups with places of their own
+def test_texts_do_not_overlap_in_wider_font(saved: dict[str, Saved]) -> None:
+    for pane in ("grid", "text", "weights", "steps-of-weight"):  # other panes have groups with their own positions
         picture = saved[pane].picture
         texts = extents(picture)
         assert texts, pane
@@ -176,7 +176,7 @@ def test_texts_of_a_line_are_apart_in_a_wider_font_too(saved: dict[str, Saved]) 
         assert all(element.get("lengthAdjust") for element in picture.elements("text")), pane
 
 
-def test_no_bar_of_a_scale_covers_a_text_in_a_wider_font(saved: dict[str, Saved]) -> None:
+def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
     for pane in ("grid", "text"):
         picture = saved[pane].picture
         group, bar = next(
@@ -190,20 +190,20 @@ def test_no_bar_of_a_scale_covers_a_text_in_a_wider_font(saved: dict[str, Saved]
         start, top = float(moved[1]), float(moved[2])
         beside = [each for each in extents(picture) if top < each[0] < top + 2 * in_pixels(bar.get("height", "0"))]
         ends = {text for _, left, right, text in beside if abs(right - start) < 12 or abs(left - start - 112) < 12}
-        assert any(text.startswith("0%") for text in ends), pane  # both of its ends have a number
+        assert any(text.startswith("0%") for text in ends), pane  # both ends have a number
         assert any(text.startswith("100%") for text in ends), pane
         for _, left, right, text in beside:
             assert right < start or left > start + in_pixels(bar.get("width", "0")), (pane, text)
 
 
-def test_a_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
+def test_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
     lines = ["".join(element.itertext()) for element in saved["grid"].picture.elements("text")]
     assert any("own share, by exchange; one scale" in line for line in lines)
     assert all(element.text is None for element in saved["grid"].picture.elements("text") if len(element))
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved: dict[str, Saved], chart: str) -> None:
+def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: str) -> None:
     picture, rows = saved[chart].picture, saved[chart].rows
     place, *columns = rows[0]
     names = [name for name in columns if not re.search(r", 95% (from|to)$", name)]
@@ -226,11 +226,11 @@ def test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved: dic
         others = [other for each, other in curves.items() if each != name]
         apart = np.all([np.abs(other - y) > 5 for other in others], axis=0) & np.isfinite(y)
         if apart.sum() < 10:
-            continue  # another curve lies on it
+            continue  # covered by another curve
         places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(apart)]
         hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
-        assert np.mean(hits) > 0.5, name  # of a dotted line, a third is drawn
-        # Beside the curve is none of its colour.
+        assert np.mean(hits) > 0.5, name  # a third of a dotted line is drawn
+        # Pixels next to the curve have another colour.
         beside = [picture.distance(left, y - 4, as_colour(legend[name]), 0.5) < 60 for left, y in places]
         assert np.mean(beside) < 0.2, name
         seen += 1
@@ -238,7 +238,7 @@ def test_curves_lie_where_the_data_say_in_the_colours_of_their_legend(saved: dic
 
 
 def legend_colours(picture: Picture, names: list[str]) -> dict[str, str]:
-    """Return the colour in which each name stands in a chart's legend, on one line or more."""
+    """Return the colour of each name in the legend of a chart, which may have several lines."""
     bold = [label for label in picture.labels if label.bold]
     colours = {}
     for name in names:
@@ -254,24 +254,24 @@ def legend_colours(picture: Picture, names: list[str]) -> dict[str, str]:
     return colours
 
 
-def test_selected_layers_band_lies_around_its_label(saved: dict[str, Saved]) -> None:
+def test_selected_layer_band_surrounds_its_label(saved: dict[str, Saved]) -> None:
     for chart in CHARTS:
         picture = saved[chart].picture
         ticks = {label.text: label for label in picture.labels if label.anchor == "middle"}
         grey = (np.abs(picture.pixels - np.array((239, 239, 240))).max(axis=-1) <= 1).sum(axis=0)
         columns = np.flatnonzero(grey > 80) / ZOOM + picture.left
         assert (columns.min() + columns.max()) / 2 == pytest.approx(ticks[str(LAYER)].x, abs=2)
-        # Pixels at the band's edges are mixed with what lies beside it.
+        # Pixels at the edges of the band are blended with their neighbours.
         assert columns.max() - columns.min() == pytest.approx(ticks["3"].x - ticks["2"].x, abs=3)
 
 
-def test_tokens_are_underlined_and_overlined_as_the_data_say(saved: dict[str, Saved]) -> None:
+def test_tokens_are_underlined_and_overlined(saved: dict[str, Saved]) -> None:
     picture, rows = saved["text"].picture, saved["text"].rows
     for column, colour in (("contributed to the selected token", TOOK), ("received from it", GAVE)):
         linked = [row for row in rows if row[column]]
         assert len(linked) >= 2
         lines = [each for each in picture.elements("line") if as_colour(each.get("stroke")) == colour]
-        assert len(lines) > len(linked)  # one more is in the legend
+        assert len(lines) > len(linked)  # one more in the legend
         for line in lines:
             x, y = (float(line.get("x1")) + float(line.get("x2"))) / 2, float(line.get("y1"))
             assert picture.distance(x, y, colour, 0.5) < 60
@@ -281,11 +281,11 @@ def test_tokens_are_underlined_and_overlined_as_the_data_say(saved: dict[str, Sa
     assert picture.distance(float(chosen.get("x")), float(chosen.get("y")) + 10, MARK, 0.5) < 60
 
 
-def test_picture_of_layers_has_a_box_of_its_shade_for_each_cell(saved: dict[str, Saved]) -> None:
+def test_layer_picture_has_one_box_per_cell(saved: dict[str, Saved]) -> None:
     picture, rows = saved["grid"].picture, saved["grid"].rows
     fills = {box: group.get("fill") for group in picture.elements("g") for box in group if box.tag == f"{SVG}rect"}
     boxes = [box for box, fill in fills.items() if fill and not {"fill", "rx"} & set(box.keys())]
-    assert len(boxes) > len(rows)  # and those of the input
+    assert len(boxes) > len(rows)  # and boxes of the input
     assert picture.elements("image") == []
     heights = sorted({float(each.get("y")) for each in boxes if float(each.get("height")) > 2})
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -304,7 +304,7 @@ def test_picture_of_layers_has_a_box_of_its_shade_for_each_cell(saved: dict[str,
                 assert distance(colour, shade(float(row[share]))) < 2
 
 
-def test_heads_are_lines_of_the_weights(saved: dict[str, Saved]) -> None:
+def test_head_lines_match_weights(saved: dict[str, Saved]) -> None:
     picture, rows = saved["heads"].picture, saved["heads"].rows
     paths = picture.elements("path")
     assert len(paths) >= 10
@@ -322,11 +322,11 @@ def test_heads_are_lines_of_the_weights(saved: dict[str, Saved]) -> None:
     assert picture.distance(x, y, colour, 2) < 60
     left, right = (round(ZOOM * (end.x - picture.left)) for end in ends)
     between = picture.pixels[round(ZOOM * (20 - picture.top)) :, left + 20 : right - 20]
-    assert (between.min(axis=-1) < 128).mean() < 0.3  # lines and no blobs
-    assert len(picture.elements("image")) == 1 + 3 * 4  # the matrix, and the small one of each head
+    assert (between.min(axis=-1) < 128).mean() < 0.3  # lines are thin
+    assert len(picture.elements("image")) == 1 + 3 * 4  # the matrix, and the small matrices of all heads
 
 
-def test_matrix_has_a_square_of_its_shade_for_each_weight(saved: dict[str, Saved], run: Path) -> None:
+def test_matrix_squares_match_weights(saved: dict[str, Saved], run: Path) -> None:
     picture, rows = saved["heads"].picture, saved["heads"].rows
     matrix = picture.elements("image")[0]
     x, y, width, height = (float(matrix.get(name)) for name in ("x", "y", "width", "height"))
@@ -335,14 +335,14 @@ def test_matrix_has_a_square_of_its_shade_for_each_weight(saved: dict[str, Saved
     largest = max(rows, key=lambda row: float(row["attention weight"]))
     for row in (largest, rows[len(rows) // 2], rows[-1]):
         i, j = int(row["position"]), int(row["attends to position"])
-        shade = np.sqrt(float(row["attention weight"]))  # full at a weight of 1, in every head
+        shade = np.sqrt(float(row["attention weight"]))  # maximal at a weight of 1, in every head
         expected = 255 + shade * (np.array((0, 0x60, 0xA0)) - 255)
         middle = x + width * (j + 0.5) / length, y + height * (i + 0.5) / length
         red, green, blue = expected.round().astype(int).tolist()
         assert picture.distance(*middle, (red, green, blue), 0.5) < 8
 
 
-def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
+def test_map_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     picture, rows = saved["map-pane"].picture, saved["map-pane"].rows
     assert picture.elements("image") == []
     dots = [each for each in picture.elements("circle") if each.get("fill") != "none"]
@@ -352,9 +352,7 @@ def test_maps_dots_and_names_are_shapes(saved: dict[str, Saved]) -> None:
     assert sum(label.colour == "#be2367" for label in picture.labels) == 1
 
 
-def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(
-    run: Path, tab: Any, saved: dict[str, Saved]
-) -> None:
+def test_saved_pictures_do_not_depend_on_theme_and_scrolling(run: Path, tab: Any, saved: dict[str, Saved]) -> None:
     dark = unfold(tab(Run(run).page, color_scheme="dark"))
     background = dark.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background != "rgb(255, 255, 255)"
@@ -369,13 +367,10 @@ def test_pictures_saved_in_the_dark_and_after_scrolling_are_the_same(
     assert dark.page.locator(".paper").count() == 0
 
 
-# Print.
-
-
 class Printed:
-    """A printed page of a PDF: its texts with their sizes, and its pixels."""
+    """A printed PDF page: its texts with their sizes, and its pixels."""
 
-    ZOOM = 200 / 72  # pixels by point
+    ZOOM = 200 / 72  # pixels per point
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -397,7 +392,7 @@ class Printed:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1400, marks=pytest.mark.long), ("dark", 400)])
-def test_printed_charts_and_map_are_those_of_the_screen(run: Path, tab: Any, scheme: str, width: int) -> None:
+def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, width: int) -> None:
     shown = unfold(tab(Run(run).page, color_scheme=scheme, width=width))
     screen = shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML")
     places = shown.drawn()["pixels"]
@@ -413,7 +408,7 @@ def test_printed_charts_and_map_are_those_of_the_screen(run: Path, tab: Any, sch
 
 
 def band_lies_around_its_label(page: Printed) -> None:
-    """Assert that the band of the first chart on a page has the chosen layer's label in its middle."""
+    """Assert that the band in the first chart of a page is centred on the label of the chosen layer."""
     grey = np.abs(page.pixels() - np.array((239, 239, 240))).max(axis=-1) <= 1
     columns = np.flatnonzero(grey.sum(axis=0) > 100)
     rows = np.flatnonzero(grey.sum(axis=1) > 100)
@@ -429,11 +424,11 @@ def band_lies_around_its_label(page: Printed) -> None:
 
 
 def ring_is_round(page: Printed) -> None:
-    """Assert that the ring around the selected token on the map is a circle; its name, in its colour, may touch it."""
+    """Assert that the ring around the selected token is a circle; its name, in the same colour, may touch it."""
     marked = (np.abs(page.pixels() - np.array(MARK)).max(axis=-1) < 40).astype(float)
     radius = 8.5 * POINTS_BY_PIXEL * page.ZOOM
     fits = {}
-    for across, along in ((1, 1), (1.2, 1), (1, 1.2)):  # times the radius
+    for across, along in ((1, 1), (1.2, 1), (1, 1.2)):  # factors of the radius
         angles = np.linspace(0, 2 * np.pi, 120, endpoint=False)
         width, height = int(across * radius) + 2, int(along * radius) + 2
         outline = np.zeros((2 * height + 1, 2 * width + 1))

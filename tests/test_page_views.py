@@ -1,4 +1,4 @@
-"""The page's views: they draw the files' numbers, and follow mouse, keys and the bar."""
+"""Views of the page show the numbers of the files, and respond to pointer, keyboard and controls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from attnmix.page.arrays import visible
 
 @pytest.fixture
 def first(opened: Opened) -> Opened:
-    """The page with the text test/0 in layer 2, and no word selected."""
+    """The page with the text test/0 in layer 2, without a selected word."""
     choose(opened.page, "document", "0")
     choose(opened.page, "layer", "2")
     opened.page.locator("#words").press("Escape")
@@ -33,7 +33,7 @@ def first(opened: Opened) -> Opened:
 
 
 def shares(checkpoint: str, layer: int, document: str = "test/0", method: str = "alti") -> np.ndarray:
-    """Return each source's share `[tokens, sources]` by a contribution matrix."""
+    """Return the share of each source `[tokens, sources]` by a contribution matrix."""
     matrix = np.asarray(Run(Path()).matrix(checkpoint, document, method)[layer - 1], dtype=float)
     return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
 
@@ -44,7 +44,7 @@ def number(text: str) -> float:
 
 
 def assert_shades(page: Any, places: Any) -> None:
-    """Assert the colour of every word, from its place on the scale: from 0 to 1, or from -1 to 1 with a sign."""
+    """Assert the colours of all words by their positions on the scale: from 0 to 1, or signed from -1 to 1."""
     colours = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
     for colour, place in zip(colours, places, strict=True):
         if np.isnan(place):
@@ -53,7 +53,7 @@ def assert_shades(page: Any, places: Any) -> None:
             assert distance(as_lab(colour), shade(place)) < 2, (colour, place)
 
 
-def test_words_and_phrases_are_found_and_walked_with_the_keyboard(first: Opened) -> None:
+def test_words_and_phrases_are_found_by_keyboard(first: Opened) -> None:
     page, table = first.page, tokens().query("document == 'test/0'")
     word = table["token"].value_counts().index[0]
     places = table.index[table["token"].str.contains(word, regex=False)].tolist()
@@ -73,7 +73,7 @@ def test_words_and_phrases_are_found_and_walked_with_the_keyboard(first: Opened)
     assert page.locator("#words span.found").count() >= 2
 
 
-def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
+def test_layer_change_updates_shades_immediately(first: Opened) -> None:
     page = first.page
     change = """() => {
         const [slider, words] = ["layer", "words"].map((id) => document.getElementById(id));
@@ -84,11 +84,11 @@ def test_a_layers_step_shades_the_words_at_once(first: Opened) -> None:
     }"""
     shades = "() => [...document.querySelectorAll('#words span')].map(each => getComputedStyle(each).backgroundColor)"
     before = page.evaluate(shades)
-    assert page.evaluate(change) == 0  # a fade would cost more than the step
+    assert page.evaluate(change) == 0  # a transition would cost more than the change
     assert page.evaluate(shades) != before
 
 
-def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(first: Opened) -> None:
+def test_words_are_shaded_by_share_and_importance(first: Opened) -> None:
     page = first.page
     choose(page, "layer", "3")
     ratios = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned' and layer == 3")
@@ -104,11 +104,11 @@ def test_words_are_shaded_on_the_scale_from_0_to_100_per_cent_and_by_importance(
     assert_shades(page, scores["test/0"] / scores.abs().max())
 
 
-def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened) -> None:
+def test_selected_token_shares_match_matrix_and_model(first: Opened) -> None:
     page = first.page
     choose(page, "checkpoint", "pretrained")
     page.locator("#token-3").click()
-    page.locator("#token-5").hover()  # which changes nothing in the card
+    page.locator("#token-5").hover()  # hovering does not change the card
     for method in ("parts", "attention"):
         choose(page, "share", method)
         matrix = 100 * shares("pretrained", 2, method=method)
@@ -133,7 +133,7 @@ def test_kept_took_and_gave_are_those_of_the_matrix_and_the_model(first: Opened)
         assert sum(bool(row[column]) for row in rows) >= 8
 
 
-def test_the_difference_of_the_models_has_a_scale_with_two_ends_and_lists_changes(first: Opened) -> None:
+def test_model_difference_has_signed_scale_and_list(first: Opened) -> None:
     page = first.page
     choose(page, "share", "alti")
     page.get_by_label("Change by fine-tuning").check()
@@ -157,7 +157,7 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends_and_lists_change
     assert "\N{MINUS SIGN}0.0 " not in card
 
 
-def test_shares_are_grouped_by_question_and_each_has_one_name(opened: Opened) -> None:
+def test_shares_are_grouped_by_question(opened: Opened) -> None:
     groups = opened.page.locator("#share optgroup").evaluate_all(
         "all => all.map(group => [group.label, [...group.children].map(each => each.value)])"
     )
@@ -172,20 +172,17 @@ def test_shares_are_grouped_by_question_and_each_has_one_name(opened: Opened) ->
     assert not {"Attention", "Attention weights"} <= set(names)
 
 
-def test_token_that_the_classifier_reads_is_marked(opened: Opened) -> None:
+def test_classifier_token_is_marked(opened: Opened) -> None:
     data = payload(Run(Path()).page)
-    assert [each["reads"] for each in data["documents"]] == [0, 0, 0]  # as the run's predictions say
+    assert [each["reads"] for each in data["documents"]] == [0, 0, 0]  # from the predictions of the run
     choose(opened.page, "document", "1")
     marked = opened.page.locator('#words span[title*="read by the classifier"]')
     assert marked.evaluate_all("all => all.map(each => each.id)") == [f"token-{data['documents'][1]['start']}"]
     assert "the classifier reads" in opened.page.locator("#grid").inner_text()
 
 
-# The map.
-
-
 def places(layer: int, point: str, layout: str) -> np.ndarray:
-    """Return where all tokens are on a map `[tokens, 2]`."""
+    """Return the positions of all tokens on a map `[tokens, 2]`."""
     return Run(Path()).map(layout).query("layer == @layer and point == @point")[["x", "y"]].to_numpy()
 
 
@@ -202,8 +199,8 @@ RECORD_DOTS = """() => {
     arc.apply(this, circle);
   };
 }"""
-"""Keeps the dots of the map's last picture as they are painted; no other place knows where moving points are."""
-# A dot is painted if its middle on the canvas is not transparent.
+"""Keeps the dots of the map as painted, because positions of moving points are stored nowhere else."""
+# A dot is painted if its centre on the canvas is not transparent.
 LAST_PICTURE = """() => {
   const canvas = document.getElementById("map-canvas");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -212,7 +209,7 @@ LAST_PICTURE = """() => {
 }"""
 
 
-def test_slider_walks_through_the_points_and_the_places_are_the_files(opened: Opened) -> None:
+def test_slider_shows_map_positions_of_files(opened: Opened) -> None:
     page = opened.page
     choose(page, "layout", "aligned")
     page.locator("#point").focus()
@@ -230,10 +227,10 @@ def test_slider_walks_through_the_points_and_the_places_are_the_files(opened: Op
             np.testing.assert_allclose(drawn, slope * expected[:, axis] + start, atol=error)
 
 
-def test_points_are_seen_on_their_way_while_the_map_plays(run: Path, chromium: Any, tmp_path: Path) -> None:
+def test_playing_map_draws_intermediate_positions(run: Path, chromium: Any, tmp_path: Path) -> None:
     shown = Opened(chromium, change_page(tmp_path, lambda data: data.update(pointsPerSecond=4)))
     page = shown.page
-    page.clock.install()  # the test decides when the next animation frame comes
+    page.clock.install()  # the test controls animation frames
     page.reload()
     page.wait_for_selector("#grid-canvas", state="attached")
     page.clock.run_for(1000)
@@ -244,8 +241,8 @@ def test_points_are_seen_on_their_way_while_the_map_plays(run: Path, chromium: A
     page.clock.pause_at(page.evaluate("Date.now()") + 1000)
     at_points = [places(site.layer, site.point, "aligned") for site in Run(Path()).sites]
     moves = [np.abs(after - before).max() for before, after in pairwise(at_points)]
-    choose(page, "point", str(int(np.argmax(moves))))  # before the largest move
-    page.clock.run_for(1000)  # until the map stands still there
+    choose(page, "point", str(int(np.argmax(moves))))  # before the largest movement
+    page.clock.run_for(1000)  # until the map is still
     page.locator("#play").click()
     frames = []
     for _ in range(34):  # of 16 ms: two capture points
@@ -259,19 +256,19 @@ def test_points_are_seen_on_their_way_while_the_map_plays(run: Path, chromium: A
     assert dots.shape[1] == len(tokens())
     assert np.isfinite(dots).all()
     assert all(all(frame["painted"]) for frame in frames)
-    # Each goes straight from its place at one capture point to that at the next, and all arrive together.
+    # Each point moves in a straight line to its position at the next capture point, and all arrive together.
     start, way = dots[0], dots[-1] - dots[0]
     progress = ((dots - start) * way).sum(axis=(1, 2)) / (way**2).sum()
     assert np.abs(dots - start - progress[:, None, None] * way).max() < 0.01
     assert (np.diff(progress[1:-1]) > 0).all()
     assert np.abs(way).max() > 10  # pixels
-    page.clock.run_for(15_000)  # to the last point
+    page.clock.run_for(15_000)  # until the last point
     assert page.locator("#play").inner_text() == "Play"
     assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
     shown.close()
 
 
-def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it_keeps(opened: Opened) -> None:
+def test_pca_is_default_and_layouts_state_kept_neighbours(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     choose(page, "point", "4")
     site = run.sites[4]
@@ -284,7 +281,7 @@ def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it
         assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
 
 
-def test_components_have_one_scale_in_all_layers_and_their_share_of_the_variance(opened: Opened) -> None:
+def test_components_share_scale_and_state_variance(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     pixels, vectors = {}, {}
     for site in (Site(1, "layer_output"), Site(3, "layer_output")):
@@ -303,13 +300,13 @@ def test_components_have_one_scale_in_all_layers_and_their_share_of_the_variance
         components = (vectors[site] - vectors[site].mean(axis=0)) @ directions[:1].T
         scales.append(np.ptp(places_T2[:, 0]) / np.ptp(components))
     assert scales[0] == pytest.approx(scales[1], rel=2e-3)
-    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are on the first view
+    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are on the initial view
         box = page.locator("#map-canvas").bounding_box()
         assert 0 < x < box["width"]
         assert 0 < y < box["height"]
 
 
-def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:
+def test_map_names_its_model(opened: Opened) -> None:
     page = opened.page
     before = opened.drawn()["pixels"]
     choose(page, "checkpoint", "pretrained")
@@ -320,7 +317,7 @@ def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:
     assert "(fine-tuned model" in page.locator("#map-legend").inner_text()
 
 
-def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
+def test_map_colours_words_and_keys(opened: Opened) -> None:
     page = opened.page
     choose(page, "point", "8")
     legends = {
@@ -347,7 +344,7 @@ def test_colours_words_and_keys_of_the_map(opened: Opened) -> None:
     assert np.ptp(opened.drawn()["pixels"], axis=0).max() < page.locator("#map-canvas").bounding_box()["width"]
 
 
-def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> None:
+def test_click_on_map_selects_word_everywhere(opened: Opened) -> None:
     page = opened.page
     page.locator("#words").press("Escape")
     choose(page, "layout", "aligned")
@@ -357,7 +354,7 @@ def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> Non
     pixels = np.array(drawn["pixels"])
     distances = np.linalg.norm(pixels[:, None] - pixels, axis=2)
     outside = ((pixels < 0) | (pixels > [box["width"], box["height"]])).any(axis=1)
-    token = int(np.where(outside, 0, np.sort(distances)[:, 1]).argmax())  # the farthest from any other
+    token = int(np.where(outside, 0, np.sort(distances)[:, 1]).argmax())  # the most isolated token
     assert np.sort(distances[token])[1] > 2  # pixels
     page.mouse.move(box["x"] + pixels[token][0], box["y"] + pixels[token][1])
     row = tokens().iloc[token]
@@ -369,7 +366,7 @@ def test_a_click_on_the_map_selects_the_word_in_all_views(opened: Opened) -> Non
     assert page.locator("#document").input_value() == str(list(tokens()["document"].unique()).index(row["document"]))
 
 
-def test_nearest_are_those_in_the_full_space(first: Opened) -> None:
+def test_nearest_tokens_use_full_space(first: Opened) -> None:
     page, run, site = first.page, Run(Path()), Site(2, "layer_output")
     page.locator("#token-3").click()
     choose(page, "point", str(run.sites.index(site)))
@@ -378,14 +375,11 @@ def test_nearest_are_those_in_the_full_space(first: Opened) -> None:
     cosines = unit @ unit[3]
     cosines[3] = -np.inf
     near = page.locator("#nearest button").evaluate_all("all => all.map(each => Number(each.dataset.token))")
-    # Tokens that are the same to rounding may stand in another order.
+    # Tokens that differ only by rounding may be in another order.
     assert cosines[near] == pytest.approx(np.sort(cosines)[::-1][:5], abs=1e-6)
 
 
-# Curves.
-
-
-def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Opened) -> None:
+def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#token-3").click()
     for checkpoint in ("pretrained", "finetuned"):
@@ -416,7 +410,7 @@ def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Open
     assert not re.search(r"[.:][A-Z]", page.locator("#layers").inner_text())
 
 
-def test_change_of_a_layer_has_digits_that_keep_its_ends_from_0(run: Path, tab: Any, tmp_path: Path) -> None:
+def test_layer_change_keeps_nonzero_digits(run: Path, tab: Any, tmp_path: Path) -> None:
     def change(data: Any) -> None:
         series = data["curves"][data["method"]]["difference"]
         for name, end in (("values", 0.0003), ("low", -0.0004), ("high", 0.001)):
@@ -428,7 +422,7 @@ def test_change_of_a_layer_has_digits_that_keep_its_ends_from_0(run: Path, tab: 
     assert "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 reviews)" in text
 
 
-def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:
+def test_click_on_chart_selects_layer(opened: Opened) -> None:
     page = opened.page
     curves = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'pretrained'")
     means = curves.set_index("layer")["mean"]
@@ -441,13 +435,13 @@ def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_name
         dots = page.locator("#layers-chart svg.chart circle").evaluate_all(
             "all => all.map(each => { const { x, width } = each.getBoundingClientRect(); return x + width / 2 })"
         )
-        # The shade stands around the layer's dots.
+        # The shade surrounds the dots of the layer.
         assert min(abs(x - shade["x"] - shade["width"] / 2) for x in dots) < 1
         name = page.locator("#layers-chart .names li", has_text="Pretrained").inner_text()
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
 
 
-def test_charts_of_classes_and_probes_are_the_data(run: Path, tab: Any, tmp_path: Path) -> None:
+def test_class_and_probe_charts_match_data(run: Path, tab: Any, tmp_path: Path) -> None:
     sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
 
     def change(data: Any) -> None:
@@ -474,7 +468,7 @@ def test_charts_of_classes_and_probes_are_the_data(run: Path, tab: Any, tmp_path
             assert [float(row[name + suffix]) for row in rows] == pytest.approx(expected, rel=1e-3)
 
 
-def test_class_shares_of_the_page_are_the_files(copied: Path) -> None:
+def test_class_shares_match_files(copied: Path) -> None:
     file = Run(Path()).tables / "measure/geometry.csv"
     sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
     keys = (("pretrained", ""), ("finetuned", ""), ("finetuned", "_permuted"))
@@ -501,17 +495,17 @@ def test_class_shares_of_the_page_are_the_files(copied: Path) -> None:
     ],
     ids=["one", "long", "many"],
 )
-def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, tab: Any, texts: list[str], layers: int) -> None:
+def test_page_of_one_token_512_tokens_or_40_texts(tmp_path: Path, tab: Any, texts: list[str], layers: int) -> None:
     model = tmp_path / "model"
     if len(texts[0]) == 1:
-        write_family("gpt2", model)  # whose tokenizer adds nothing
+        write_family("gpt2", model)  # its tokenizer adds no special tokens
     else:
         write_tiny_bert(
             model, layers=layers, max_position_embeddings=512, hidden_size=8 * layers, num_attention_heads=layers
         )
     result = attnmix.measure(attnmix.load(str(model)), texts, max_length=512 if layers == 12 else 60)
     path, lengths = save_page(result, tmp_path), [len(document) for document in result.documents]
-    assert path.stat().st_size < 10e6  # 15 MB with a second checkpoint, which shares the room for heads
+    assert path.stat().st_size < 10e6  # 15 MB with a second checkpoint, which also needs space for heads
     shown = tab(path)
     page = shown.page
     assert page.locator("#document option").count() == (len(lengths) if len(lengths) > 1 else 0)
@@ -524,7 +518,7 @@ def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, tab: Any, text
     assert len(shown.drawn()["tokens"]) == sum(lengths)
 
 
-def test_bands_stay_within_the_plot(run: Path, tab: Any, tmp_path: Path) -> None:
+def test_bands_stay_within_plot(run: Path, tab: Any, tmp_path: Path) -> None:
     def change(data: Any) -> None:
         for series in data["curves"][data["method"]].values():
             series["low"], series["high"] = [-0.065] * 3, [1.37] * 3
@@ -544,7 +538,7 @@ def test_curves_of_few_documents_have_no_band(opened: Opened) -> None:
     assert not any(box and box["width"] for box in boxes)
 
 
-def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does(opened: Opened) -> None:
+def test_explanations_follow_pointer_not_scrolling(opened: Opened) -> None:
     page = opened.page
     term = page.locator("#layers .term").first
     term.scroll_into_view_if_needed()
@@ -560,7 +554,7 @@ def test_words_are_explained_where_the_pointer_moves_and_not_where_the_page_does
 
 
 @pytest.mark.parametrize("width", [400, *(pytest.param(each, marks=pytest.mark.long) for each in (640, 768, 1280))])
-def test_explanations_and_the_bar_stay_inside_the_window(run: Path, tab: Any, width: int) -> None:
+def test_explanations_and_bar_stay_in_window(run: Path, tab: Any, width: int) -> None:
     page = tab(Run(run).page, width=width, height=720).page
     page.locator("#token-3").click()
     clear = page.locator("#clear")
@@ -577,7 +571,7 @@ def test_explanations_and_the_bar_stay_inside_the_window(run: Path, tab: Any, wi
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_frame_of_the_chosen_head_is_whole_at_every_edge(opened: Opened) -> None:
+def test_frame_of_selected_head_is_complete(opened: Opened) -> None:
     page = opened.page
     heads = page.locator("#heads-all button")
     for n in (0, heads.count() - 1):

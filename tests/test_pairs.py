@@ -1,4 +1,4 @@
-"""Pairs of texts: how they are tokenised and cut, what models are told of them, and a run from a file to the page."""
+"""Text pairs are tokenised, truncated and passed to models with the right segments, from a file to the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAIRS = [
 
 
 def entailments(number: int, seed: int) -> pd.DataFrame:
-    """Return pairs of three classes in turn: the second text says, denies or adds to what the first says."""
+    """Return pairs of three classes in rotation: the second text repeats, contradicts or extends the first."""
     generator, rows = np.random.default_rng(seed), []
     for i in range(number):
         about, other = generator.choice(TOPICS, 2, replace=False)
@@ -59,7 +59,7 @@ def document_of(tokenizer: Any, pair: tuple[str, str], max_length: int | None = 
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "roberta", "albert", "gpt2", "llama"])
-def test_tokens_of_a_pair_name_their_text_and_their_place_in_it(name: str) -> None:
+def test_pair_tokens_have_segment_and_position(name: str) -> None:
     tokenizer = make_tokenizer(name)
     for pair, tokenized in zip(PAIRS, tokenize_texts(tokenizer, map(str, range(3)), PAIRS, None), strict=True):
         table, whole = tokenized.table, "\n".join(pair)
@@ -82,7 +82,7 @@ def test_tokens_of_a_pair_name_their_text_and_their_place_in_it(name: str) -> No
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2"])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_pair_is_cut_as_its_tokenizer_cuts_it(name: str, pair: tuple[str, str]) -> None:
+def test_pair_is_truncated_like_by_its_tokenizer(name: str, pair: tuple[str, str]) -> None:
     tokenizer = make_tokenizer(name)
     document = document_of(tokenizer, pair)
     for length in range(6, len(document) + 2):
@@ -91,7 +91,7 @@ def test_a_pair_is_cut_as_its_tokenizer_cuts_it(name: str, pair: tuple[str, str]
         assert len(cut.segments) == len(cut.words) == len(cut.classes) == len(cut)
 
 
-def test_shuffled_words_stay_in_their_text() -> None:
+def test_shuffled_words_stay_in_their_segment() -> None:
     document = document_of(make_tokenizer("bert"), PAIRS[1])
     shuffled = shuffled_words(document, seed=1)
     assert not np.array_equal(shuffled.ids, document.ids)
@@ -103,7 +103,7 @@ def test_shuffled_words_stay_in_their_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "electra", "nomic_bert", "roberta", "deberta", "distilbert"])
-def test_a_model_reads_pairs_as_with_all_that_its_tokenizer_gives(name: str, tmp_path: Path) -> None:
+def test_model_receives_the_tokenizers_segments(name: str, tmp_path: Path) -> None:
     folder = write_family(name, tmp_path)
     tokenizer, base = load_tokenizer(folder), load_base(folder)
     read_segments(base, tokenizer, pairs=True)
@@ -119,7 +119,7 @@ def test_a_model_reads_pairs_as_with_all_that_its_tokenizer_gives(name: str, tmp
     assert ("token_type_ids" in inputs and inputs["token_type_ids"].any()) == bool(base._forward_pre_hooks)
 
 
-def test_segments_that_do_not_follow_from_the_tokens_are_one_error(tmp_path: Path) -> None:
+def test_underivable_segments_are_one_error(tmp_path: Path) -> None:
     folder = write_family("bert", tmp_path)
     text = (folder / "tokenizer.json").read_text()
     assert '"type_id": 1' in text
@@ -130,7 +130,7 @@ def test_segments_that_do_not_follow_from_the_tokens_are_one_error(tmp_path: Pat
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """By explicit sums over the sources of one group at a time, the token's own part beside them."""
+    """Return ratios by group of sources, from explicit sums over one group at a time next to the token's own part."""
     values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PAIR_SOURCES}
     places = np.flatnonzero(segments >= 0)
     steps = {"attn_n": layer.F, "attnres_n": layer.R} | ({"attnresln_n": layer.T} if layer.post_norm else {})
@@ -148,12 +148,12 @@ def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2", "gemma3_text", "bart"])
-def test_ratios_of_sources_follow_their_definition(name: str, tmp_path: Path) -> None:
+def test_source_ratios_follow_their_definition(name: str, tmp_path: Path) -> None:
     folder = write_family(name, tmp_path)
     tokenizer, base = load_tokenizer(folder), load_base(folder)
     documents = [replace(document_of(tokenizer, pair), name=f"test/{n}") for n, pair in enumerate(PAIRS)]
     methods = ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
-    measurer = BatchMeasurer(base, methods, tokenizer.pad_token_id)  # the reference has segment 0 alone
+    measurer = BatchMeasurer(base, methods, tokenizer.pad_token_id)  # the reference has segment 0 only
     for document, measures in zip(documents, measurer.measures(documents), strict=True):
         reference = run_reference(name, base, document.ids.tolist())
         sums = measures.sums()
@@ -168,7 +168,7 @@ def test_ratios_of_sources_follow_their_definition(name: str, tmp_path: Path) ->
                 assert sums[source].counts.item() == (document.segments >= 0).sum()
 
 
-def test_pairs_of_a_file_are_read_and_equal_pairs_stay_together(tmp_path: Path) -> None:
+def test_pairs_are_read_and_equal_pairs_stay_together(tmp_path: Path) -> None:
     table = entailments(90, 0)
     table = pd.concat([table, table.iloc[:30]])
     table.to_csv(tmp_path / "pairs.csv", index=False)
@@ -192,7 +192,7 @@ def test_pairs_of_a_file_are_read_and_equal_pairs_stay_together(tmp_path: Path) 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("deberta-v2", marks=pytest.mark.families)])
 def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on pairs of three classes, chosen by parameters alone."""
+    """A run on pairs of three classes, selected by parameters only."""
     folder = tmp_path_factory.mktemp("pairs")
     entailments(240, 0).to_csv(folder / "pairs.csv", index=False)
     write_family(request.param, folder / "model")
@@ -205,7 +205,7 @@ def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
 
 
-def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chromium: Any) -> None:
+def test_pairs_run_from_file_to_page(pair_run: Path, chromium: Any) -> None:
     run = Run(pair_run)
     by_class = run.table("finetune/finetune_by_class")
     assert by_class["label_name"].tolist() == list(LABELS)
@@ -233,7 +233,7 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     opened.close()
 
 
-def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
+def test_mixing_texts_and_pairs_is_one_error(tmp_path: Path) -> None:
     texts = {"texts": [["a", "b"], "the film"]}
     write_parameters(tmp_path, dataset={"text_column": ["a", "b"]}, capture=texts)
     problem = r"capture\.texts\[1\]: 'the film' is one text, but each review is a pair of texts$"
@@ -244,7 +244,7 @@ def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
         read_parameters(tmp_path / "params.yaml")
 
 
-def test_the_classifier_is_tested_as_anyone_would_use_it(pair_run: Path) -> None:
+def test_classifier_predictions_match_transformers(pair_run: Path) -> None:
     run = Run(pair_run)
     reviews = pd.read_parquet(run.reviews / "test.parquet")
     logits = plain_logits(run.finetuned, zip(reviews["text"], reviews["text_pair"], strict=True))

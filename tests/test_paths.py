@@ -1,4 +1,4 @@
-"""A path that the operating system refuses is one error, wherever a user names it."""
+"""A path that the operating system rejects raises one error in every function."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attnmix.core.paths import read_path
 
 @pytest.mark.parametrize("read", [attnmix.load_result, attnmix.open_run])
 @pytest.mark.parametrize("path", ["x" * 300, "x" * 5000, "a\0b"])
-def test_a_name_that_is_no_path_is_an_error(read: Callable[[str], object], path: str) -> None:
+def test_invalid_path_is_an_error(read: Callable[[str], object], path: str) -> None:
     with pytest.raises(InputError, match=r"^(path|folder): '.* is no path \(.*\); allowed: .*\(") as raised:
         read(path)
     assert len(str(raised.value)) < 300
 
 
-def test_a_new_path_is_kept(tmp_path: Path) -> None:
+def test_new_path_is_accepted(tmp_path: Path) -> None:
     assert read_path("path", str(tmp_path / "new/file.zip"), "save(path)") == tmp_path / "new/file.zip"
     with pytest.raises(InputError, match=r"^path: int; allowed: .* as in save\(path\)"):
         read_path("path", 3, "save(path)")

@@ -1,4 +1,4 @@
-"""Planted cases: the answer that each one is said to have, by explicit sums, and what the measures say of it."""
+"""Planted models compute their stated answers, and measures reach the expected verdicts about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from validation.planted_cases import CASES, Case, planted_model
 
 Array = npt.NDArray[Any]
 BY_NAME = {case.name: case for case in CASES}
-TOKEN = 4  # the token asked about: not the first one, nor one of the two after it
+TOKEN = 4  # the observed token: neither the first token nor one of the two after it
 
 
 def contents_of(name: str, texts: int) -> torch.Tensor:
@@ -30,7 +30,7 @@ def contents_of(name: str, texts: int) -> torch.Tensor:
 
 
 def entering(case: Case, contents: Array) -> Array:
-    """Return x: position, content, and an empty receiver."""
+    """Return the input x: position, content, and an empty receiver."""
     x = np.zeros((len(contents), 8, 16))
     x[:, range(8), range(8)] = 1.5
     x[:, :, 8:12] = contents
@@ -44,7 +44,7 @@ def norm(vector: Array) -> Array:
 
 
 def output(case: Case, x: Array) -> Array:
-    """Return what leaves the layers, from the weights and values that the case declares, one token after another."""
+    """Return the output of the layers, computed token by token from the weights and values of the case."""
     for layer in case.layers:
         result, pre_ln = np.zeros_like(x), case.stream is not None
         value, given, bias = (each.numpy() for each in (layer.value, layer.output, layer.bias))
@@ -65,18 +65,18 @@ def output(case: Case, x: Array) -> Array:
 
 
 def moved(case: Case) -> float:
-    """Return how far TOKEN moves between two texts that differ only in the tokens that the case's answer is about."""
+    """Return the distance of TOKEN between two texts that differ only in the tokens of interest."""
     asked = case.others_TT[TOKEN].numpy() == 1
     first, second = contents_of(case.name, 2).numpy()
     mixed = np.where(asked[:, None], second, first)
-    if case.name == "sources_cancel":  # the sum stays 0
+    if case.name == "sources_cancel":  # the sum remains 0
         mixed[asked] -= mixed.sum(0) / asked.sum()
     vectors = output(case, entering(case, np.stack([first, mixed])))[:, TOKEN]
     return float(np.linalg.norm(vectors[1] - vectors[0]))
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_token_moves_with_the_others_as_its_case_says(name: str) -> None:
+def test_token_depends_on_others_as_stated(name: str) -> None:
     distance = moved(BY_NAME[name])
     if BY_NAME[name].comes == "nothing":
         assert distance < 1e-12
@@ -87,11 +87,11 @@ def test_a_token_moves_with_the_others_as_its_case_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_model_computes_its_case(name: str) -> None:
+def test_planted_model_computes_its_case(name: str) -> None:
     case, contents = BY_NAME[name], contents_of(name, 3)
     x = entering(case, contents.numpy())
     expected = output(case, x)
-    if case.stream is not None:  # the library's last states are after the final norm
+    if case.stream is not None:  # the last hidden states of transformers follow the final norm
         expected = np.array([[norm(token) for token in text] for text in expected])
     for each in (case, case.without_value_bias()):
         base = planted_model(each, contents)
@@ -101,7 +101,7 @@ def test_model_computes_its_case(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["verdict", "null_sink", "two_hops"])
-def test_swap_ratio_is_that_of_inputs_exchanged_one_after_another(name: str) -> None:
+def test_swap_ratio_matches_single_exchanges(name: str) -> None:
     case = BY_NAME[name]
     x = entering(case, contents_of(name, 5).numpy())
     donor, y = np.roll(x, 1, axis=0), output(case, x)
@@ -120,14 +120,14 @@ def test_swap_ratio_is_that_of_inputs_exchanged_one_after_another(name: str) -> 
         assert float(actual[i]) == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
 
 
-def test_swap_ratio_is_zero_where_nothing_moves_and_one_where_only_others_do() -> None:
+def test_swap_ratio_limits_are_zero_and_one() -> None:
     x, others = torch.randn(3, 4, 2), torch.ones(4, 4, dtype=torch.bool)
     for layer, ratio in ((torch.ones_like, 0), (torch.clone, 0), (lambda x_BTD: x_BTD.roll(1, 1), 1)):
         assert swap_ratio(layer, x, x.roll(1, 0), others).tolist() == [ratio] * 4
 
 
 @pytest.mark.parametrize("name", ["verdict", "sources_cancel", "one_hop_twice"])
-def test_conditional_derivative_is_that_of_finite_differences(name: str) -> None:
+def test_conditional_derivative_matches_finite_differences(name: str) -> None:
     case, contents = BY_NAME[name], contents_of(name, 12)
     x, layers = entering(case, contents.numpy()), planted_model(case, contents).encoder.layer
     actual = conditional_derivative(torch.nn.Sequential(*layers), torch.as_tensor(x), case.others_TT)
@@ -141,7 +141,7 @@ def test_conditional_derivative_is_that_of_finite_differences(name: str) -> None
     assert float(actual[TOKEN]) == pytest.approx(a / (a + o), abs=1e-6)
 
 
-def test_probe_gains_are_those_of_a_regression_on_the_same_texts() -> None:
+def test_probe_gains_match_regression() -> None:
     case, contents = BY_NAME["verdict"], contents_of("verdict", 200).numpy()
     y = output(case, entering(case, contents))
     gains = probe_scores(*map(torch.as_tensor, (contents, y)), case.givers_TT, torch.Generator().manual_seed(1))
@@ -155,7 +155,7 @@ def test_probe_gains_are_those_of_a_regression_on_the_same_texts() -> None:
     assert [float(gains[name][TOKEN]) for name in ("probe", "head")] == pytest.approx([probe - alone, head - alone])
 
 
-def test_value_zeroing_without_bias_is_value_zeroing_of_the_model_whose_b_v_stands_in_b_o() -> None:
+def test_value_zeroing_ignores_bias_moved_to_output() -> None:
     case, contents = BY_NAME["uniform_average"], contents_of("uniform_average", 4)
     (layer,) = case.layers
     biased = replace(case, layers=[replace(layer, bias=torch.linspace(-1, 1, 16, dtype=torch.float64))])
@@ -194,7 +194,7 @@ FOOLED = {
         for name in ("attention", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
     },
 }
-"""The cases in which a measure's zeros or its order are wrong."""
+"""Cases in which a measure's zeros or order are wrong."""
 
 
 @pytest.fixture(scope="module")
@@ -208,18 +208,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     return pd.read_csv(folder / "planted.csv")
 
 
-def test_measures_are_fooled_by_these_cases_only(table: pd.DataFrame) -> None:
+def test_only_listed_cases_fool_measures(table: pd.DataFrame) -> None:
     cases = table[table["fooled"]].groupby("measure")["case"].agg(set)
     assert {measure: cases[measure] for measure in FOOLED} == FOOLED
     swaps = table[table["measure"] == "swap"].set_index("case")["value"]
     assert swaps["neighbour_copy"] > swaps["uniform_average"] + 0.1 > 2 * swaps["null_sink"] + 0.1 > 0.1
 
 
-def test_committed_table_has_the_same_verdicts_and_the_document_shows_it(table: pd.DataFrame) -> None:
+def test_committed_table_and_document_have_same_verdicts(table: pd.DataFrame) -> None:
     committed, keys = pd.read_csv(REPOSITORY / "docs/measures/planted.csv"), ["case", "measure", "fooled"]
-    # Without a skip connection both ratios are near 1, and which texts are drawn decides the sign of their difference.
+    # Without a skip connection both ratios are near 1, and the sampled texts decide the sign of their difference.
     stable = committed["measure"] != "attn_n - corpus_value"
-    # The projection is relative to the squared length of attention's output, which is close to 0 in this case.
+    # The projection is relative to the squared norm of the attention output, which is almost 0 in this case.
     stable &= (committed["measure"] != "contribution_weights") | (committed["case"] != "elsewhere")
     pd.testing.assert_frame_equal(committed.loc[stable, keys], table.loc[stable, keys])
     document = (REPOSITORY / "docs/measures/planted.md").read_text(encoding="utf-8")

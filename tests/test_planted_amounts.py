@@ -1,4 +1,4 @@
-"""Planted models with known own shares: the models are what they are said to be, and exchange finds the amounts."""
+"""Planted models have their stated own shares, and exchange recovers these amounts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from validation import planted_amounts
 from validation.planted_amounts import CASES, CONTENT, POSITIONS, TEXTS, TOKENS, TOLERANCE, Amounts, build_model, main
 
-RESIDUAL = 0.02  # of two layers alone: contents of tokens i and i-2 are not always orthogonal there
+RESIDUAL = 0.02  # for two layers only: contents of tokens i and i-2 are not always orthogonal
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_last_vectors_are_the_stated_sums(case: Amounts) -> None:
+def test_last_vectors_are_stated_sums(case: Amounts) -> None:
     contents = planted_amounts.draw_contents(case, torch.Generator().manual_seed(3))
     base = build_model(case, contents)
     ids = torch.arange(1, 1 + TEXTS * TOKENS).view(TEXTS, TOKENS)
@@ -38,7 +38,7 @@ def test_last_vectors_are_the_stated_sums(case: Amounts) -> None:
     assert np.hypot(*others) / own == pytest.approx(case.others / case.own, rel=1e-3)
 
 
-def test_exchange_finds_every_amount(tmp_path: Path) -> None:
+def test_exchange_recovers_every_amount(tmp_path: Path) -> None:
     assert main(["--seed", "1", "--to", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "planted_amounts.csv")
     found = table[table["measure"] == "exchange"].set_index("case")

@@ -1,4 +1,4 @@
-"""The check of the tests by planted faults: a detected fault, a lost one, and one whose text is gone."""
+"""The check by planted faults distinguishes detected, undetected and outdated faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANGES = {
 }
 
 
-def test_a_detected_a_lost_and_an_outdated_fault_are_told_apart(
+def test_detected_lost_and_outdated_faults_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = tmp_path / "repository"
@@ -36,7 +36,7 @@ def test_a_detected_a_lost_and_an_outdated_fault_are_told_apart(
     for command in (("init",), ("add", "--all"), (*author, "commit", "--message", "A library")):
         subprocess.run(["git", *command], cwd=repository, check=True, capture_output=True)
     monkeypatch.chdir(repository)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # of which the tests of this repository need none
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the inner tests need no plugins
     table = tmp_path / "faults.yaml"
     entry = {"fault": "Numbers are not doubled.", "file": "attnmix/__init__.py", "tests": ["test_double.py"]}
     changes = [{"name": name, "before": text[0], "after": text[1]} | entry for name, text in CHANGES.items()]
@@ -55,7 +55,7 @@ def test_a_detected_a_lost_and_an_outdated_fault_are_told_apart(
         planted_faults.main([], table)
 
 
-def test_every_planted_fault_is_one_of_the_present_code_and_tests() -> None:
+def test_planted_faults_match_current_code_and_tests() -> None:
     faults = planted_faults.read_faults(planted_faults.TABLE)
     assert len({fault.name for fault in faults}) == len(faults)
     for fault in faults:

@@ -1,4 +1,4 @@
-"""The pointing game: scores that follow the class find the decisive word, those that do not are near chance."""
+"""Token scores that follow the class find the decisive word (pointing game), and other scores are near chance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classifier(tmp_path_factory.mktemp("planted_words"), 0)
 
 
-def test_a_text_has_one_decisive_word_which_the_trained_model_reads(folder: Path) -> None:
+def test_trained_model_reads_the_decisive_word(folder: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     generator = np.random.default_rng(7)
     for _ in range(TEXTS):
@@ -33,7 +33,7 @@ def test_a_text_has_one_decisive_word_which_the_trained_model_reads(folder: Path
         assert int(logits_C.argmax()) == ids[place] - FIRST_DECISIVE
 
 
-def test_relevance_finds_the_decisive_word(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relevance_finds_decisive_word(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted_words, "TEXTS", TEXTS)
     table = pointing_table(folder, 0).set_index("score")
     assert (table["texts"] == TEXTS).all()
@@ -44,7 +44,7 @@ def test_relevance_finds_the_decisive_word(folder: Path, monkeypatch: pytest.Mon
     assert committed.loc[["decompx", "attnlrp", "leave_one_out"], "hits"].min() > 0.9
 
 
-def test_a_model_that_does_not_learn_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_training_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted_words, "MAX_STEPS", 1)
     message = r"^seed: the loss is 0\.\d+ after 1 steps; allowed: a seed that reaches 0.01$"
     with pytest.raises(InputError, match=message):

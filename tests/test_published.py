@@ -1,4 +1,4 @@
-"""The published table's protocol on a tiny model: pairs, masks, tokens counted, and both data-free checks."""
+"""The protocol of the published table is reproduced on a tiny model: pairs, masks, counted tokens, and both gains."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def records(folder: Path) -> Path:
     return path
 
 
-def test_segments_and_masks_are_those_of_the_authors_script(checkpoint: Path, tmp_path: Path) -> None:
+def test_segments_and_masks_match_published_script(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     texts = published.read_pairs(records(tmp_path), tokenizer, 992, 128)
-    random.seed(0)  # the script draws from the module's own generator, text by text
+    random.seed(0)  # the script uses the global generator, in the order of texts
     for text, masked, tokens in zip(texts, published.masked(texts, tokenizer), TOKENS, strict=True):
         assert text.ids == tokenizer.convert_tokens_to_ids(tokens)
         first = tokens.index("[SEP]")
@@ -55,7 +55,7 @@ def test_segments_and_masks_are_those_of_the_authors_script(checkpoint: Path, tm
         assert masked.segments == text.segments
 
 
-def test_ratios_are_those_of_explicit_sums_with_segments_and_without_padding(checkpoint: Path, tmp_path: Path) -> None:
+def test_ratios_match_explicit_sums_with_segments(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer, base = load_tokenizer(checkpoint), load_base(checkpoint)
     texts = published.masked(published.read_pairs(records(tmp_path), tokenizer, 992, 128), tokenizer)
     actual = published.measure(base, checkpoint, 0, METHODS, texts, batch_tokens=4096)
@@ -70,7 +70,7 @@ def test_ratios_are_those_of_explicit_sums_with_segments_and_without_padding(che
 
 
 def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.ndarray:
-    """attn_w, attn_n and attnres_n `[3, T]` of one text, by sums over sources."""
+    """Return attn_w, attn_n and attnres_n `[3, T]` of one text, computed by sums over sources."""
     ids, segments = torch.tensor([text.ids]), torch.tensor([text.segments])
     with torch.no_grad():
         states = model(input_ids=ids, token_type_ids=segments, output_hidden_states=True).hidden_states
@@ -81,7 +81,7 @@ def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.nda
     return np.stack([ratios[method] for method in METHODS])
 
 
-def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
+def test_gains_are_matrix_norms(checkpoint: Path) -> None:
     actual = published.gains(load_base(checkpoint), checkpoint)
     model = AutoModel.from_pretrained(checkpoint).double()
     for number, layer in enumerate(model.encoder.layer):
@@ -89,7 +89,7 @@ def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
         (W_V, b_V), (W_O, b_O) = ((part.weight.detach().numpy(), part.bias.detach().numpy()) for part in parts)
         size = len(b_V)
         first = np.block([[W_V.T, np.zeros((size, 1))], [b_V, np.ones(1)]])
-        second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # b_O as the script places it
+        second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # b_O as in the script
         affine = np.concatenate([W_V.T @ W_O.T, (b_V @ W_O.T + b_O)[None]])
         for name, matrix in (("expansion_rate", first @ second), ("attention_gain", affine)):
             expected = np.linalg.norm(matrix) / np.sqrt(size + 1)
@@ -97,7 +97,7 @@ def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "tokens"), [("published", 15), ("plain", 13)])
-def test_command_parts_texts_in_two_segments_and_prints_every_row(
+def test_command_splits_texts_into_segments_and_prints_all_rows(
     checkpoint: Path, tmp_path: Path, protocol: str, tokens: int, monkeypatch: Any, capsys: Any
 ) -> None:
     path = tmp_path / "texts.txt"
@@ -110,7 +110,7 @@ def test_command_parts_texts_in_two_segments_and_prints_every_row(
     assert all(name in output for name in (*published.PUBLISHED, "attention_gain", "expansion_rate"))
 
 
-def test_records_that_are_too_long_or_have_no_segments_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_records_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     with pytest.raises(InputError, match="a record has 19 tokens; --max-length is 16"):
         published.read_pairs(records(tmp_path), tokenizer, 992, 16)

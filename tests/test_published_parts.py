@@ -1,4 +1,4 @@
-"""Parts as DecompX's authors publish them: the library's where the rules agree, and biases divided as they say."""
+"""Parts by DecompX's published rules agree with this library for equal rules, and biases are divided as published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ids(checkpoint: Path) -> torch.Tensor:
 
 
 def in_float64(checkpoint: Path, first_value_bias: float = 1) -> Any:
-    """The model, whose first b_V is multiplied by a number."""
+    """Return the model in float64, with its first b_V multiplied by a factor."""
     base: Any = load_base(checkpoint).double()
     with torch.no_grad():
         base.encoder.layer[0].attention.self.value.bias.mul_(first_value_bias)
@@ -42,17 +42,15 @@ def in_float64(checkpoint: Path, first_value_bias: float = 1) -> Any:
 
 
 @pytest.mark.parametrize("biases", ["token", "none"])
-def test_without_divided_biases_the_published_parts_are_the_librarys(
-    checkpoint: Path, ids: torch.Tensor, biases: str
-) -> None:
-    base = in_float64(checkpoint, first_value_bias=0)  # which the authors give to the tokens
+def test_parts_without_divided_biases_match_library(checkpoint: Path, ids: torch.Tensor, biases: str) -> None:
+    base = in_float64(checkpoint, first_value_bias=0)  # the authors assign this bias to the tokens
     published = summary(published_parts.published_parts(base, ids, Configuration("GeLU_ZO", biases)))
     for actual, expected in zip(library_summary(base, ids, "chord"), published, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", OWN_RULES)
-def test_a_bias_token_holds_the_librarys_biases(checkpoint: Path, ids: torch.Tensor, activation: str) -> None:
+def test_bias_token_matches_library_biases(checkpoint: Path, ids: torch.Tensor, activation: str) -> None:
     base = in_float64(checkpoint, first_value_bias=0)
     parts = PartsReader(base, OWN_RULES[activation]).read(padded([ids.tolist()], 0, base.device))
     levels = published_parts.published_parts(base, ids, Configuration(activation, "token"))
@@ -63,7 +61,7 @@ def test_a_bias_token_holds_the_librarys_biases(checkpoint: Path, ids: torch.Ten
 
 
 @pytest.mark.parametrize("activation", OWN_RULES)
-def test_published_parts_sum_to_the_networks_own_vectors(checkpoint: Path, ids: torch.Tensor, activation: str) -> None:
+def test_published_parts_sum_to_network_vectors(checkpoint: Path, ids: torch.Tensor, activation: str) -> None:
     levels = published_parts.published_parts(in_float64(checkpoint), ids, Configuration(activation))
     network = AutoModel.from_pretrained(checkpoint).double().eval()
     with torch.no_grad():
@@ -73,7 +71,7 @@ def test_published_parts_sum_to_the_networks_own_vectors(checkpoint: Path, ids: 
         torch.testing.assert_close(parts_TJD.sum(1), state[0], rtol=1e-6, atol=1e-6)
 
 
-def test_a_bias_goes_to_the_parts_by_their_absolute_products_with_it() -> None:
+def test_bias_is_divided_by_absolute_products() -> None:
     generator = np.random.default_rng(0)
     parts, bias = generator.normal(size=(3, 4, 5)), generator.normal(size=5)
     actual = with_bias(torch.tensor(parts), torch.tensor(bias), "absdot").numpy()
@@ -84,7 +82,7 @@ def test_a_bias_goes_to_the_parts_by_their_absolute_products_with_it() -> None:
             np.testing.assert_allclose(actual[token, source], expected, rtol=1e-9)
 
 
-def test_command_prints_both_rules_beside_the_librarys(
+def test_command_prints_both_rules_and_library(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "texts.txt"
@@ -99,7 +97,7 @@ def test_command_prints_both_rules_beside_the_librarys(
         assert names.count(f"library, {rule}") == 2
 
 
-def test_another_family_is_refused() -> None:
+def test_other_families_are_refused() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=10)
     with pytest.raises(InputError, match="those of BERT, not gpt2"):
         published_parts.published_parts(AutoModel.from_config(config), torch.tensor([1, 2]), Configuration())

@@ -1,11 +1,11 @@
-"""Parts and token scores against relevance propagation in plain torch: rules on the modules of transformers alone.
+"""Parts and token scores equal relevance propagation, implemented in torch by rules on the modules of transformers.
 
-With the deviation of norms, the slopes g(p) / p of activations and attention weights held, one backward pass gives
+With fixed standard deviations of norms, slopes g(p) / p of activations and attention weights, one backward pass yields
 input times gradient by CP-LRP (Ali et al., ICML 2022), and the Jacobian of that pass is the detached Jacobian (Golden,
 TMLR 2025). AttnLRP (Achtibat et al., ICML 2024) also propagates through the softmax and divides the relevance of a
-product between its factors. In gated networks the rules differ: LRP gives half of the product g(p) u to each factor,
-parts by `chord` integrate along both factors. So only AttnLRP is compared for Llama; its parts are compared with a
-float64 computation in `test_families.py`.
+product between its factors. In gated networks the rules differ: LRP assigns half of the product g(p) u to each factor,
+whereas parts by `chord` integrate along both factors. Llama is therefore compared for AttnLRP only; its parts are
+compared with a float64 computation in `test_families.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from attnmix.models.encoding import padded
 TEXT = "the film was very good , and the plot was so lovely !"
 LABEL = 0
 PRECISION = 1e-9  # relative to the largest value, in float64
-SINGLE_PRECISION = 1e-6  # RMSNorm is computed in float32 whatever the dtype of the model
+SINGLE_PRECISION = 1e-6  # RMSNorm uses float32 for any dtype of the model
 UNGATED = ("bert", "gpt2")
 LAYERS = {"bert": "encoder.layer", "gpt2": "h", "llama": "layers"}
 ACTIVATIONS = {
@@ -52,9 +52,9 @@ FACTORS = {
         ".up_proj": (HALF,),
     },
 }
-"""Factors of the gradient at the outputs of modules, in equal sections of the output: halved for each product."""
+"""Factors of the gradient at module outputs, in equal sections of the output: halved for each product."""
 WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_neox", "bart", "t5", "mt5", "umt5")
-"""Families without queries and keys to hook, with parallel sublayers, or with a decoder beside an encoder."""
+"""Families without hookable queries and keys, with parallel sublayers, or with an encoder and a decoder."""
 
 
 def divide_by_held_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,7 +63,7 @@ def divide_by_held_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def scale_sections(x: Tensor, factors: tuple[float, ...]) -> Tensor:
-    """Return `x`, whose gradient is multiplied by a factor in each section."""
+    """Return `x` with its gradient multiplied by a factor in each section."""
     sections = x.chunk(len(factors), -1)
     scaled = [part * factor + (part * (1 - factor)).detach() for part, factor in zip(sections, factors, strict=True)]
     return torch.cat(scaled, -1)
@@ -71,7 +71,7 @@ def scale_sections(x: Tensor, factors: tuple[float, ...]) -> Tensor:
 
 @contextmanager
 def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
-    """Let the backward passes of a model propagate relevance: by CP-LRP, or by AttnLRP through the softmax."""
+    """Make backward passes of a model propagate relevance by CP-LRP or, through the softmax, by AttnLRP."""
     name = model.config.model_type
     softmax = torch.nn.functional.softmax
 
@@ -108,7 +108,7 @@ def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
 
 
 def forward_from_first_layer(model: Any, ids: list[int]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return what enters the first layer `[T, D]`, each layer's output `[T, D]` and the logits, with their graph."""
+    """Return the input of the first layer `[T, D]`, all layer outputs `[T, D]` and the logits, with their graph."""
     layers = model.base_model.get_submodule(LAYERS[model.config.model_type])
     entering: list[Tensor] = []
     leaving: list[Tensor] = []
@@ -158,7 +158,7 @@ def assert_close(found: Any, expected: Any, precision: float = PRECISION) -> Non
 
 
 @pytest.mark.parametrize("name", UNGATED)
-def test_parts_are_the_products_of_the_detached_jacobian(name: str, tmp_path: Path) -> None:
+def test_parts_match_detached_jacobian(name: str, tmp_path: Path) -> None:
     model = load_plain(write_family(name, tmp_path))
     review = review_in_float64(tmp_path)
     ids = review.ids
@@ -183,7 +183,7 @@ def test_parts_are_the_products_of_the_detached_jacobian(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_attnlrp_is_that_of_plain_torch(name: str, tmp_path: Path) -> None:
+def test_attnlrp_matches_plain_torch(name: str, tmp_path: Path) -> None:
     model = load_plain(write_family(name, tmp_path))
     review = review_in_float64(tmp_path)
     expected = plain_relevance(model, review.ids, through_softmax=True)
@@ -192,7 +192,7 @@ def test_attnlrp_is_that_of_plain_torch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each_family("phi3", "gemma3_text", "albert"))
-def test_the_rules_of_attnlrp_keep_the_vectors(name: str, tmp_path: Path) -> None:
+def test_attnlrp_rules_keep_forward_pass(name: str, tmp_path: Path) -> None:
     review = review_in_float64(write_family(name, tmp_path))
     classifier = review.classifier
     if ATTRIBUTIONS["attnlrp"].obstacle(classifier.family):
@@ -205,7 +205,7 @@ def test_the_rules_of_attnlrp_keep_the_vectors(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", UNGATED)
-def test_decompx_is_cp_lrp(name: str, tmp_path: Path) -> None:
+def test_decompx_equals_cp_lrp(name: str, tmp_path: Path) -> None:
     model = load_plain(write_family(name, tmp_path))
     review = review_in_float64(tmp_path)
     expected = plain_relevance(model, review.ids, through_softmax=False)

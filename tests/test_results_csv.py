@@ -1,4 +1,4 @@
-"""Csv files of results keep the words that they hold: names of classes that look like numbers or missing values."""
+"""Class names that look like numbers or missing values survive a round trip through csv files of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["None", "NA", "null", "NaN", "nan", "N/A", "", "True", "False", "1", "0
 
 
 @pytest.mark.parametrize("names", [NAMES, ["True", "False"], ["1", "0"], ["None", "NA"], ["01", "1"], ["nan", ""]])
-def test_names_of_classes_are_read_as_they_were_written(tmp_path: Path, names: list[str]) -> None:
+def test_class_names_survive_round_trip(tmp_path: Path, names: list[str]) -> None:
     count = len(names)
     table = pd.DataFrame(
         {
@@ -47,7 +47,7 @@ def test_names_of_classes_are_read_as_they_were_written(tmp_path: Path, names: l
     assert len(run.table_rows("faithfulness/margins", {"label": names[0]})) == 1
 
 
-def test_committed_tables_are_read_as_before() -> None:
+def test_committed_tables_are_read_unchanged() -> None:
     folders = ("reports/plots", "docs/measures", "docs/study")
     files = [file for folder in folders for file in sorted((REPOSITORY / folder).rglob("*.csv"))]
     assert len(files) > 10
@@ -71,7 +71,7 @@ MERGED = "<<<<<<< HEAD\na,b\n1,2\n=======\na,b,c\n1,2,3\n>>>>>>> other\n"
 
 
 @pytest.mark.parametrize("content", ["", MERGED])
-def test_a_damaged_table_or_metrics_file_is_one_error(tmp_path: Path, content: str) -> None:
+def test_damaged_result_file_is_one_error(tmp_path: Path, content: str) -> None:
     run = Run(tmp_path)
     for file in (run.tables / "measure/mixing.csv", run.metrics_folder / "measure.json"):
         file.parent.mkdir(parents=True)
@@ -84,9 +84,7 @@ def test_a_damaged_table_or_metrics_file_is_one_error(tmp_path: Path, content: s
         run.metrics("measure")
 
 
-def test_a_table_without_means_is_an_error_that_lists_those_with_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_without_means_lists_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_parameters(tmp_path)
     for name, columns in (("faithfulness/margins", "document,margin"), ("measure/geometry", "checkpoint,layer,mean")):

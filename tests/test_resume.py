@@ -1,4 +1,4 @@
-"""A stopped stage says so in one line and resumes its own work, on one machine or two, not that of other inputs."""
+"""An interrupted stage reports one line, and resumes only with the same inputs, on one or two machines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MEASURE = {
 RECIPE = {"epochs": 3, "batch_size": 8, "learning_rate": 5e-3, "max_length": 40}
 MARKED = Site(1, "layer_output")
 MARK = 77.0
-ROWS = slice(0, 16)  # of the first shard
+ROWS = slice(0, 16)  # rows of the first shard
 
 
 FIRST_LINES = f"device: CPU\narithmetic {environment.PORTABLE}: {environment.note(environment.PORTABLE)}"
@@ -123,7 +123,7 @@ def test_signal_while_libraries_are_loaded_is_one_line_of_the_first_process(
 
 
 def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[int]:
-    """Return the status of two launchers that meet at a port of this machine, each with one process."""
+    """Return the exit statuses of two launchers with one process each, which meet at a local port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nodes = []
@@ -155,7 +155,7 @@ def test_one_of_two_processes_that_dies_ends_both_and_two_nodes_resume_to_the_un
             write_tiny_bert(folder / "models" / checkpoint, seed=seed)
         write_parameters(folder, **changes)
     constants = SMALL_SHARDS if stage == "capture" else {}
-    # With another number of processes the order of sums in `finetune` is another (tests/test_finetune.py).
+    # Another number of processes changes the order of sums in `finetune` (tests/test_finetune.py).
     run_stage(undisturbed, stage, constants=constants, processes=2 if stage == "finetune" else 1)
     errors = run_stage(killed, stage, constants=constants, processes=2, kill_at=moment)
     assert "Signal 9 (SIGKILL)" in errors

@@ -1,4 +1,4 @@
-"""Results save and load: the same numbers, names and types without the model, and one error for what needs it."""
+"""Saved results load with the same numbers, names and types, and computations that need the model raise one error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 @pytest.fixture(scope="module")
 def result(model: attnmix.Model) -> attnmix.Measures:
-    """Return a result with everything that is computed on demand: matrices of two texts, and the own share."""
+    """Return a result with all values that are computed on demand: matrices of two texts, and the own share."""
     result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
     result.matrix("alti"), result.matrix("norm"), result.matrix("value_zeroing", text=3), result.own_share()
     return result
@@ -54,7 +54,7 @@ def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_numbers_names_and_types_come_back_without_the_model(result: attnmix.Measures, tmp_path: Path) -> None:
+def test_values_survive_round_trip_without_model(result: attnmix.Measures, tmp_path: Path) -> None:
     loaded = saved_and_loaded(result, tmp_path)
     assert_same(result, loaded)
     for method in result.methods:
@@ -67,13 +67,13 @@ def test_numbers_names_and_types_come_back_without_the_model(result: attnmix.Mea
     assert loaded.save(tmp_path / "again.zip").read_bytes() == (tmp_path / "result.zip").read_bytes()
 
 
-def test_pairs_and_token_ids_come_back(model: attnmix.Model, tmp_path: Path) -> None:
+def test_pairs_and_token_ids_survive_round_trip(model: attnmix.Model, tmp_path: Path) -> None:
     for texts in (PAIRS, [[2, 7, 9, 3]]):
         result = attnmix.measure(model, texts)
         assert_same(result, saved_and_loaded(result, tmp_path))
 
 
-def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
+def test_decoder_tokens_survive_round_trip(tmp_path: Path) -> None:
     write_family("t5", tmp_path / "t5")
     result = attnmix.measure(attnmix.load(tmp_path / "t5"), TEXTS[:2])
     matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.ratios_by_text[0].shape[1])}
@@ -95,7 +95,7 @@ def test_a_decoder_s_tokens_come_back(tmp_path: Path) -> None:
         lambda loaded, _: loaded.show(),
     ],
 )
-def test_what_needs_the_model_is_one_error(result: attnmix.Measures, tmp_path: Path, call: Any) -> None:
+def test_computation_without_model_is_one_error(result: attnmix.Measures, tmp_path: Path, call: Any) -> None:
     loaded = saved_and_loaded(result, tmp_path)
     with pytest.raises(
         InputError, match=r"^model: .* was not saved with the result; allowed: values computed before save"
@@ -104,7 +104,7 @@ def test_what_needs_the_model_is_one_error(result: attnmix.Measures, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["result.zip"]
 
 
-def test_a_comparison_of_loaded_results_leaves_an_unknown_own_share_out(model: attnmix.Model, tmp_path: Path) -> None:
+def test_comparison_omits_unknown_own_share(model: attnmix.Model, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     loaded = saved_and_loaded(result, tmp_path)
     comparison = attnmix.compare(loaded, loaded)
@@ -113,12 +113,12 @@ def test_a_comparison_of_loaded_results_leaves_an_unknown_own_share_out(model: a
         loaded.own_share()
 
 
-def test_a_loaded_result_computes_with_the_model_that_is_given_or_loaded_by_its_source(
+def test_loaded_result_computes_with_its_model(
     model: attnmix.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = attnmix.measure(model, TEXTS[:2])
     file = result.save(tmp_path / "local.zip")
-    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # as a hub identifier would be
+    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # as for a hub identifier
     by_source = attnmix.load_result(result.save(tmp_path / "source.zip"))
     for loaded in (attnmix.load_result(file, model=model), by_source):
         assert loaded.matrix("alti").identical(result.matrix("alti"))
@@ -134,7 +134,7 @@ def test_a_loaded_result_computes_with_the_model_that_is_given_or_loaded_by_its_
         attnmix.load_result(file, checkpoint="finetuned")
 
 
-def test_the_file_names_no_local_folder(result: attnmix.Measures, tmp_path: Path) -> None:
+def test_saved_file_names_no_local_folder(result: attnmix.Measures, tmp_path: Path) -> None:
     with zipfile.ZipFile(result.save(tmp_path / "result.zip")) as archive:
         facts = json.loads(archive.read(FACTS_FILE))
     assert facts["source"] == ""
@@ -169,9 +169,7 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
         ("flipped bit", "Bad magic number"),
     ],
 )
-def test_a_file_that_is_no_result_is_one_error(
-    result: attnmix.Measures, tmp_path: Path, kind: str, message: str
-) -> None:
+def test_invalid_result_file_is_one_error(result: attnmix.Measures, tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "result.zip"
     broken_file(kind, result, path)
     with pytest.raises(
@@ -180,7 +178,7 @@ def test_a_file_that_is_no_result_is_one_error(
         attnmix.load_result(path)
 
 
-def test_a_path_that_is_not_there_is_one_error(result: attnmix.Measures, tmp_path: Path) -> None:
+def test_missing_path_is_one_error(result: attnmix.Measures, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; allowed: one that result.save"):
         attnmix.load_result(tmp_path / "none.zip")
     with pytest.raises(InputError, match=r"^path: int; allowed: .* as in load_result\(path\)"):

@@ -1,4 +1,4 @@
-"""The files of docs/scale.md do what it says: with the programs of a cluster played by scripts, and lost machines."""
+"""The cluster jobs of docs/scale.md run with simulated schedulers and lost machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
 
 
 @pytest.mark.long
-def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path) -> None:
+def test_slurm_job_runs_each_stage_once(tmp_path: Path) -> None:
     plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
     plain.dvc("repro")
     programs = tmp_path / "programs"
@@ -33,7 +33,7 @@ def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path
     job |= {"SLURM_SUBMIT_DIR": str(by_slurm.folder), "PYTHONPATH": str(by_slurm.folder)}
     job["PATH"] = os.pathsep.join([str(programs), by_slurm.environment()["PATH"]])
     output = by_slurm.run("bash", str(SCALE / "slurm.sh"), **job).stdout
-    launched = ("finetune", "capture", "inspect", "measure")  # by torchrun, outside DVC
+    launched = ("finetune", "capture", "inspect", "measure")  # started by torchrun, outside DVC
     assert stages_run(output) == [stage for stage in STAGES if stage not in launched]
     assert stages_run(by_slurm.dvc("repro", "--dry")) == []
     assert (by_slurm.folder / "dvc.lock").read_text() == (plain.folder / "dvc.lock").read_text()
@@ -41,8 +41,8 @@ def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_machine_resumes_where_a_lost_one_stopped(tmp_path: Path) -> None:
-    """Run the commands of SkyPilot's job: the first machine is lost while it measures, the second is new."""
+def test_new_machine_resumes_lost_run(tmp_path: Path) -> None:
+    """Run the commands of the SkyPilot job on a machine that is lost during `measure`, and then on a new machine."""
     project = new_repository(tmp_path / "project")
     project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
     project.commit("A remote")

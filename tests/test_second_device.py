@@ -1,7 +1,7 @@
-"""All that torch computes gives the CPU's numbers on a second device, and no tensor stays behind on the CPU.
+"""All torch computations on a second device match the CPU, and leave no tensor behind on the CPU.
 
-The device is `second_device`, without hardware. What these tests cannot see is CUDA's own: memory, speed, rounding. On
-a machine with a GPU, `TEST_GPU=1 python -m pytest tests/test_second_device.py` runs them on that.
+The device is `second_device`, without hardware, which cannot test CUDA's memory, speed and rounding. On a machine with
+a GPU, `TEST_GPU=1 python -m pytest tests/test_second_device.py` uses this GPU instead.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from benchmarks.launches import works
 
-# A GPU adds in another order; one of T5's ratios on a CPU is off by .0004 from that in float64.
+# A GPU adds in another order; on a CPU, one of T5's ratios differs from float64 by .0004.
 TOLERANCE = 1e-3 if REAL_GPU else 1e-5
-# Two float32 results each err: DecompX of ModernBERT is 1.2e-5 from that in float64, on a CPU in either arithmetic.
+# Both float32 results have errors: on a CPU, DecompX of ModernBERT differs from float64 by 1.2e-5 in either arithmetic.
 SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
-# Those named by `torch.use_deterministic_algorithms` that models of text could call, except for `cumsum`: it is refused
-# for floating-point numbers alone, and models sum masks. On a GPU each would end the stage.
+# Operators in the list of `torch.use_deterministic_algorithms` that text models could call. `cumsum` is excluded
+# because only its floating-point version is affected, and models sum masks. On a GPU, each operator would stop the
+# stage.
 NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
     "aten::bincount",
@@ -68,26 +69,26 @@ counts_operators = pytest.mark.skipif(REAL_GPU, reason="counts and switches are 
 
 
 def hide_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the library compute on the CPU from here on."""
+    """Make the library use the CPU from now on."""
     monkeypatch.setattr(DEVICE_RULES, "available", False)
     monkeypatch.setenv("ATTNMIX_DEVICE", "cpu")
 
 
 @pytest.fixture
 def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """The device, as one that torch finds by itself."""
+    """Return the device, made visible to torch."""
     if REAL_GPU:
         return DEVICE
     monkeypatch.setattr(DEVICE_RULES, "available", True)
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(DEVICE))  # accelerate knows the makers' devices only
-    # Pinned memory is the host's own, which here is all that there is.
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(DEVICE))  # accelerate only recognises device types of vendors
+    # This device needs no pinned memory.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)
     return DEVICE
 
 
 @pytest.fixture(params=[True, False], ids=["float64", "no_float64"])
 def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, second_device: torch.device) -> Any:
-    """The device with float64 and, as Apple's GPU, without."""
+    """Return the device with float64 and, like Apple's GPU, without it."""
     if REAL_GPU and not request.param:
         pytest.skip("this GPU has float64")
     monkeypatch.setattr(DEVICE_RULES, "float64", request.param)
@@ -95,7 +96,7 @@ def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
 
 
 def assert_same(found: Any, expected: Any, name: str = "", tolerance: float = TOLERANCE) -> None:
-    """Compare arrays and tables at any depth, by their largest number; missing numbers must be missing in both."""
+    """Compare nested arrays and tables, relative to the largest value of each array and with equal positions of NaN."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), name
         for key, value in expected.items():
@@ -107,7 +108,7 @@ def assert_same(found: Any, expected: Any, name: str = "", tolerance: float = TO
     elif isinstance(expected, pd.DataFrame):
         pd.testing.assert_frame_equal(found, expected, rtol=tolerance, atol=tolerance)
     else:
-        largest = np.nanmax(np.abs(expected), initial=1)  # of terms that cancel out, rounding is as large as theirs
+        largest = np.nanmax(np.abs(expected), initial=1)  # rounding errors of cancelling terms scale with the terms
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * largest, err_msg=name)
 
 
@@ -125,7 +126,7 @@ def measures(folder: Path, device: torch.device) -> Arrays:
     texts, ids = DocumentMeasurer(base, list(RATIOS), list(MATRICES)), [each.ids[:7] for each in documents]
     arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in texts.contributions(ids[0]).items()}
     arrays["derivatives"] = texts.derivatives(ids[0], ids[1:2], 2, 0)
-    del arrays["derivatives"]["agreement"]  # of ranks, which rounding exchanges where two numbers are nearly equal
+    del arrays["derivatives"]["agreement"]  # rounding may exchange the ranks of almost equal numbers
     arrays["gains"] = texts.gains()
     arrays["heads"] = record_heads(texts.base, ids[0], texts.layers)
     arrays["points"] = vectors(base, documents[0].ids.tolist())
@@ -150,7 +151,7 @@ def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any
 
 
 def class_use(folder: Path, device: torch.device) -> Arrays:
-    """Return every token score, what probes and the head read off, and what becomes of the class without values."""
+    """Return all token scores, probe and class-lens results, and effects of interventions on the class."""
     classifier = Classifier(folder, device, 60)
     documents = tokenized_documents(classifier.tokenizer, TEXTS, 16)
     review = Review(classifier, documents[1], np.random.default_rng(0))
@@ -184,13 +185,13 @@ def test_every_algebra_gives_the_cpus_scores_and_class(name: str, second_device:
 
 
 def user_model(folder: Path, device: torch.device) -> attnmix.model.Model:
-    """Return a classifier at hand, as a user has it on `device`."""
+    """Return a classifier in memory on `device`."""
     network = AutoModelForSequenceClassification.from_pretrained(folder).to(device)
     return attnmix.load(network, load_tokenizer(folder))
 
 
 def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
-    """Return what the functions of the package and edits of attention give."""
+    """Return results of the Python API and of edits of attention."""
     result = attnmix.measure(model, list(TEXTS.values())[:2])
     arrays: Arrays = {"ratios": list(result.ratios_by_text), "by_layer": result.by_layer()}
     arrays["norm"] = result.matrix("norm", layer=1).to_numpy()
@@ -240,7 +241,7 @@ def test_a_named_model_goes_where_the_pipeline_computes(tiny_bert: Path, second_
     assert attnmix.load(tiny_bert, device="cpu").network.device == CPU
 
 
-@pytest.mark.long  # all that a page holds
+@pytest.mark.long  # complete contents of a page
 @counts_operators
 def test_a_page_is_made_where_its_model_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second_device: torch.device
@@ -253,7 +254,7 @@ def test_a_page_is_made_where_its_model_is(
     assert counts.operators["aten::addmm"]
 
 
-@pytest.mark.long  # maps, which are compiled
+@pytest.mark.long  # compiled maps
 def test_a_typed_text_is_measured_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device
 ) -> None:
@@ -278,7 +279,7 @@ def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
 STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "faithfulness")
 
 
-@pytest.mark.long  # the pipeline twice
+@pytest.mark.long  # runs the pipeline twice
 @pytest.mark.parametrize(
     ("any_device", "lora"),
     [(REAL_GPU, None), (True, {"rank": 2, "alpha": 4, "targets": ["query", "value"]})],
@@ -301,7 +302,7 @@ def test_every_stage_gives_the_cpus_results(
     expected, found = runs["expected"], runs["found"]
     for table in sorted(expected.tables.rglob("*.csv")):
         other = found.tables / table.relative_to(expected.tables)
-        columns = [name for name in pd.read_csv(table) if name != "largest_error_ppm"]  # rounding is all that it holds
+        columns = [name for name in pd.read_csv(table) if name != "largest_error_ppm"]  # contains rounding errors only
         pd.testing.assert_frame_equal(pd.read_csv(other)[columns], pd.read_csv(table)[columns], rtol=1e-3, atol=1e-4)
     for site in expected.sites:
         rows = np.arange(9)
@@ -314,7 +315,7 @@ FAULTS = [
     ("attnmix.models.attention:AttentionCall.diagonal", measures),
     ("attnmix.faithfulness.class_use:padded", class_use),
 ]
-"""A function of each of three packages whose result is left on the CPU, and what calls it."""
+"""Functions of three packages, with a function that calls them; their results are moved to the CPU."""
 
 
 @pytest.mark.parametrize(("function", "compute"), FAULTS)
@@ -349,10 +350,11 @@ def test_the_device_counts_launches_and_what_the_cpu_waits_for() -> None:
     assert largest == 50
     assert counts.operators["aten::mm"] == 1
     assert (counts.to_device, counts.from_device, counts.items) == (1, 1, 1)
-    assert sum(counts.waits.values()) == 1  # the mask, whose result has as many numbers as it is true for
+    assert sum(counts.waits.values()) == 1  # the result size depends on the mask
 
 
-# Of two layers, a little above what is counted: operators, `.item()`, copies to the host, copies from it, other waits.
+# Limits for two layers, slightly above the counts: operators, `.item()`, copies to the host, copies from it, other
+# waits.
 MOST_LAUNCHES = {
     "`capture`, 12 points": (125, 2, 12, 2, 0),
     "seven ratios": (330, 1, 0, 2, 0),

@@ -1,4 +1,4 @@
-"""The local server: typed texts are measured and drawn, foreign requests refused, and no text left behind."""
+"""The local server measures and draws typed texts, refuses foreign requests, and stores no text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import EXAMPLES, OPENING_TEXTS, OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
-SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
+SECRET = "zanzibar"  # a word of every typed text, searched in files and logs
 TEXTS = [
     "time flies like an arrow in " + SECRET,
     f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9",
@@ -65,7 +65,7 @@ class Server:
         pytest.fail("".join(self.printed))
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        """Return status and body of an answer; the request comes from the server's own page but for the `headers`."""
+        """Return status and body of a response to a request by the server's own page, except for `headers`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
         given = {name: value for name, value in given.items() if value}
@@ -76,14 +76,14 @@ class Server:
         return answer.status, text
 
     def stop(self, by: signal.Signals) -> str:
-        """Stop it and return all that it printed."""
+        """Stop the server and return its complete output."""
         self.process.send_signal(by)
         rest, _ = self.process.communicate(timeout=300)
         return "".join(self.printed) + rest
 
 
 def stop_and_look(server: Server, by: signal.Signals) -> str:
-    """Stop a server of a model in a folder, whose copy must be gone then, and return what it printed."""
+    """Stop a server of a local model, assert that its copy of the model is deleted, and return the output."""
     assert len(list(server.temporary.rglob("*.safetensors"))) == 1
     printed = server.stop(by)
     assert server.process.returncode == 128 + signal.SIGTERM
@@ -93,7 +93,7 @@ def stop_and_look(server: Server, by: signal.Signals) -> str:
 
 @pytest.fixture(scope="module")
 def model(default_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a tiny random model with the tokenizer of the default one, which knows every word."""
+    """A folder of a tiny random model with the tokenizer of the default model, which has every word."""
     vocabulary = (default_weights / "vocab.txt").read_text(encoding="utf-8").splitlines()
     folder = write_tiny_bert(tmp_path_factory.mktemp("model"), vocab_size=len(vocabulary))
     for path in default_weights.iterdir():
@@ -104,7 +104,7 @@ def model(default_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start one server for all tests; once they are done, whatever their order, none of their texts may be left."""
+    """Start one server for all tests, and assert after the last test that it has stored no text."""
     started = Server(tmp_path_factory.mktemp("serve"), "--model", str(model), "--allow-host", TUNNEL)
     yield started
     assert started.process.poll() is None
@@ -118,7 +118,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def tab(chromium: Any) -> Iterator[Any]:
-    """One tab, as the first page of a tab takes three times as long as the others."""
+    """One tab for all tests, because the first page of a tab needs three times as long as later pages."""
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)
     yield page
@@ -127,14 +127,14 @@ def tab(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def shell(tab: Any, server: Server) -> Any:
-    """The server's page as it opens."""
+    """The page of the server in its initial state."""
     tab.goto("about:blank")
     tab.goto(server.address)
     return tab
 
 
 def shown(page: Any) -> Any:
-    """Return the frame once it shows the page that the address names."""
+    """Return the frame after it has loaded the page in the address."""
     name = page.url.partition("#")[2]
     frame = page.frames[1]
     frame.wait_for_url(f"**/page/{name}*")
@@ -142,7 +142,7 @@ def shown(page: Any) -> Any:
     return frame
 
 
-def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, tab: Any) -> None:
+def test_typed_sentences_are_drawn_and_not_stored(server: Server, tab: Any) -> None:
     before = {folder: digest(folder) for folder in (server.folder, server.temporary)}
     page, errors = tab, list[str]()
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -164,14 +164,14 @@ def test_typed_sentences_are_drawn_and_leave_no_trace(server: Server, tab: Any) 
     assert {folder: digest(folder) for folder in before} == before
 
 
-def test_server_opens_with_a_measured_example_and_its_page_can_be_saved(shell: Any, tmp_path: Path) -> None:
+def test_server_opens_with_saveable_example(shell: Any, tmp_path: Path) -> None:
     page = shell
     page.get_by_role("status").filter(has_text="example").wait_for()
     frame = page.frames[1]
     frame.locator(WHOLE).wait_for(state="attached")
     assert frame.locator(".levels b").all_inner_texts()[:2] == list(OPENING_TEXTS)
     fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
-    assert [each.input_value() for each in fields] == ["", ""]  # so that a typed text is measured alone
+    assert [each.input_value() for each in fields] == ["", ""]  # a typed text is then measured alone
     assert tuple(each.get_attribute("placeholder") for each in fields) == OPENING_TEXTS
     with page.expect_download() as download:
         page.get_by_role("link", name="Save this page").click()
@@ -187,7 +187,7 @@ def test_server_opens_with_a_measured_example_and_its_page_can_be_saved(shell: A
     expect(page.get_by_role("status")).to_have_text("The page shows an example.", timeout=LIMIT_MILLISECONDS)
 
 
-def test_chosen_word_layer_and_head_are_kept_for_the_next_text(shell: Any) -> None:
+def test_selection_is_kept_for_the_next_text(shell: Any) -> None:
     page = shell
 
     def measure(text: str) -> Any:
@@ -201,7 +201,7 @@ def test_chosen_word_layer_and_head_are_kept_for_the_next_text(shell: Any) -> No
     frame.locator("#layer").fill("1")
     frame.get_by_role("button", name="Layer 1, head 1", exact=True).click()
     for text, positions in (
-        ("good actors and the film was very good", [1]),  # of two, the nearer one
+        ("good actors and the film was very good", [1]),  # the nearer one of two
         ("a film", []),
     ):
         frame = measure(text)
@@ -212,7 +212,7 @@ def test_chosen_word_layer_and_head_are_kept_for_the_next_text(shell: Any) -> No
         assert all("good" not in each.url for each in page.frames)
 
 
-def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(shell: Any) -> None:
+def test_two_texts_are_compared_and_restored_by_back(shell: Any) -> None:
     page = shell
     fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
     example = next(iter(EXAMPLES))
@@ -237,7 +237,7 @@ def test_two_texts_are_compared_whether_alike_or_not_and_back_restores_both(shel
     assert shown(page).locator("#differences").count() == 1
 
 
-def test_each_example_is_a_pair_of_which_most_words_are_the_same() -> None:
+def test_examples_are_minimal_pairs() -> None:
     for first, second in EXAMPLES.values():
         blocks = difflib.SequenceMatcher(None, first.split(), second.split()).get_matching_blocks()
         same = sum(block.size for block in blocks)
@@ -252,13 +252,13 @@ def test_shell_is_accessible(server: Server, chromium: Any) -> None:
         page.goto(server.address)
         page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        # Most of the window is left to the page.
+        # The page occupies most of the window.
         assert page.evaluate("document.querySelector('header').offsetHeight") < 720 / 2.5
         assert violations(page) == []
     context.close()
 
 
-def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
+def test_unmeasurable_texts_are_explained(server: Server) -> None:
     assert server.ask("POST", "/measure", {"texts": ["  "]}) == (400, "the text is empty; allowed: 1 to 64 tokens")
     status, answer = server.ask("POST", "/measure", {"texts": [f"{SECRET} " * 10_000]})
     assert status == 400
@@ -306,29 +306,29 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
-        ("localhost:9000", "http://localhost:9000"),  # the other end of a tunnel
-        ("127.0.0.1", "http://127.0.0.1"),  # port 80, which a browser leaves out
-        (TUNNEL, f"https://{TUNNEL}"),  # a proxy that is allowed
+        ("localhost:9000", "http://localhost:9000"),  # the local end of a tunnel
+        ("127.0.0.1", "http://127.0.0.1"),  # browsers omit port 80
+        (TUNNEL, f"https://{TUNNEL}"),  # an allowed proxy
         (TUNNEL, f"http://{TUNNEL}"),
-        ("localhost:8642", f"https://{TUNNEL}"),  # a proxy that gives the server's own name
+        ("localhost:8642", f"https://{TUNNEL}"),  # a proxy that sends the server's own name
     ],
 )
-def test_tunnels_and_the_port_of_http_are_served_to_their_own_page(server: Server, host: str, origin: str) -> None:
+def test_tunnels_and_default_port_are_served(server: Server, host: str, origin: str) -> None:
     assert server.ask("GET", "/", Host=host, Origin="")[0] == 200
     assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=origin)[0] == 400
     for foreign in ("http://localhost:3000", "https://example.org", f"{origin}.example.org"):
         assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=foreign)[0] == 403
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_text_is_no_error(server: Server) -> None:
+def test_interrupted_request_is_no_error(server: Server) -> None:
     head = "POST /measure HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:1\r\nContent-Length: 1000\r\n\r\n"
     for sent in ("", '{"texts": ["'):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall((head + sent).encode())
-    assert server.ask("GET", "/", Origin="")[0] == 200  # what it printed is looked at when it stops
+    assert server.ask("GET", "/", Origin="")[0] == 200  # the output is checked at the end
 
 
-def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_does_not_reveal_text(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(*_: Any) -> None:
         raise RuntimeError(SECRET)
 
@@ -337,7 +337,7 @@ def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.Lo
 
     sent = list[Message]()
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    with ThreadPoolExecutor(1) as thread:  # this one has the browser's loop
+    with ThreadPoolExecutor(1) as thread:  # the main thread already has the browser's event loop
         thread.submit(asyncio.run, OneLineErrors(fail)(scope, send, send)).result()
     assert [message.get("status") for message in sent] == [500, None]
     assert sent[1]["body"] == b"This request could not be answered (RuntimeError)."
@@ -345,18 +345,18 @@ def test_an_error_of_any_kind_is_one_sentence_without_the_text(caplog: pytest.Lo
 
 
 @pytest.mark.long
-def test_a_server_whose_terminal_closes_leaves_no_copy_of_the_model(tiny_bert: Path, tmp_path: Path) -> None:
+def test_closed_terminal_removes_model_copy(tiny_bert: Path, tmp_path: Path) -> None:
     assert "Traceback" not in stop_and_look(Server(tmp_path, "--model", str(tiny_bert)), signal.SIGHUP)
 
 
 @pytest.mark.long
-def test_the_default_model_is_served_and_stopped_with_ctrl_c(tmp_path: Path) -> None:
+def test_default_model_is_served_until_ctrl_c(tmp_path: Path) -> None:
     server = Server(tmp_path)
     assert server.ask("POST", "/measure", {"texts": [SECRET]})[0] == 200
     assert "Traceback" not in server.stop(signal.SIGINT)
 
 
-def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, chromium: Any, tmp_path: Path) -> None:
+def test_foreign_page_in_browser_has_no_access(server: Server, chromium: Any, tmp_path: Path) -> None:
     (tmp_path / "foreign.html").write_text("<!DOCTYPE html><title>foreign</title>", encoding="utf-8")
     page = chromium.new_page()
     page.goto((tmp_path / "foreign.html").as_uri())
@@ -365,17 +365,17 @@ def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, 
     )
     assert page.evaluate(post, server.address) == 0
     framed = f"<iframe src='{server.address}'></iframe>"
-    page.set_content(framed)  # until the frame has loaded, too
+    page.set_content(framed)  # waits for the frame, too
     assert all("Type a text" not in each.content() for each in page.frames[1:])
     page.close()
 
 
-def test_only_the_loopback_address_listens(server: Server) -> None:
+def test_only_loopback_address_listens(server: Server) -> None:
     listening = [each.laddr for each in psutil.Process(server.process.pid).net_connections() if each.status == "LISTEN"]
     assert listening == [("127.0.0.1", server.port)]
 
 
-def test_second_client_is_served_after_the_first_and_too_many_are_asked_to_wait(server: Server) -> None:
+def test_concurrent_clients_are_served_or_told_to_wait(server: Server) -> None:
     with ThreadPoolExecutor(12) as pool:
         texts = [{"texts": [f"{SECRET} number {number}"]} for number in range(12)]
         answers = list(pool.map(lambda text: server.ask("POST", "/measure", text)[0], texts))
@@ -383,14 +383,14 @@ def test_second_client_is_served_after_the_first_and_too_many_are_asked_to_wait(
     assert answers.count(200) >= 2
 
 
-def test_taken_port_is_one_line(server: Server) -> None:
+def test_invalid_port_is_one_error(server: Server) -> None:
     with pytest.raises(InputError, match=rf"^--port: {server.port}: Address already in use; allowed: another"):
         listen(server.port)
     with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(a free port\) to 65535"):
         listen(70_000)
 
 
-def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
+def test_served_numbers_match_library(tiny_bert: Path) -> None:
     text = "the film was great ."
     measurer = load_measurer({"pretrained": tiny_bert})
     run = measurer.results(tokenized([text], measurer))

@@ -1,4 +1,4 @@
-"""What token vectors have in common: products of pairs by loops, planted parts, and intervals that cover."""
+"""Shared parts of token vectors: products of pairs match loops, planted parts are recovered, and intervals cover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, p
 
 
 def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
-    """Vectors `[tokens, 2 sites, 4]` of each text."""
+    """Return vectors `[tokens, 2 sites, 4]` of each text."""
     generator = np.random.default_rng(seed)
     return [generator.normal(size=(length, 2, 4)) + 0.5 for length in lengths]
 
@@ -28,7 +28,7 @@ def moments(vectors: list[Any]) -> Moments:
 
 
 def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, float]:
-    """The mean products, pair by pair."""
+    """Return the mean products, computed pair by pair."""
     means = [each[:, site].mean(0) for each in vectors]
     texts, pairs = range(len(vectors)), [(s, t) for s in range(len(vectors)) for t in range(len(vectors)) if s != t]
     tokens = [
@@ -50,7 +50,7 @@ def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, flo
     }
 
 
-def test_mean_products_are_those_of_all_pairs_and_without_each_text() -> None:
+def test_mean_products_match_pairs_and_leave_one_out() -> None:
     vectors, classes = texts_of([3, 2, 5, 4, 2, 6, 3]), [0, 1, 0, 1, 1, 0, 1]
     whole, without = products(moments(vectors), classes)
     for site in (0, 1):
@@ -64,7 +64,7 @@ def test_mean_products_are_those_of_all_pairs_and_without_each_text() -> None:
 
 
 def planted(generator: np.random.Generator, lengths: dict[str, float], texts: int = 60) -> tuple[Moments, Any]:
-    """Texts of 8 tokens, each vector a sum of parts of these squared lengths in 50 dimensions; and their classes."""
+    """Return moments and classes of 8-token texts with vectors that are sums of parts with these squared norms."""
 
     def part(name: str, *shape: int) -> Any:
         vectors = generator.normal(size=(*shape, 50))
@@ -76,7 +76,7 @@ def planted(generator: np.random.Generator, lengths: dict[str, float], texts: in
     return moments([each[:, None] for each in vectors]), classes
 
 
-def test_planted_parts_are_found_in_any_combination() -> None:
+def test_planted_parts_are_recovered() -> None:
     generator = np.random.default_rng(0)
     for lengths in (
         {"corpus": 3.0, "class": 2.0, "text": 1.0, "token": 4.0},
@@ -88,7 +88,7 @@ def test_planted_parts_are_found_in_any_combination() -> None:
         np.testing.assert_allclose(shares, expected, atol=0.02)
 
 
-def test_a_share_of_the_class_is_told_from_permuted_classes() -> None:
+def test_class_share_exceeds_permuted_classes() -> None:
     generator = np.random.default_rng(0)
     place, above = PARTS.index("class"), []
     for share in (0.0, 0.5):
@@ -97,7 +97,7 @@ def test_a_share_of_the_class_is_told_from_permuted_classes() -> None:
     assert above == [False, True]
 
 
-def test_the_jackknife_interval_covers() -> None:
+def test_jackknife_interval_covers() -> None:
     generator, covered = np.random.default_rng(0), 0
     for _ in range(200):
         texts, classes = planted(generator, {"corpus": 1.0, "class": 1.0, "text": 1.0, "token": 1.0}, texts=24)
@@ -107,7 +107,7 @@ def test_the_jackknife_interval_covers() -> None:
     assert 0.9 < covered / 200 < 0.99
 
 
-def test_texts_without_a_partner_or_a_class_are_left_out() -> None:
+def test_texts_without_partner_or_class_are_excluded() -> None:
     classes, tokens = np.array([0, 0, 0, 1, 1, -1, 2, 2, 2]), np.array([3, 3, 3, 3, 3, 3, 1, 3, 3])
     assert usable(classes, tokens).tolist() == [True] * 3 + [False] * 6
     whole, without = products(moments(texts_of([2, 3])), [0, 0])
@@ -117,7 +117,7 @@ def test_texts_without_a_partner_or_a_class_are_left_out() -> None:
     assert np.isnan(Jackknifed(whole.same, without.same).interval().low).all()
 
 
-def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> None:
+def test_class_eraser_removes_classes_with_least_change() -> None:
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(90) % 3
     directions = torch.randn(3, 12, generator=generator, dtype=torch.float64)
@@ -125,10 +125,10 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
     vectors = vectors @ torch.randn(12, 12, generator=generator).double() + 2 * directions[classes]
     erased = class_eraser(vectors, classes)(vectors)
     means = torch.stack([erased[classes == each].mean(0) for each in range(3)])
-    torch.testing.assert_close(means, means[:1].expand(3, -1), atol=1e-9, rtol=0)  # so no line tells them apart
+    torch.testing.assert_close(means, means[:1].expand(3, -1), atol=1e-9, rtol=0)  # no linear classifier separates them
     moved = erased - vectors
     assert torch.linalg.matrix_rank(moved, tol=1e-8) == 2
-    # The least change: of the projections with that kernel, in the metric of the inverse covariance.
+    # The minimal change is the projection on the cross-covariance, orthogonal in the metric of the inverse covariance.
     centred = (vectors - vectors.mean(0)).numpy()
     covariance = centred.T @ centred / 90
     onehot = np.eye(3)[classes.numpy()]
@@ -138,7 +138,7 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
     np.testing.assert_allclose(erased.numpy(), vectors.numpy() - centred @ projection.T, atol=1e-9)
     doubled = class_eraser(vectors, classes).scaled(2)(vectors)
     torch.testing.assert_close(doubled, vectors - moved, atol=1e-9, rtol=0)
-    # As much variance elsewhere: the classes' means, as the class eraser reads them, stay where they were.
+    # Removing the same variance elsewhere does not change the covariance with the classes.
     for seed in (None, 0, 1):
         other = remaining_eraser(vectors, class_eraser(vectors, classes), seed)(vectors)
         torch.testing.assert_close((other - vectors).var(0).sum(), moved.var(0).sum(), atol=1e-9, rtol=1e-9)
@@ -152,7 +152,7 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
         class_eraser(vectors, torch.zeros(90))
 
 
-def test_a_probe_reads_what_is_there_and_chance_where_nothing_is() -> None:
+def test_probe_accuracy_with_and_without_signal() -> None:
     generator = np.random.default_rng(0)
     labels = np.arange(400) % 2
     vectors = generator.normal(size=(400, 6))

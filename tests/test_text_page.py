@@ -1,4 +1,4 @@
-"""Pages of given texts: what is left out of their tables is on no page, and curves are those of a loop over rows."""
+"""Pages of typed texts compute only displayed values, name their limits, and draw the curves of a loop over rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS: dict[str, list[Any]] = {
 
 
 def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pages measure every statistic but optional controls, which they would show, and make every table."""
+    """Make pages measure all statistics except optional controls, which pages would show, and create all tables."""
     optional = set(RATIO_CONTROL_NAMES) - set(DEFAULT_CONTROL_NAMES)
     statistics = [name for name in STATISTICS if name not in optional]
     monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *statistics))
@@ -49,7 +49,7 @@ def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
-def test_a_saved_page_has_all_that_it_would_have_of_every_table(
+def test_saved_page_needs_no_further_tables(
     texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = attnmix.measure(attnmix.load(str(tiny_bert)), texts)
@@ -59,9 +59,7 @@ def test_a_saved_page_has_all_that_it_would_have_of_every_table(
     assert again.to_html(tmp_path / "all.html").read_bytes() == drawn
 
 
-def test_a_served_page_of_two_checkpoints_has_all_that_it_would_have_of_every_table(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_served_page_needs_no_further_tables(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert, "finetuned": tiny_bert})
     texts = tokenized(["time flies", "the film was good ."], measurer)
     drawn = page_text(measurer.results(texts), Subject("a model"))
@@ -79,14 +77,14 @@ def read_page(page: Path) -> tuple[str, Any]:
 
 
 def own_shares_of_page(data: Any, checkpoint: str) -> npt.NDArray[np.float64]:
-    """Return the own shares by exchange `[layers, tokens]` as coded numbers; NaN where the page has none."""
+    """Return the encoded own shares by exchange `[layers, tokens]`, with NaN for missing values."""
     packed = data["ratios"]["values"][checkpoint]["own_share"]
     codes = np.frombuffer(base64.b64decode(packed), np.uint16).astype(float)
     codes[codes == arrays.MISSING_CODE] = np.nan
     return codes.reshape(data["ratios"]["layers"], -1)
 
 
-def test_a_page_of_many_texts_computes_details_of_some_and_names_them(
+def test_page_of_many_texts_details_some_and_names_them(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = attnmix.load(str(tiny_bert))
@@ -120,7 +118,7 @@ def test_a_page_of_many_texts_computes_details_of_some_and_names_them(
     ("lengths", "chosen"),
     [([3], {0}), ([500], {0}), ([100, 100, 50], {0, 2}), ([500, 300], {1}), ([48] * 24, set(range(7)))],
 )
-def test_texts_are_detailed_in_order_as_far_as_they_fit(lengths: list[int], chosen: set[int]) -> None:
+def test_texts_are_detailed_in_order_within_limit(lengths: list[int], chosen: set[int]) -> None:
     assert text_results.choose_detailed_texts(lengths) == chosen
 
 
@@ -129,10 +127,10 @@ PIPELINE_NAMES = re.compile("|".join(map(re.escape, ["features/", "reports/", "p
 
 
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
-def test_a_page_of_texts_names_no_folder_or_parameter_of_the_pipeline(
+def test_text_page_has_no_pipeline_terms(
     texts: list[Any], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # so that texts are left out
+    monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # forces the page to omit texts
     monkeypatch.setattr(arrays, "HEAD_BYTES", 0)
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
     page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).to_html(tmp_path / "page.html").read_text("utf-8")
@@ -146,7 +144,7 @@ def test_a_page_of_texts_names_no_folder_or_parameter_of_the_pipeline(
     assert "Parameters" not in words
 
 
-def test_the_script_leaves_names_of_the_pipeline_to_the_pages_wording() -> None:
+def test_script_has_no_pipeline_terms() -> None:
     sources = Path(payload.__file__).with_name("src").glob("*.ts*")
     code = "".join(re.sub(r"/\*[^/]*\*/|//[^\n]*", "", path.read_text("utf-8")) for path in sources)
     assert "data.wording" in code
@@ -154,7 +152,7 @@ def test_the_script_leaves_names_of_the_pipeline_to_the_pages_wording() -> None:
 
 
 def curve_of_rows(rows: list[dict[str, Any]], layers: range) -> dict[str, list[Any]]:
-    """Return a curve, row by row."""
+    """Return a curve, computed row by row."""
     values: dict[str, list[Any]] = {name: [None] * len(layers) for name in ("values", "low", "high")}
     for row in rows:
         if row["layer"] not in layers:
@@ -166,12 +164,12 @@ def curve_of_rows(rows: list[dict[str, Any]], layers: range) -> dict[str, list[A
     return values
 
 
-def test_curves_are_those_of_a_loop_over_rows() -> None:
+def test_curves_match_loop_over_rows() -> None:
     generator = np.random.default_rng(0)
     rows = []
     for method in ("b", "a", None):
         for checkpoint in ("pretrained", "finetuned"):
-            for layer in generator.permutation(6)[:4]:  # 0 and 5 are not drawn, and some others are missing
+            for layer in generator.permutation(6)[:4]:  # layers 0 and 5 and some others may be missing
                 mean = np.nan if layer == 2 else generator.random()
                 documents = generator.choice([3, MIN_INTERVAL_DOCUMENTS, pd.NA])
                 ends = {"ci_low": mean - 1, "ci_high": np.nan if layer == 3 else mean + 1, "documents": documents}
@@ -189,9 +187,7 @@ def test_curves_are_those_of_a_loop_over_rows() -> None:
     assert curves_by(table[:0], ["method"], layers) == {}
 
 
-def test_every_identity_is_checked_in_the_first_text_of_a_model(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identities_are_checked_in_first_text(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert})
     texts = tokenized(["time flies"], measurer)
     right = identities._source_errors
@@ -200,7 +196,7 @@ def test_every_identity_is_checked_in_the_first_text_of_a_model(
         return right(layer_pass, mask_BT) | {"attention_output": mask_BT.new_ones(len(mask_BT), dtype=torch.float32)}
 
     monkeypatch.setattr(identities, "_source_errors", wrong)
-    for _ in range(2):  # a model that failed is not taken for a checked one
+    for _ in range(2):  # a failed check must be repeated
         with pytest.raises(InputError, match="the identity attention_output fails in layer 1 of"):
             measurer.results(texts)
     monkeypatch.undo()
@@ -209,9 +205,7 @@ def test_every_identity_is_checked_in_the_first_text_of_a_model(
     assert page_text(measurer.results(texts), Subject("a model")) == first
 
 
-def test_notebook_shows_a_result_with_the_own_shares_of_its_first_text(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_shows_own_shares_of_first_text(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = attnmix.load(str(tiny_bert))
     assert repr(model).count("\n") == 0
     result = attnmix.measure(model, ["the film <b> was good .", "time flies"])
@@ -224,5 +218,5 @@ def test_notebook_shows_a_result_with_the_own_shares_of_its_first_text(
     assert len(re.findall(r"M[\d.]+,[\d.]+h", shown)) == known > 0
     monkeypatch.setattr("attnmix.results.result.MAX_TOKENS", 3)
     long = attnmix.measure(model, "time flies like an arrow")
-    assert "<svg" not in long._repr_html_()  # whose own shares would take a while
+    assert "<svg" not in long._repr_html_()  # computing its own shares would be slow
     assert long.measurements.token_shares == {}

@@ -1,4 +1,4 @@
-"""Numbers do not depend on the state of torch around a call, which is the same afterwards."""
+"""Results do not depend on torch's global state, and calls restore this state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
 
 
 def numbers(model: attnmix.Model) -> dict[str, Any]:
-    """Return the result of every call that computes with a model."""
+    """Return the results of all calls that compute with a model."""
     result = attnmix.measure(model, TEXTS, controls=["corpus_value", "swap", "random_weights", "shuffled_words"])
     vectors = attnmix.capture(model, TEXTS, dtype="float32")
     return {
@@ -86,7 +86,7 @@ def numbers(model: attnmix.Model) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model of one layer, as every layer is computed in the same state."""
+    """Folder of a one-layer model, which suffices because all layers run in the same state."""
     return write_tiny_bert(tmp_path_factory.mktemp("small_bert"), layers=1)
 
 
@@ -97,7 +97,7 @@ def expected(small_bert: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("loading", ["inside", "outside"])
-def test_numbers_are_those_without_the_state(
+def test_results_do_not_depend_on_torch_state(
     name: str, loading: str, small_bert: Path, expected: dict[str, Any]
 ) -> None:
     outside = attnmix.load(str(small_bert))
@@ -112,7 +112,7 @@ def test_numbers_are_those_without_the_state(
         np.testing.assert_allclose(found[quantity], values, rtol=0, atol=1e-6, err_msg=quantity)
 
 
-def test_a_model_made_in_inference_mode_is_measured(small_bert: Path, expected: dict[str, Any]) -> None:
+def test_inference_mode_model_is_measured(small_bert: Path, expected: dict[str, Any]) -> None:
     with torch.inference_mode():
         network = AutoModel.from_pretrained(small_bert)
         network.embeddings.word_embeddings.weight = torch.nn.Parameter(
@@ -123,7 +123,7 @@ def test_a_model_made_in_inference_mode_is_measured(small_bert: Path, expected: 
     np.testing.assert_allclose(found["parts of rows"], expected["parts of rows"], rtol=0, atol=1e-6)
 
 
-def test_a_network_compiled_in_place_is_measured_uncompiled(small_bert: Path, expected: dict[str, Any]) -> None:
+def test_compiled_network_is_measured_uncompiled(small_bert: Path, expected: dict[str, Any]) -> None:
     network = AutoModel.from_pretrained(small_bert)
     network.compile(backend="eager")
     compiled = network._compiled_call_impl
@@ -132,7 +132,7 @@ def test_a_network_compiled_in_place_is_measured_uncompiled(small_bert: Path, ex
     assert network._compiled_call_impl is compiled
 
 
-def test_threads_measure_one_network_one_after_the_other(small_bert: Path, expected: dict[str, Any]) -> None:
+def test_threads_measure_one_network_in_turn(small_bert: Path, expected: dict[str, Any]) -> None:
     network = AutoModel.from_pretrained(small_bert).train()
     model = attnmix.load(network, load_tokenizer(small_bert))
     with ThreadPoolExecutor(4) as pool:
@@ -142,7 +142,7 @@ def test_threads_measure_one_network_one_after_the_other(small_bert: Path, expec
     assert network.training
 
 
-def test_the_last_of_several_threads_restores_the_state_of_the_process() -> None:
+def test_last_thread_restores_process_state() -> None:
     entered, may_leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -164,7 +164,7 @@ def test_the_last_of_several_threads_restores_the_state_of_the_process() -> None
         assert torch.get_default_dtype() == torch.float64
 
 
-def test_transforms_of_torch_are_an_error(small_bert: Path) -> None:
+def test_torch_transforms_are_an_error(small_bert: Path) -> None:
     model = attnmix.load(str(small_bert))
     calls = {
         "torch.func": lambda: torch.func.vmap(lambda _: attnmix.measure(model, TEXTS))(torch.zeros(2)),
@@ -181,7 +181,7 @@ def inside(context: AbstractContextManager[Any], model: attnmix.Model, **options
         return attnmix.measure(model, TEXTS, **options)
 
 
-def test_threads_measure_several_networks_with_derivatives_at_once(small_bert: Path) -> None:
+def test_threads_measure_several_networks_concurrently(small_bert: Path) -> None:
     models = [attnmix.load(str(small_bert)) for _ in range(3)]
 
     def swaps(model: attnmix.Model) -> Any:

@@ -1,4 +1,4 @@
-"""BERT with weights set by hand, and what every measure must say of it: values that a pencil finds too."""
+"""All measures of a BERT with manually set weights match values that can be derived by hand."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TOY = Path("toy")
 ONE_TEXT = [control for control in SAME_PASS if control != "corpus_value"]
 """The controls that need no other text."""
 X1, X2, X3 = 1, 2, 3
-"""Token ids."""
+"""Token IDs."""
 VECTORS = {X1: (1.0, -1.0, 0.0, 0.0), X2: (0.0, 0.0, 1.0, -1.0), X3: (1.0, 0.0, -1.0, 0.0)}
-"""What enters the first layer; centred, of one length, so that the embedding's norm is undone by its gamma."""
+"""Inputs of the first layer: centred and of equal length, so gamma reverts the norm of the embedding."""
 GAMMA = 0.5**0.5
 
 
 def toy(layers: int = 1) -> Any:
-    """One head; W_V = W_O = I, uniform attention, no biases, no positions, and a feed-forward network that adds 0."""
+    """Return a model with one head, W_V = W_O = I, uniform attention, no biases or positions, and a zero FFN."""
     sizes = {"hidden_size": HIDDEN, "num_hidden_layers": layers, "num_attention_heads": 1, "intermediate_size": HIDDEN}
     config = BertConfig(vocab_size=8, max_position_embeddings=32, layer_norm_eps=1e-12, **sizes)
     config._attn_implementation = OBSERVED
@@ -58,12 +58,12 @@ def measured(base: Any, *ids: int) -> DocumentMeasures:
 
 
 def ratios(base: Any, *ids: int) -> dict[str, Any]:
-    """Of the first layer, by method `[tokens]`."""
+    """Return the ratios of the first layer by method `[tokens]`."""
     return dict(zip(RATIOS, measured(base, *ids).ratios[:, 0], strict=True))
 
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
-    """Of the first layer, the means by control and method."""
+    """Return the means of the first layer by control and method."""
     counted = measured(base, *ids).statistics
     return {control: dict(zip(RATIOS, counted[control][0] / len(ids), strict=True)) for control in ONE_TEXT}
 
@@ -79,7 +79,7 @@ def both_rows(own: float, other: float) -> list[list[float]]:
 
 
 def randomised(seed: int = 0) -> Any:
-    """The toy with any weights at all, but for the positions, which stay without effect."""
+    """Return the toy model with random weights, except for the positions, which remain without effect."""
     base = toy(layers=3)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in base.named_parameters():
@@ -89,7 +89,7 @@ def randomised(seed: int = 0) -> Any:
 
 
 def test_ratios_of_two_orthogonal_tokens() -> None:
-    # F_ii = x_i / 2 and F_ij = x_j / 2; with the skip 3/2 x_i. Both norms are of centred vectors.
+    # F_ii = x_i / 2 and F_ij = x_j / 2; with the skip connection 3/2 x_i. Both norms are of centred vectors.
     expected = {"attn_w": 0.5, "attnres_w": 0.25, "attn_n": 0.5, "attnres_n": 0.25, "attnresln_n": 0.25, "enc_n": 0.25}
     expected["layer_n"] = 0.25  # the feed-forward network is zero
     actual = ratios(toy(), X1, X2)
@@ -104,8 +104,8 @@ def test_matrices_of_two_orthogonal_tokens() -> None:
     np.testing.assert_allclose(actual["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
     for method in ("alti", "globenc"):
         np.testing.assert_allclose(actual[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
-    # In units of x_1 and x_2: (3, 1) as it is, (2, 1) without value 1, (3, 0) without value 2. Its own value on top
-    # of the skip connection hardly turns a token: the larger part is the other's.
+    # In units of x_1 and x_2: (3, 1) unchanged, (2, 1) without value 1, (3, 0) without value 2. Adding its own value to
+    # the skip connection hardly changes a token's direction, so the other token has the larger part.
     own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
     assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
     expected = both_rows(own / (own + other), other / (own + other))
@@ -122,8 +122,8 @@ def test_rollouts_over_six_layers() -> None:
 
 
 def test_derivatives_of_two_orthogonal_tokens() -> None:
-    # Both norms take out the mean and the output's own direction: of weight * I two dimensions of four are left, over
-    # the standard deviation of 3/2 x_1 + 1/2 x_2, sqrt(5)/2.
+    # Both norms remove the mean and the direction of the output: of weight * I, two of four dimensions remain, divided
+    # by the standard deviation of 3/2 x_1 + 1/2 x_2, sqrt(5)/2.
     base = toy().double()
     chains = document_chains(base, torch.tensor([[X1, X2]]))
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_attention_to_oneself_mixes_nothing() -> None:
     base = toy()
     attention = base.encoder.layer[0].attention.self
     for linear in (attention.query, attention.key):
-        linear.weight.copy_(40 * torch.eye(HIDDEN))  # q_i k_j is 0 for another token, 3200 for itself
+        linear.weight.copy_(40 * torch.eye(HIDDEN))  # q_i k_j is 0 for another token and 3200 for the token itself
     for method, ratio in ratios(base, X1, X2).items():
         assert (ratio == 0).all(), method
 
@@ -152,7 +152,7 @@ def test_equal_tokens_under_uniform_attention(tokens: int) -> None:
         np.testing.assert_allclose(actual[method], others / 2, atol=1e-6, err_msg=method)
 
 
-def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> None:
+def test_inverse_scaling_of_values_and_output_changes_nothing() -> None:
     base, scaled = randomised(), randomised()
     for layer in scaled.encoder.layer:
         for parameter in layer.attention.self.value.parameters():
@@ -176,13 +176,13 @@ def test_without_positions_ratios_follow_their_tokens() -> None:
     assert not np.allclose(after.ratios, before.ratios, atol=0.01)
 
 
-def test_values_of_nothing_but_a_bias_mix_only_until_it_is_taken_out() -> None:
+def test_value_bias_alone_mixes_until_subtracted() -> None:
     base = toy()
     value = base.encoder.layer[0].attention.self.value
     value.weight.zero_()
     value.bias.copy_(torch.tensor([0.3, 0.1, -0.7, 0.9]))
     base.encoder.layer[0].attention.output.dense.bias.copy_(torch.tensor([7.0, 0.1, 0.3, -2.0]))
-    # No token depends on another, and still half of what attention adds counts as another's.
+    # No token depends on another, but half of the attention output is attributed to another token.
     np.testing.assert_allclose(ratios(base, X1, X2)["attn_n"], 0.5, atol=1e-6)
     actual = controls(base, X1, X2)
     assert actual["text_mean_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
@@ -197,7 +197,7 @@ def test_equal_values_are_their_own_control() -> None:
         assert actual["text_mean_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
 
 
-def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
+def test_text_mean_value_of_opposite_tokens_is_zero() -> None:
     base = toy()
     base.embeddings.word_embeddings.weight[4] = -torch.tensor(VECTORS[X1])
     actual = controls(base, X1, 4)
@@ -207,9 +207,7 @@ def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_cannot_say(
-    workspace: Workspace, tokens: int
-) -> None:
+def test_short_texts_have_nan_only_where_undefined(workspace: Workspace, tokens: int) -> None:
     mixing = {"documents": 4, "gradient_documents": 2, "gradient_max_length": 9}
     workspace(measure=mixing, capture={"documents": [], "texts": [" film" * tokens], "max_length": 30})
     Path("data/reviews").mkdir(parents=True)
@@ -224,14 +222,14 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     run = Run(Path())
     assert (run.ratios()["position"].max(), run.ratios()["token"].nunique()) == (tokens - 1, 1)
     assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
-    for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures says where it is unknown
+    for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures defines missing values
         table = run.table(f"measure/{name}")
         values = table[[column for column in ("mean", "ci_low", "ci_high", "below") if column in table]]
         unknown = pd.Series(False, index=table.index)
         if "tokens_of" in table:
             unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
             assert values[unknown].isna().any(axis=1).all()
-        if "quantity" in table:  # a rank correlation of one token, or of equal ones; what no other token can do
+        if "quantity" in table:  # correlations of one token, or of equal tokens, and coherence without another token
             unknown = table["quantity"].isin(["agreement", *["coherence"] * (tokens == 1)])
         if "control" in table:
             unknown = table["checkpoint"] == "random"

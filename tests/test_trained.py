@@ -1,4 +1,4 @@
-"""A classifier that is trained already: the run's own bytes from its own weights, heads, names of classes, pages."""
+"""A trained classifier is used without fine-tuning, with its own weights, head, class names and page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_in(root / "run", *STAGES[:6], model={"name": "../bert"}, finetune=recipe)
 
 
-def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained: Path, tmp_path: Path) -> None:
+def test_finetuned_folder_without_epochs_reproduces_its_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "models/finetuned", tmp_path / "copied")
     model = {"name": "../copied", "base": str(trained.parent / "bert")}
     again = run_in(tmp_path / "again", *STAGES[:6], model=model, finetune={"epochs": 0, "max_length": 40})
@@ -54,7 +54,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
 
 
 @pytest.mark.long  # all stages
-def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
+def test_run_without_base_has_single_checkpoint(trained: Path, tmp_path: Path) -> None:
     changes = {
         "model": {"name": str(trained / "models/finetuned")},
         "finetune": {"epochs": 0, "max_length": 40},
@@ -74,14 +74,14 @@ def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Pat
 
 @pytest.fixture
 def prepared(workspace: Workspace, tiny_bert: Path) -> Path:
-    """The checkpoint of a working folder in which the classifier is taken as it is."""
+    """The checkpoint of a working folder that uses the classifier without training."""
     folder = workspace(finetune={"epochs": 0, "max_length": 40}, **SHORT)
     write_reviews(folder / "data/reviews")
     return shutil.copytree(tiny_bert, folder / "models/pretrained")
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_the_head_of_every_family_is_reordered_by_the_names_of_classes(name: str) -> None:
+def test_head_is_reordered_by_class_names(name: str) -> None:
     folder = tiny_folder(name)
     plain, turned = load_trained(folder, NAMES), load_trained(folder, {0: "POSITIVE", 1: "negative"})
     ids = load_tokenizer(folder)("time flies", return_tensors="pt")["input_ids"]
@@ -91,9 +91,7 @@ def test_the_head_of_every_family_is_reordered_by_the_names_of_classes(name: str
     assert abs(float(logits[0, 0] - logits[0, 1])) > 1e-4
 
 
-def test_classes_of_other_names_are_taken_in_their_order_and_it_is_said(
-    prepared: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_class_names_keep_their_order_with_warning(prepared: Path, caplog: pytest.LogCaptureFixture) -> None:
     finetune.main(read_parameters())
     warning = "their names are not the data's: LABEL_0 for negative, LABEL_1 for positive"
     assert [message for message in caplog.messages if message.endswith(warning)]
@@ -131,16 +129,14 @@ THREE = {"id2label": {0: "bad", 1: "so so", 2: "good"}}
         ),
     ],
 )
-def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(prepared: Path, change: Any, expected: str) -> None:
+def test_unusable_classifier_is_one_error(prepared: Path, change: Any, expected: str) -> None:
     change(prepared)
     with pytest.raises(InputError, match=rf"^model\.name: models/pretrained .*{expected}"):
         finetune.main(read_parameters())
     assert not Path("models/finetuned").exists()
 
 
-def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
-    prepared: Path, workspace: Workspace
-) -> None:
+def test_head_with_other_classes_is_replaced_in_training(prepared: Path, workspace: Workspace) -> None:
     workspace(finetune={"epochs": 1, "max_length": 40}, **SHORT)
     write_classifier(prepared, **THREE)
     finetune.main(read_parameters())
@@ -156,7 +152,7 @@ def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
         ("./cut", r"^model\.base: \./cut: the model cannot be loaded: "),
     ],
 )
-def test_a_base_that_it_cannot_be_compared_with_is_one_error(workspace: Workspace, base: str, expected: str) -> None:
+def test_incomparable_base_is_one_error(workspace: Workspace, base: str, expected: str) -> None:
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own", "base": base}, **SHORT)
     toy_reviews(40, 0).to_csv("reviews.csv")
     for name, layers in (("own", 2), ("layers", 3), ("tokenizer", 2), ("cut", 2)):

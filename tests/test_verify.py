@@ -1,4 +1,4 @@
-"""`make verify` names what depends on date, hash seed or threads; `make accept` keeps results that a change keeps."""
+"""`make verify` names outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ stages:
     outs: [table.csv, rows.parquet, store.zarr, image.bin]
     metrics: [metrics.json: {cache: false}]
 """
-# Each output holds one value that a run takes from its surroundings.
+# Each output contains a value that depends on the environment of the run.
 WORK = """
 import datetime, json, os
 import numpy as np, pandas as pd, zarr
@@ -41,12 +41,12 @@ PLANTED = WORK.format(
 )
 
 
-pytestmark = pytest.mark.long  # each makes clones, in which DVC runs
+pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A repository with the results of the steady pipeline in its only commit; the current folder."""
+    """A repository with the results of the steady pipeline in its only commit, as the current folder."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
     made = repository_of(tmp_path / "repository", files, monkeypatch)
     made.dvc("repro", "--quiet")
@@ -86,7 +86,7 @@ def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
     repository.commit("A change")
     assert verify.main([]) == 1
     assert "not as committed: metrics.json" in capsys.readouterr().out
-    # With a profile no committed result is expected.
+    # With a profile, results are not compared with committed ones.
     (tmp_path / "profile.txt").write_text("# little\nlimit=4\n", encoding="utf-8")
     assert verify.main(["--profile", str(tmp_path / "profile.txt"), "--folder", str(tmp_path / "kept")]) == 0
     assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
@@ -99,7 +99,7 @@ def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
 
 @pytest.fixture
 def changed(repository: Repository, tmp_path: Path) -> Repository:
-    """The repository with a change of its code that is in no commit, and the profile `tiny.txt` beside it."""
+    """The repository with an uncommitted change of its code, and the profile `tiny.txt`."""
     (tmp_path / "tiny.txt").write_text("limit=1\n", encoding="utf-8")
     (repository.folder / "work.py").write_text(f"import helper\n{STEADY}", encoding="utf-8")
     (repository.folder / "helper.py").write_text("", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From reviews to page in scripts other than Latin, and with texts that could break a format."""
+"""Texts and class names in non-Latin scripts and with hostile characters pass through the pipeline unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOSTILE = [
 
 
 def write_bert(folder: Path, texts: list[str]) -> None:
-    """Write a tiny BERT without a head, whose tokens are the characters of the texts."""
+    """Write a tiny BERT without a head and with the characters of the texts as tokens."""
     letters = sorted(set("".join(texts).lower()) - {" "})
     vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     names = {name: number for number, name in enumerate(vocabulary)}
@@ -48,7 +48,7 @@ def write_bert(folder: Path, texts: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
+def test_multilingual_hostile_texts_run_from_file_to_page(workspace: Workspace) -> None:
     reviews = [
         (f"{subject} {number}{verdict}", name)
         for (name, verdict), subject, number in itertools.product(VERDICTS.items(), SUBJECTS, range(2))
@@ -75,7 +75,7 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
         assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = run.tokens.query("document.isin(['test/0', 'test/1'])")["token"]
     assert "[UNK]" not in set(tokens)
-    # The letters are in the figures as text.
+    # Letters in figures are stored as text.
     figure = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
     with paper_style(find_fallback_fonts(tokens)):
         assert all(escape(printable(token)) in figure for token in tokens[:8])
@@ -85,14 +85,14 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
         assert "\x00" not in file.read_text(encoding="utf-8")
 
 
-def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
+def test_right_to_left_class_names_keep_sentence_order() -> None:
     row = {"label_name": "NA", "predicted": "سلبي\x00", "probability": 0.5}
     note = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
     assert note == "The text is labelled NA and classified as \u2068سلبي␀\u2069 with a probability of 50%."
 
 
-def test_fonts_are_added_for_letters_that_the_usual_one_lacks(tmp_path: Path) -> None:
-    letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # which matplotlib brings along, in another font
+def test_fallback_fonts_cover_missing_letters(tmp_path: Path) -> None:
+    letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # part of another font bundled with matplotlib
     with paper_style():
         assert printable(letter) != letter
     for texts in ([letter], ["plain, café, Ω, فيلم \x02"]):

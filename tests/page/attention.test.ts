@@ -1,4 +1,4 @@
-// Heads: weights computed from queries and keys, and a token's way through one head, by loops over plain numbers.
+// Attention weights of heads, and the steps of one head for a token, match loops over plain numbers.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -22,7 +22,7 @@ import {
 const run = makeRun([numbers(7).map((n) => `a${n}`), numbers(9).map((n) => `b${n}`), ["c"]]);
 const SCALING = 0.4;
 const SOFTCAP = 2; // of the second layer
-const KEY_HEADS = 2; // each of two heads
+const KEY_HEADS = 2; // each shared by two heads
 const keyHeadOf = (layer: number, head: number) => (layer - 1) * KEY_HEADS + (head < HEADS / 2 ? 0 : 1);
 const around = () => 4 * random() - 2;
 
@@ -53,7 +53,7 @@ const vectors = {
   attended: numbers(LAYERS * HEADS).map(() => grid(7, WIDTH, around)),
   given: numbers(LAYERS * HEADS).map(() => grid(7, HIDDEN, around)),
   output_bias: grid(LAYERS, HIDDEN, around),
-  norm_constants: grid(LAYERS, 4, (_, n) => [1e-5, 0, 1e-5, 1][n]), // eps and whether it centres, of both norms
+  norm_constants: grid(LAYERS, 4, (_, n) => [1e-5, 0, 1e-5, 1][n]), // eps and centring of both norms
   attention_output_norm: grid(LAYERS, 2 * HIDDEN, around), // scales and biases
   attention_norm: grid(LAYERS, 2 * HIDDEN, around),
   input: grid(LAYERS * 7, HIDDEN, around),
@@ -63,7 +63,7 @@ const packed = Object.fromEntries(
   Object.entries(vectors).map(([name, values]) => [name, floats(values.flat(2) as number[])]),
 );
 
-/** Vectors in 16 bits, with the factor of each. */
+/** Vectors in 16 bits, each with its scale. */
 function inBits(all: number[][]) {
   const scales = all.map((vector) => Math.max(...vector.map(Math.abs)) / 32767);
   const integers = Int16Array.from(all.flatMap((vector, n) => vector.map((each) => Math.round(each / scales[n]))));
@@ -116,7 +116,7 @@ const TEXTS = [
   { number: 1, made: long, limit: 2e-3 },
 ];
 
-test("scores and weights of every row are those of queries and keys, however they are kept", () => {
+test("scores and weights match queries and keys in every stored precision", () => {
   for (const { number, made, limit } of TEXTS) {
     const heads = attention.headsOf(number, "finetuned")!;
     const length = made.query[0].length;
@@ -152,7 +152,7 @@ test("texts without queries and keys on the page have no heads", () => {
   assert.equal(attention.tellingHead(2, "finetuned", 1), 0);
 });
 
-test("the head that is shown first attends most to tokens in between", () => {
+test("the initial head attends most to tokens in between", () => {
   for (const { number, made } of TEXTS) {
     const length = made.query[0].length;
     for (const layer of [1, 2, 3]) {
@@ -169,7 +169,7 @@ test("the head that is shown first attends most to tokens in between", () => {
   }
 });
 
-test("products are those of query and key, and masked keys have no weight", () => {
+test("products match query and key, and masked keys have weight 0", () => {
   const heads = attention.headsOf(1, "finetuned")!;
   const { query, sources, scaling, softcap } = attention.meeting(heads, 2, 1, 4);
   assert.deepEqual([scaling, softcap], [SCALING, SOFTCAP]);
@@ -186,7 +186,7 @@ test("products are those of query and key, and masked keys have no weight", () =
   }
 });
 
-/** A norm of a vector with scales and biases; with a mean of 0 where it centres. */
+/** The norm of a vector with scales and biases, optionally centred. */
 function normed(vector: number[], eps: number, isCentred: boolean, constants: number[]): number[] {
   const mean = isCentred ? total(vector) / HIDDEN : 0;
   const inner = vector.map((each) => each - mean);
@@ -194,7 +194,7 @@ function normed(vector: number[], eps: number, isCentred: boolean, constants: nu
   return inner.map((each, n) => (each / deviation) * constants[n] + constants[HIDDEN + n]);
 }
 
-test("the steps from the weights to the layer's vector are the model's", () => {
+test("steps from the weights to the layer output match the model", () => {
   const heads = attention.headsOf(0, "finetuned")!;
   for (const layer of [1, 2, 3])
     for (const [i, head] of product([0, 3], [1, 2])) {

@@ -1,4 +1,4 @@
-// What is chosen follows from what a reader chose, stands in the address, and is kept from text to text.
+// Choices depend on each other, are part of the address, and are kept for the next text.
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
@@ -24,7 +24,7 @@ const opening = valuesOf(page);
 
 beforeEach(() => page.state.set(opening));
 
-test("the chosen word is kept from text to text, or the word of the page's opening is chosen", () => {
+test("another text keeps the chosen word or selects its initial word", () => {
   const { set, state } = page.state;
   let kept = 0;
   for (const [from, to] of product([0, 1, 2], [0, 1, 2]).filter(([one, other]) => one !== other))
@@ -36,7 +36,7 @@ test("the chosen word is kept from text to text, or the word of the page's openi
       const nearest = Math.min(...places.map((place) => Math.abs(place - position)));
       const chosen = state.token.value! - run.starts[to];
       if (places.length > 0) assert.ok(places.includes(chosen) && Math.abs(chosen - position) === nearest, word);
-      else assert.equal(chosen, 2); // as the page opens
+      else assert.equal(chosen, 2); // the initial word
       assert.equal(state.layer.value, 2);
       kept += Number(places.length > 0);
     }
@@ -46,7 +46,7 @@ test("the chosen word is kept from text to text, or the word of the page's openi
   assert.equal(state.token.value, null);
 });
 
-test("a token brings its text, a layer its place in the model, and a place its layer", () => {
+test("a token selects its text, and layers and places select each other", () => {
   const { set, state } = page.state;
   set({ token: run.starts[2] + 1 });
   assert.equal(state.document.value, 2);
@@ -54,11 +54,11 @@ test("a token brings its text, a layer its place in the model, and a place its l
   assert.equal(state.point.value, 1); // the run has one place after each layer
   set({ point: 3 });
   assert.equal(state.layer.value, 3);
-  set({ point: 0 }); // the input, which is no layer
+  set({ point: 0 }); // the input is not a layer
   assert.equal(state.layer.value, 3);
 });
 
-test("a text that is chosen in place of the other changes places with it", () => {
+test("choosing the compared text swaps both texts", () => {
   const { set, state } = page.state;
   set({ document: 0 });
   set({ compare: 2 });
@@ -81,7 +81,7 @@ const CHOICES: Partial<Choice> = {
   },
 };
 
-test("a link shows what its sender saw, and ignores what the page does not have", async () => {
+test("a link restores choices and ignores invalid ones", async () => {
   page.state.set(CHOICES);
   const sent = valuesOf(page);
   const other = await openPage(run.payload, {}, `#${page.state.address()}`);
@@ -105,7 +105,7 @@ test("a link shows what its sender saw, and ignores what the page does not have"
   assert.deepEqual([text.state.state.document.value, text.state.state.token.value], [1, null]);
 });
 
-test("texts, models and tokens are steps of Back, and other choices are not", async (t: { mock: any }) => {
+test("only texts, models and tokens are history entries", async (t: { mock: any }) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const opened = await openPage(run.payload);
   const steps: string[] = [];
@@ -130,7 +130,7 @@ test("texts, models and tokens are steps of Back, and other choices are not", as
   assert.deepEqual(steps.slice(changes.length), ["replaced"]);
 });
 
-test("the next text of the server opens with the same word, layer and head, and no address has the word", async () => {
+test("the next text of the server keeps word, layer and head without the word in the address", async () => {
   const before = await openPage(run.payload);
   before.state.followAddress();
   before.state.set({ token: 5, head: 1 }); // "the", the second of two
@@ -149,18 +149,18 @@ test("the next text of the server opens with the same word, layer and head, and 
     positions.push(after.state.state.token.value);
     assert.deepEqual([after.state.state.layer.value, after.state.state.head.value], [2, 1]);
   }
-  assert.deepEqual(positions, [5, null, null]); // the nearest, and no other word
+  assert.deepEqual(positions, [5, null, null]); // the nearest equal word, or none
   Object.assign(globalThis, { frameElement: undefined });
 });
 
-test("two texts that are alike open side by side, and others alone", async () => {
+test("only similar texts open side by side", async () => {
   const alike = await openPage(pair.payload);
   assert.equal(alike.state.state.compare.value, 1);
   assert.deepEqual(
     alike.blocks.blocks.value.map(({ title }) => title),
     ["text/0: the film was not good", "text/1: the film was good", "Difference: text/1 minus text/0"],
   );
-  const link = await openPage(pair.payload, {}, "#document=1"); // whose sender's page opened with other choices
+  const link = await openPage(pair.payload, {}, "#document=1"); // from a page with another initial text
   link.state.followAddress();
   assert.deepEqual([link.state.state.document.value, link.state.state.compare.value], [1, 0]);
   const unlike = await openPage(
@@ -170,14 +170,14 @@ test("two texts that are alike open side by side, and others alone", async () =>
     ]).payload,
   );
   assert.equal(unlike.state.state.compare.value, null);
-  assert.equal(page.state.state.compare.value, null); // of three
+  assert.equal(page.state.state.compare.value, null); // three texts
 });
 
-test("no measure can be chosen under two names", () => {
-  assert.deepEqual(page.state.shareRatios, ["attnresln_n"]); // that of attention's weights is a matrix here
+test("every measure has a single name", () => {
+  assert.deepEqual(page.state.shareRatios, ["attnresln_n"]); // attention weights are available as a matrix
 });
 
-test("measures are grouped by question without duplicates, and each has a line that explains it", async () => {
+test("measures are grouped by question, without duplicates and with explanations", async () => {
   const { shareGroups, explainShare } = page.shares;
   assert.deepEqual(shareGroups, {
     "All layers since the input": ["own_share", "parts", "alti_rollout"],

@@ -1,4 +1,4 @@
-// The right margin of the picture: means over the measured texts and over the shown one, on the layers' rows.
+// The right margin of the picture shows means over all texts and over the current text, in the rows of the layers.
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
@@ -16,7 +16,7 @@ beforeEach(() => {
 });
 
 const corpus = (model: string) => run.payload.curves.own_share[model];
-/** The mean own share of a text after each layer, over the tokens that have one. */
+/** The mean own share of a text after each layer, over tokens with a value. */
 const textMeans = (model: string, text: number) =>
   run.owns[model].map((row) => {
     const values = row.slice(run.starts[text], run.starts[text] + run.texts[text].length);
@@ -29,7 +29,7 @@ const assertNear = (found: number[], expected: number[], limit: number) => {
 };
 const clamp = (value: number) => Math.min(Math.max(value, 0), 1);
 
-test("means and intervals stand at their values, each in the middle of its layer's cells", () => {
+test("means and intervals are at their values, in the middle of their layer's row", () => {
   for (const [document, change] of product([0, 1], [false, true])) {
     page.state.set({ document, change });
     const layout = page.blocks.layout.value;
@@ -75,7 +75,7 @@ test("means and intervals stand at their values, each in the middle of its layer
 
 const percent = (value: number) => `${Math.round(100 * value)}%`;
 
-test("the numbers of the last layer are in the margin, and in words where the window is narrow", () => {
+test("numbers of the last layer are in the margin, or in words in a narrow window", () => {
   const last = LAYERS - 1;
   const words = () => textOf(page.means.MeansText());
   const ofTexts = MODELS.map((model) => percent(textMeans(model, 0)[last]));
@@ -97,7 +97,7 @@ test("the numbers of the last layer are in the margin, and in words where the wi
   assert.equal(words(), numbersText);
 });
 
-test("a measure without a mean over reviews, and a page of few texts, have the means of the text alone", async () => {
+test("without means over reviews or with few texts, only means of the text are shown", async () => {
   page.state.set({ share: "parts" });
   for (const { corpus: series, means, text } of page.margin.marginOf(page.blocks.layout.value)) {
     assert.equal(series, null);
@@ -105,7 +105,7 @@ test("a measure without a mean over reviews, and a page of few texts, have the m
     assert.equal(text.length, LAYERS);
   }
   assert.doesNotMatch(textOf(page.means.MeansText()), /reviews/);
-  for (const { d } of elementsOf(page.means.Margin(), "path")) assert.match(d, /^M[\d.]+,/); // none is empty
+  for (const { d } of elementsOf(page.means.Margin(), "path")) assert.match(d, /^M[\d.]+,/); // no path is empty
   const few = makeRun([run.texts[0]]);
   for (const model of MODELS)
     Object.assign(few.payload.curves.own_share[model], {

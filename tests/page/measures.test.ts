@@ -1,4 +1,4 @@
-// Shares, ratios, changes, sources and lines are those of the run's numbers, and the picture shows them.
+// Shares, ratios, changes, sources and lines match the numbers of the run, and the picture shows them.
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
@@ -45,7 +45,7 @@ function assertClose(found: (number | null)[], expected: (number | null)[], limi
 const isLost = (text: number, layer: number, position: number) =>
   text === 2 || (text === 0 && layer === LOST.layer && position === LOST.position);
 
-/** What is shown of a token, from the plain numbers. */
+/** The displayed value of a token, computed from the plain numbers. */
 function expectedValue(model: string, text: number, layer: number, position: number, share: string): number | null {
   if (share === "own_share") return run.owns[model][layer - 1][run.starts[text] + position];
   if (RATIOS.includes(share)) return run.ratios[model][share][layer - 1][run.starts[text] + position];
@@ -58,7 +58,7 @@ function expectedChange(...place: [text: number, layer: number, position: number
   return before === null || after === null ? null : after - before;
 }
 
-test("values and their changes are those of the run", () => {
+test("values and changes match the run", () => {
   for (const share of ["own_share", ...MATRICES, ...RATIOS]) {
     state.set({ share });
     for (const [layer, text] of product([1, 2, 3], [0, 1, 2]))
@@ -71,7 +71,7 @@ test("values and their changes are those of the run", () => {
   }
 });
 
-test("words are shaded by the chosen measure in the chosen layer and model, or by their effect", () => {
+test("words are shaded by the chosen measure, layer and model, or by effect", () => {
   for (const layer of [1, 3])
     for (const checkpoint of MODELS) {
       state.set({ layer, checkpoint, document: 1, share: "parts" });
@@ -84,7 +84,7 @@ test("words are shaded by the chosen measure in the chosen layer and model, or b
     const inText = run.effects.slice(run.starts[text], run.starts[text] + LENGTHS[text]);
     const most = Math.max(...inText.map((effect) => Math.abs(effect ?? 0)));
     state.set({ document: text, stretch: false });
-    // No token matters for the prediction of the second text, whose effects stay pale.
+    // No token matters for the prediction of the second text, so its effects remain pale.
     const end = text === 1 ? 0.1 * Math.log(PROBABILITIES[1] / (1 - PROBABILITIES[1])) : most;
     assertClose(measures.wordRange.value, [-end, end]);
     state.set({ stretch: true });
@@ -92,7 +92,7 @@ test("words are shaded by the chosen measure in the chosen layer and model, or b
   }
 });
 
-/** The numbers of other tokens and their shares, the largest first. */
+/** Pairs of token and share, by decreasing share. */
 const sorted = (pairs: [number, number][]) => pairs.toSorted((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
 function assertShares(found: { token: number; share: number }[], expected: [number, number][]): void {
   assert.deepEqual(
@@ -106,7 +106,7 @@ function assertShares(found: { token: number; share: number }[], expected: [numb
   );
 }
 
-test("a token took from its largest sources, and gave to those that have it among theirs", () => {
+test("took lists the largest sources, and gave lists tokens with this source", () => {
   for (const [share, checkpoint, text] of product(MATRICES, MODELS, [0, 1])) {
     state.set({ share, checkpoint, document: text, layer: 2 });
     const matrix = run.matrices[checkpoint][`text/${text}`][share][1];
@@ -122,7 +122,7 @@ test("a token took from its largest sources, and gave to those that have it amon
   assert.equal(measures.exchanged(run.starts[2]), null); // not on the page
 });
 
-test("changes of sources are the largest of the whole matrices", () => {
+test("changes of sources are the largest of complete rows", () => {
   state.set({ change: true, layer: 1, share: "alti" });
   const [before, after] = MODELS.map((model) => run.matrices[model]["text/0"].alti[0]);
   for (const i of numbers(LENGTHS[0])) {
@@ -132,7 +132,7 @@ test("changes of sources are the largest of the whole matrices", () => {
   }
 });
 
-test("the largest changes by fine-tuning are listed first, each in its layer", () => {
+test("the largest changes by fine-tuning are first, with their layer", () => {
   for (const share of ["parts", "attnresln_n"]) {
     state.set({ share, document: 0 });
     const expected = numbers(LENGTHS[0]).map((position) => {
@@ -157,7 +157,7 @@ test("the largest changes by fine-tuning are listed first, each in its layer", (
   }
 });
 
-test("the page opens with the own share, whose lines lead to the sources of the first matrix", () => {
+test("the initial measure is the own share, with sources of the first matrix", () => {
   assert.equal(opening.share, "own_share");
   assert.equal(measures.shareKind(), "own share");
   assert.equal(measures.isOfOneLayer(), false);
@@ -169,7 +169,7 @@ test("the page opens with the own share, whose lines lead to the sources of the 
 
 type Flow = { layer: number; below: number; to: number; from: number; share: number };
 
-/** The lines from a token of the second text down to the input, by the definition of each kind of measure. */
+/** The lines from a token of the second text to its sources, by the definition of each kind of measure. */
 function expectedFlows(model: string, position: number, layer: number, least: number, share: string): Flow[] {
   const matrices = run.matrices[model]["text/1"][share];
   const sources = (i: number, level: number) => largest(matrices[level - 1][i], KEPT);
@@ -194,7 +194,7 @@ function expectedFlows(model: string, position: number, layer: number, least: nu
   return flows;
 }
 
-test("lines lead to the sources of the chosen measure, straight or through the layers", () => {
+test("lines lead to the sources of the measure, directly or through layers", () => {
   for (const [share, threshold, model] of product(MATRICES, [2, 10, 30], MODELS)) {
     state.set({ share, threshold, layer: 3, token: run.starts[1] + 3 });
     assert.equal(measures.sourcesIn.value, ["parts", "alti_rollout"].includes(share) ? "input" : "layer");
@@ -211,13 +211,13 @@ test("lines lead to the sources of the chosen measure, straight or through the l
     for (const [each, value] of one) assert.ok(isClose(value, other.get(each)!, 1e-3));
     const paths = cells.marksOf(blocks.layout.value).filter(({ kind }) => kind === "path");
     const all = [...cells.origins.value.values()].flatMap((each) => each.flows);
-    assert.equal(paths.length, 2 * all.length); // with its halo each
+    assert.equal(paths.length, 2 * all.length); // every line has a halo
   }
   for (const share of ["parts", "alti"]) {
     state.set({ share, threshold: 2, layer: 3, token: run.starts[1] + 3 });
     const marks = cells.marksOf(blocks.layout.value);
     const numbered = marks.findIndex((mark) => mark.kind === "text" && mark.size === 11);
-    assert.ok(numbered > marks.findLastIndex(({ kind }) => kind === "path")); // no line strikes a number through
+    assert.ok(numbered > marks.findLastIndex(({ kind }) => kind === "path")); // no line crosses a number
     const block = blocks.blocks.value[1];
     for (const { layer, below, from, to, share: part } of cells.origins.value.get(block)!.flows) {
       const { x, y, cellWidth, rowHeight } = blocks.layout.value;
@@ -238,7 +238,7 @@ test("lines lead to the sources of the chosen measure, straight or through the l
   );
 });
 
-/** The fills of all boxes of cells by their corners. */
+/** The colours of all cells by their corners. */
 function fills(marks: Mark[]): Map<string, string> {
   const boxes = marks.filter((mark) => mark.kind === "boxes");
   return new Map(
@@ -248,7 +248,7 @@ function fills(marks: Mark[]): Map<string, string> {
   );
 }
 
-test("each cell has the shade of its value, on one scale or stretched", () => {
+test("cells have the shade of their values, on the fixed or stretched scale", () => {
   const options = [{}, { stretch: true }, { change: true }];
   for (const [share, document, option] of product([...MATRICES, ...RATIOS], [0, 1], options)) {
     state.set({ ...opening, share, document, token: null, ...option });
@@ -283,7 +283,7 @@ test("each cell has the shade of its value, on one scale or stretched", () => {
   }
 });
 
-test("the input's row shows the shares of the chosen vector", () => {
+test("the row of the input shows the shares of the chosen vector", () => {
   state.set({ share: "parts", document: 1, token: run.starts[1] + 2, layer: 2 });
   const { x, y } = blocks.layout.value;
   const found = fills(cells.marksOf(blocks.layout.value));
@@ -300,7 +300,7 @@ test("the input's row shows the shares of the chosen vector", () => {
   }
 });
 
-test("the chosen token, its sources and the token that the classifier reads are named", () => {
+test("the chosen token, its sources and the classification token are named", () => {
   state.set({ share: "parts", document: 0, token: 2, layer: 3, threshold: 5 });
   const layout = blocks.layout.value;
   const marks = cells.marksOf(layout).filter((mark) => mark.kind === "text" && mark.size === blocks.NAME_SIZE);
@@ -310,14 +310,14 @@ test("the chosen token, its sources and the token that the classifier reads are 
   );
   const row = run.matrices.finetuned["text/0"].parts[2][2];
   for (const n of numbers(LENGTHS[0])) {
-    const mark = named.get(n)!; // all have room
+    const mark = named.get(n)!; // all fit
     assert.equal(mark.text, n === 0 ? "◆ [CLS]" : run.texts[0][n]);
     const isSource = largest(row, KEPT).includes(n) && row[n] >= 0.05;
     assert.equal(mark.fill, n === 2 ? "--mark" : isSource ? "--took" : "--ink");
   }
 });
 
-test("on paper, where not all names have room, those of the strongest sources come first", async () => {
+test("a crowded printed picture names the strongest sources", async () => {
   const long = makeRun([numbers(100).map((n) => `word${n}`)], ["finetuned"]);
   const page = await openPage(long.payload);
   page.state.printing.value = true;
@@ -333,7 +333,7 @@ test("on paper, where not all names have room, those of the strongest sources co
   }
 });
 
-test("a place in the picture is that of its cell, in either direction of writing", async () => {
+test("positions in the picture map to cells, in both writing directions", async () => {
   const arabic = await openPage(makeRun(run.texts, MODELS, true).payload);
   for (const page of [{ blocks, state }, arabic]) {
     page.blocks.screenWidth.value = 900;
@@ -350,7 +350,7 @@ test("a place in the picture is that of its cell, in either direction of writing
   }
 });
 
-test("a token's nearest on the map are those of the place in the model", () => {
+test("nearest tokens belong to the chosen place in the model", () => {
   for (const point of [0, 3])
     for (const token of [0, 7]) assert.deepEqual(data.nearestTo(token, point), run.nearest[point][token]);
 });

@@ -1,4 +1,4 @@
-// The page's modules as one file, which every `openPage` loads anew.
+// The modules of the page in one file, which every `openPage` imports again.
 
 export * as alignment from "../../attnmix/page/src/alignment";
 export * as attention from "../../attnmix/page/src/attention";

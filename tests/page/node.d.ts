@@ -1,4 +1,4 @@
-// Node's own modules, whose types would be one more package.
+// Declarations of Node's modules, which avoid another package of types.
 declare module "node:assert/strict";
 declare module "node:buffer";
 declare module "node:test";

@@ -1,4 +1,4 @@
-// Numbers in words, colours of values, and the alignment of two texts.
+// Number formats, colours of values, and the alignment of two texts.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -12,7 +12,7 @@ const run = makeRun(TEXTS);
 const { alignment, format, colours } = await openPage(run.payload);
 const dark = await openPage(run.payload, {}, "", true);
 
-test("numbers are rounded, and signs are those of the number that is shown", () => {
+test("signs belong to the rounded numbers", () => {
   const { percent, wholePercent, signed, inPoints, points, figures } = format;
   assert.deepEqual(
     [0, 0.0004, 0.0005, 0.5213, 1].map((each) => percent(each)),
@@ -35,15 +35,15 @@ test("numbers are rounded, and signs are those of the number that is shown", () 
   ]);
 });
 
-test("changes have so many digits that no end but 0 is shown as 0", () => {
+test("changes have enough digits to distinguish ends from 0", () => {
   const alike = (shares: number[]) => format.pointsAlike(shares, shares.slice(1));
   assert.deepEqual(alike([0.0003, -0.0004, 0.001]), ["+0.03", "−0.04", "+0.10"]);
   assert.deepEqual(alike([0.0003, -0.02, 0.03]), ["0.0", "−2.0", "+3.0"]);
   assert.deepEqual(alike([0, 0, 0]), ["0.0", "0.0", "0.0"]);
-  assert.deepEqual(alike([0.000003, -0.000004, 0.1]), ["0.0", "0.0", "+10.0"]); // three digits are too few
+  assert.deepEqual(alike([0.000003, -0.000004, 0.1]), ["0.0", "0.0", "+10.0"]); // three digits do not suffice
 });
 
-/** The length of the longest common subsequence, by its recursion. */
+/** The length of the longest common subsequence, computed recursively. */
 function commonLength(one: string[], other: string[]): number {
   if (one.length === 0 || other.length === 0) return 0;
   const [first, ...rest] = one;
@@ -52,7 +52,7 @@ function commonLength(one: string[], other: string[]): number {
   return place < 0 ? without : Math.max(without, 1 + commonLength(rest, other.slice(place + 1)));
 }
 
-test("columns have all tokens in order, and as many equal ones as there can be", () => {
+test("columns keep the order of tokens and align as many equal ones as possible", () => {
   for (const one of numbers(TEXTS.length))
     for (const other of numbers(TEXTS.length)) {
       const columns = alignment.columnsOf(one, other);
@@ -74,7 +74,7 @@ test("columns have all tokens in order, and as many equal ones as there can be",
       assert.deepEqual(columns.map(alignment.isSame), columns.map(isEqual));
       assert.equal(alignment.areAlike(one, other), equal > columns.length / 2);
       for (const [n, { first, second }] of columns.slice(1).entries()) {
-        // A token that one text alone has stands beside one that the other alone has.
+        // Unmatched tokens of both texts share columns.
         assert.ok(!(columns[n].first === null && second === null), `${one}, ${other}`);
         assert.ok(!(columns[n].second === null && first === null), `${one}, ${other}`);
       }
@@ -93,7 +93,7 @@ const lightness = (colour: string) => {
   return relative > 216 / 24389 ? 116 * Math.cbrt(relative) - 16 : (24389 / 27) * relative;
 };
 
-test("a larger value has a stronger shade, and its text is readable", () => {
+test("larger values have stronger shades with readable text", () => {
   const ends = {
     light: { more: ["#ffffff", "#5896cc", "#00386f"], less: ["#ffffff", "#d07f45", "#7a2c00"] },
     dark: { more: ["#14171c", "#3d7fb5", "#b5e0ff"], less: ["#14171c", "#a8652f", "#ffc48e"] },

@@ -1,15 +1,15 @@
-// Opens the page's modules in Node: with data as a page holds them, and as much of a browser as they ask for.
+// Opens the modules of the page in Node, with the data of a page and a minimal simulated browser.
 
 import { deflateSync } from "node:zlib";
 import type { Payload } from "../../attnmix/page/src/payload";
 
 export type Page = typeof import("./modules");
-/** A page that is open, with the addresses that it went to. */
+/** An open page, with its history of addresses. */
 export type OpenPage = Page & { addresses: string[]; root: { dataset: Record<string, string> } };
 
 let opened = 0;
 
-/** Load the modules on data, at an address such as `#layer=2`, and in a dark or light window. */
+/** Load the modules with data, at an address such as `#layer=2`, in a dark or light window. */
 export async function openPage(data: Payload, heads: unknown = {}, hash = "", dark = false): Promise<OpenPage> {
   const elements: Record<string, object> = {
     data: { textContent: deflateSync(JSON.stringify(data)).toString("base64") },
@@ -31,7 +31,7 @@ export async function openPage(data: Payload, heads: unknown = {}, hash = "", da
     getComputedStyle: () => ({ getPropertyValue: (name: string) => name }),
     innerHeight: 800,
   });
-  // Node 20 has no `Map.groupBy`, which browsers have had since 2024.
+  // Node 20 lacks `Map.groupBy`, which browsers support since 2024.
   Map.groupBy ??= <K, T>(items: Iterable<T>, keyOf: (item: T, index: number) => K) => {
     const groups = new Map<K, T[]>();
     for (const [n, item] of [...items].entries())
@@ -45,7 +45,7 @@ export async function openPage(data: Payload, heads: unknown = {}, hash = "", da
 
 type Node = { type: unknown; props: Record<string, any> };
 
-/** The elements of a kind in what a component without hooks draws. */
+/** The elements of a kind in the output of a component without hooks. */
 export function elementsOf(node: unknown, kind: string): Node["props"][] {
   if (Array.isArray(node)) return node.flatMap((each) => elementsOf(each, kind));
   if (node === null || typeof node !== "object") return [];
@@ -54,7 +54,7 @@ export function elementsOf(node: unknown, kind: string): Node["props"][] {
   return [...(type === kind ? [props] : []), ...elementsOf(props.children, kind)];
 }
 
-/** The text in what a component without hooks draws. */
+/** The text in the output of a component without hooks. */
 export function textOf(node: unknown): string {
   if (Array.isArray(node)) return node.map(textOf).join("");
   if (node === null || node === undefined || typeof node === "boolean") return "";

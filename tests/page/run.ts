@@ -1,9 +1,9 @@
-// A small run of random numbers: what a page holds of it, and the plain numbers that tests compute with.
+// A small run of random numbers: the data of its page, and the plain numbers for tests.
 
 import { Buffer } from "node:buffer";
 import type { Payload } from "../../attnmix/page/src/payload";
 
-/** Random numbers from 0 to 1 (mulberry32), the same in every run. */
+/** Reproducible random numbers from 0 to 1 (mulberry32). */
 function generator(seed: number): () => number {
   let state = seed;
   return () => {
@@ -14,14 +14,14 @@ function generator(seed: number): () => number {
   };
 }
 export const random = generator(1);
-const randomOwn = generator(2); // so that the other numbers do not depend on it
+const randomOwn = generator(2); // separate, to keep the other numbers unchanged
 
 export const numbers = (end: number) => Array.from({ length: end }, (_, n) => n);
 export const grid = <T>(rows: number, columns: number, value: (i: number, j: number) => T) =>
   numbers(rows).map((i) => numbers(columns).map((j) => value(i, j)));
 export const base64 = (array: Uint16Array | Int16Array | Float32Array) => Buffer.from(array.buffer).toString("base64");
 export const encode16 = (values: number[]) => base64(Uint16Array.from(values));
-/** Numbers between two ends in 16 bits; null for what is not there. */
+/** Numbers between two ends in 16 bits; null for missing values. */
 export const quantise = (values: (number | null)[], low = 0, high = 1) =>
   encode16(values.map((value) => (value === null ? 65535 : Math.round(((value - low) / (high - low)) * 65534))));
 export const floats = (values: number[]) => base64(Float32Array.from(values));
@@ -49,10 +49,10 @@ const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", a
 /** Whether a token is neither a special token nor punctuation. */
 export const isWord = (name: string) => /^\w+$/.test(name);
 
-/** Of the predicted class, by text: in the second, no effect is large beside its log-odds. */
+/** Of the predicted class, by text: in the second, all effects are small relative to the log-odds. */
 export const PROBABILITIES = [0.8, 0.9999, 0.4];
 
-/** The row of the first of three texts that is too small to be told from rounding, by all matrices. */
+/** A row of the first of three texts that is missing in all matrices because of rounding. */
 export const LOST = { layer: 2, position: 5 };
 
 export type Matrix = number[][];
@@ -72,13 +72,13 @@ function randomMatrix(length: number): Matrix {
   return rows.map((row) => row.map((value) => value / total(row)));
 }
 
-/** The numbers of the largest values, of equal ones the first. */
+/** The indices of the largest values; equal values keep their order. */
 export const largest = (values: number[], keep: number) =>
   numbers(values.length)
     .toSorted((a, b) => values[b] - values[a] || a - b)
     .slice(0, keep);
 
-/** What a page keeps of matrices: each row's largest sources in every model, and its largest changes. */
+/** The stored entries of matrices: the largest sources of each row in every model, and the largest changes. */
 function contributionsOf(byModel: Record<string, Matrix[]>, hasLost: boolean) {
   const kept: number[][] = [];
   const rows = numbers(LAYERS).flatMap((layer) =>
@@ -106,7 +106,7 @@ function contributionsOf(byModel: Record<string, Matrix[]>, hasLost: boolean) {
   return { counts: encode16(kept.map(({ length }) => length)), sources: encode16(kept.flat()), checkpoints };
 }
 
-/** A run of texts, given as lists of tokens; the last of three or more has no matrices on the page. */
+/** A run of texts, which are lists of tokens; the last of three or more lacks matrices on the page. */
 export function makeRun(texts: string[][], models = MODELS, rightToLeft = false): Run {
   const starts = texts.map((_, n) => total(texts.slice(0, n).map(({ length }) => length)));
   const tokens = texts.flat();

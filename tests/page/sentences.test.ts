@@ -1,4 +1,4 @@
-// The sentences below the picture, and the tokens of the text: their words, numbers and what a click chooses.
+// Sentences below the picture and tokens of the text have the right words and numbers, and respond to clicks.
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
@@ -23,7 +23,7 @@ const compared = await openPage(pair.payload);
 beforeEach(() => page.state.set(opening));
 
 const percent = (share: number) => `${(100 * share).toFixed(1)}%`;
-/** The numbers of a text that have a decimal place. */
+/** The numbers of a text with a decimal place. */
 const numbersIn = (text: string) =>
   [...text.replaceAll("−", "-").matchAll(/[-+]?\d+\.\d/g)].map(([each]) => Number(each));
 function assertClose(found: number[], expected: number[]): void {
@@ -39,7 +39,7 @@ const name = (text: number, position: number) => {
   return isOnly ? names[position] : `${names[position]} (${position})`;
 };
 
-test("the chosen cell has its value in each model, and the words that are its largest sources there", () => {
+test("the sentence of a cell has its values and largest sources in each model", () => {
   let [withMarks, withoutMarks] = [0, 0];
   for (const share of ["parts", "alti"])
     for (const position of [1, 2, 3, 4, 5]) {
@@ -66,7 +66,7 @@ test("the chosen cell has its value in each model, and the words that are its la
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
     }
-  assert.ok(withMarks > 0 && withoutMarks > 0); // both conditions of the sentence
+  assert.ok(withMarks > 0 && withoutMarks > 0); // both variants of the sentence occur
   page.state.set({ share: "attnresln_n", token: 2 });
   const text = textOf(page.chosen.ChosenText());
   assert.match(text, /^“film” in layer 3: the mixing ratio is /);
@@ -75,7 +75,7 @@ test("the chosen cell has its value in each model, and the words that are its la
   assert.match(textOf(page.chosen.ChosenText()), /^Click a cell/);
 });
 
-test("the words that fine-tuning changed most are listed with the sign of the change, and chosen by a click", () => {
+test("words with the largest changes are listed with signs and can be chosen", () => {
   page.state.set({ document: 1, token: null, layer: 1, share: "parts" });
   const change = (layer: number, i: number) => {
     const [before, after] = MODELS.map((model) => 1 - run.matrices[model]["text/1"].parts[layer][i][i]);
@@ -100,7 +100,7 @@ test("the words that fine-tuning changed most are listed with the sign of the ch
   assertClose(numbersIn(said), [100 * change(largestOf(order[1]), order[1])]);
 });
 
-test("each text has its label, its prediction, and the largest effect of a token or that none matters", () => {
+test("each text has its label, prediction, and largest effect of a token", () => {
   const said = (text: number) => textOf(page.prediction.Prediction({ text }));
   assert.deepEqual([0, 1, 2].map(said), [
     "label negative, predicted positive (80.0%)",
@@ -119,7 +119,7 @@ test("each text has its label, its prediction, and the largest effect of a token
   }
 });
 
-/** Shares from others of both texts, without the word that stands elsewhere, `[layers, tokens]`. */
+/** Shares from others of both texts, without the displaced word, `[layers, tokens]`. */
 const valuesOf = (text: number, without = "") =>
   pair.matrices.pretrained[`text/${text}`].parts.map((matrix) =>
     numbers(matrix.length)
@@ -127,7 +127,7 @@ const valuesOf = (text: number, without = "") =>
       .map((i) => 1 - matrix[i][i]),
   );
 
-test("of two texts, what differs is said, marked, measured and chosen by a click", () => {
+test("differences of two texts are described, marked, measured and can be chosen", () => {
   const { state, set } = compared.state;
   set({ document: 0, token: null, layer: 2, share: "parts" });
   assert.equal(
@@ -173,8 +173,8 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
   const frames = compared.cells
     .marksOf(compared.blocks.layout.value)
     .filter((mark) => mark.kind === "frame" && mark.stroke === "--ink");
-  assert.equal(frames.length, 2); // of the word that stands elsewhere
-  set({ token: 4 }); // which the second text does not have there
+  assert.equal(frames.length, 2); // of the displaced word
+  set({ token: 4 }); // without a token in this column of the second text
   assert.match(
     textOf(compared.chosen.ChosenText()),
     /^“not” after layer .* In text\/1, no token stands in this column\. /,
@@ -182,7 +182,7 @@ test("of two texts, what differs is said, marked, measured and chosen by a click
   set({ stretch: false });
 });
 
-test("each cell of a difference has its shade", () => {
+test("cells of a difference have their shades", () => {
   const { shade } = compared.colours;
   const layout = compared.blocks.layout.value;
   const block = compared.blocks.blocks.value[2];
@@ -209,7 +209,7 @@ test("each cell of a difference has its shade", () => {
   assert.equal(count, 30);
 });
 
-test("of texts with few tokens in common, only equal ones are compared", () => {
+test("texts with few common tokens are compared at equal tokens only", () => {
   page.state.set({ document: 0, compare: 1, share: "parts" });
   const columns = page.alignment.columnsOf(0, 1);
   const same = columns.filter(page.alignment.isSame);
@@ -232,7 +232,7 @@ test("of texts with few tokens in common, only equal ones are compared", () => {
     }
 });
 
-/** The text as the page shows it. */
+/** The displayed text. */
 const drawnTokens = () =>
   page.words.Tokens({
     id: "words",
@@ -242,7 +242,7 @@ const drawnTokens = () =>
     marks: true,
   });
 
-test("each token says its name, place and value, and has its shade", () => {
+test("tokens have names, positions, values and shades", () => {
   for (const [document, effect] of [
     [0, ""],
     [1, ""],
@@ -275,7 +275,7 @@ test("each token says its name, place and value, and has its shade", () => {
   }
 });
 
-test("tokens that the chosen one took from are underlined, and those that it gave to overlined", () => {
+test("sources of the chosen token are underlined, and its receivers overlined", () => {
   page.state.set({ document: 1, token: run.starts[1] + 3, layer: 2 });
   const { took, gave } = page.measures.exchanged(run.starts[1] + 3)!;
   for (const span of elementsOf(drawnTokens(), "span")) {
@@ -292,7 +292,7 @@ test("tokens that the chosen one took from are underlined, and those that it gav
   }
 });
 
-test("arrow keys, Home, End and Escape walk along the tokens", () => {
+test("arrow keys, Home, End and Escape move between tokens", () => {
   page.state.set({ document: 1, token: run.starts[1] + 3 });
   const last = run.texts[1].length - 1;
   const places: [string, number | null][] = [
@@ -323,7 +323,7 @@ test("arrow keys, Home, End and Escape walk along the tokens", () => {
   }
 });
 
-test("special tokens and punctuation are never highlighted, even where they change most", async () => {
+test("special tokens and punctuation are never highlighted", async () => {
   const texts = [["[CLS]", "a", ".", ",", "film", "[SEP]"]];
   const marked = makeRun(texts);
   const isMark = (place: number) => !isWord(texts[0][place]);
