@@ -10,6 +10,7 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -36,6 +37,7 @@ from attnmix.core.store import features as store
 from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.core.store.results import PointVectors, allocate_vectors, by_site
 from attnmix.core.store.runs import Run
+from attnmix.core.store.shards import ShardWriter
 from attnmix.core.torch_state import torch_state
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -51,12 +53,12 @@ Batch = tuple[dict[str, Tensor], list[TextRows]]
 """Inputs of one padded forward pass, and the tokens to store."""
 NumberedUnit = tuple[int, slice]
 """Index and rows of a unit, the rows that are written together."""
-UnitDestinations = tuple[slice, Mapping[Site, store.Destination]]
-"""Rows of a unit, and the destination of their vectors by site."""
+UnitDestinations = tuple[slice, Mapping[Site, npt.NDArray[Any]]]
+"""Rows of a unit, and the array of their vectors by site."""
 WRITING_THREADS = 4
 MAX_PENDING_WRITES = 4  # pending features in memory, each of one site and pass
 DEVICE_PASSES = 2  # forward passes with pending features, on a GPU
-DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards computed together, on a GPU
+DEVICE_GROUP_TOKENS = 2**15  # rows of neighbouring shards computed together, on a GPU
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU, about ten milliseconds
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
@@ -97,6 +99,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     groups = _groups(units, 1 if capture.elsewhere else group_tokens(base.device))
     share = groups[state.process_index :: state.num_processes]
     pass_cost = pass_cost_tokens(base.device)
+    writers = ThreadWriters()
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
             remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
@@ -108,7 +111,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             batches = _batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost)
             fill_rows(base, batches, to_fill, capture.precision, threads)
             for (unit, _), (rows, destinations) in zip(remaining, to_fill, strict=True):
-                finish = partial(_finish, stores, rows, destinations, capture.elsewhere)
+                finish = partial(_finish, stores, rows, destinations, writers, capture.elsewhere)
                 digests = dict(zip(map(str, sites), threads.map(finish, sites), strict=True))
                 _mark_done(folder, unit, digests)
             _trim_heap()
@@ -230,20 +233,31 @@ def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUni
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
-def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Destination]:
-    """Return the destinations of the vectors of a unit of rows, by site."""
-    return {site: store.begin_unit(open_store, rows) for site, open_store in stores.items()}
+def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, npt.NDArray[Any]]:
+    """Return uninitialised arrays for the vectors of a unit of rows, by site."""
+    arrays = {}
+    for site, (_, array) in stores.items():
+        arrays[site] = np.empty((rows.stop - rows.start, array.shape[1]), array.dtype)
+    return arrays
+
+
+class ThreadWriters(threading.local):
+    """A writer of shard files per thread."""
+
+    def __init__(self) -> None:
+        self.writer = ShardWriter()
 
 
 def _finish(
     stores: Mapping[Site, store.OpenStore],
     rows: slice,
-    destinations: Mapping[Site, store.Destination],
+    destinations: Mapping[Site, npt.NDArray[Any]],
+    writers: ThreadWriters,
     with_digest: bool,
     site: Site,
 ) -> str:
     """Write the vectors of a unit of rows at one site; return their hash if requested."""
-    return store.write_unit(stores[site], rows, destinations[site], with_digest)
+    return store.write_unit(stores[site], rows, destinations[site], writers.writer, with_digest)
 
 
 class HostCopy:
@@ -349,16 +363,13 @@ def _write(site: Site, copy: HostCopy, texts: Sequence[TextRows], units: Sequenc
     """Write the vectors of a site to the units that overlap their rows."""
     vectors_BTD = copy.array()
     for unit_rows, destinations in units:
-        pieces = []
         for text, tokens, text_rows in texts:
             start = max(text_rows.start, unit_rows.start)
             stop = min(text_rows.stop, unit_rows.stop)
             if start < stop:
                 first_token = tokens.start + start - text_rows.start
                 vectors = vectors_BTD[text, first_token : first_token + stop - start]
-                pieces.append((slice(start - unit_rows.start, stop - unit_rows.start), vectors))
-        if pieces:
-            store.put_rows(destinations[site], pieces)
+                destinations[site][start - unit_rows.start : stop - unit_rows.start] = vectors
 
 
 def _batches(
