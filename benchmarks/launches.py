@@ -26,7 +26,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.runs.capture import fill_rows
+from attnmix.runs.capture import Batch, fill_rows
 
 TEXTS, TOKENS, HEADS, LAYERS, HEAD_WIDTH = 16, 256, 12, 12, 2
 COUNTS = ("operators", ".item()", "copies to the host", "copies from it", "operators that wait")
@@ -78,18 +78,18 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     measurer.read_corpus([documents])
     sampled = [place == 0 for place in range(texts)]
     inputs = measurer.batch(documents)
-    rows = texts * tokens
-    parts = [(place, slice(0, tokens), slice(place * tokens, (place + 1) * tokens)) for place in range(texts)]
     sites = widths(base, CaptureParameters().points)
-    stores = {site: np.empty((rows, width), np.float16) for site, width in sites.items()}
-    captured = padded([document.ids.tolist() for document in documents], 0)
+    buffer_type = {"dtype": torch.float16, "device": device}
+    buffers = {site: torch.empty(texts * tokens, width, **buffer_type) for site, width in sites.items()}
+    places = torch.arange(texts * tokens).expand(2, -1)
+    captured = Batch(padded([document.ids.tolist() for document in documents], 0), places)
 
     def forward() -> None:
         with torch.inference_mode():
             base(**inputs)
 
     yield "forward pass", forward
-    yield f"`capture`, {len(stores)} points", lambda: fill_rows(base, [(captured, parts)], [(slice(0, rows), stores)])
+    yield f"`capture`, {len(buffers)} points", lambda: fill_rows(base, [captured], buffers)
     yield "seven ratios", lambda: measurer.ratios(documents)
     yield "all that `measure` reads", lambda: measurer.measures(documents, sampled)
     yield "matrices of one text", lambda: matrices.contributions(documents[0].ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ def test_batches_and_shards_match_single_texts(
 
     monkeypatch.setattr(module, "_batches", batches)
     for shards_at_once in (1, 3):
-        monkeypatch.setattr(module, "group_tokens", lambda _device, number=shards_at_once: number * 8)
+        monkeypatch.setattr(module, "group_tokens", lambda *_, number=shards_at_once: number * 8)
         run_capture(workspace(f"{shards_at_once} shards at once", capture=documents), tiny_bert)
         assert set(groups[:-1]) == {shards_at_once * 8}
         groups.clear()
@@ -104,7 +106,7 @@ def test_batches_and_shards_match_single_texts(
             assert np.abs(features - array[:]).max() <= 1e-5, site
 
 
-def test_pass_reads_one_number_for_all_points(tiny_bert: Path) -> None:
+def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> None:
     """On a GPU, every number read by the CPU waits for the device."""
     numbers = []
 
@@ -115,16 +117,57 @@ def test_pass_reads_one_number_for_all_points(tiny_bert: Path) -> None:
             return function(*args, **kwargs or {})
 
     base, inputs = load_base(tiny_bert), padded([[5, 6, 7], [5, 6, 7, 8]], 0)
-    parts = [(0, slice(0, 3), slice(0, 3)), (1, slice(0, 4), slice(3, 7))]
-    rows = {site: np.empty((7, width), np.float16) for site, width in widths(base).items()}
+    tokens = torch.tensor([0, 1, 2, 4, 5, 6, 7])
+    batches = [module.Batch(inputs, torch.stack([tokens, torch.arange(7) + start])) for start in (0, 7)]
+    buffers = {site: torch.full((14, width), torch.nan, dtype=torch.float16) for site, width in widths(base).items()}
     mode: Any = Numbers
     with torch.inference_mode(), mode():
         base(**inputs)
     bare = len(numbers)
     with mode():
-        module.fill_rows(base, [(inputs, parts)], [(slice(0, 7), rows)])
-    assert len(numbers) - 2 * bare == 1
-    assert all(np.isfinite(array).all() for array in rows.values())
+        module.fill_rows(base, batches, buffers)
+    assert len(numbers) - (1 + len(batches)) * bare == 1
+    assert all(buffer.isfinite().all() for buffer in buffers.values())
+
+
+@pytest.mark.parametrize("shards_at_once", [1, 3])
+def test_shard_file_is_opened_once(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch, shards_at_once: int
+) -> None:
+    opened = []
+    original = os.open
+
+    def count_shards(path: Any, *arguments: Any, **options: Any) -> int:
+        if "/c/" in str(path):
+            opened.append(path)
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", count_shards)
+    monkeypatch.setattr(module, "group_tokens", lambda *_: shards_at_once * 16)
+    run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40}), tiny_bert)
+    sites = store.stored_sites(ACTIVATIONS)
+    shards = -(-len(Run(Path()).tokens) // 16)
+    assert shards > 5
+    assert len(opened) == len(set(opened)) == len(sites) * shards
+
+
+def test_failed_write_ends_stage_and_leaves_shard_unmarked(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refuse_third_shard(path: Any, *arguments: Any, **options: Any) -> int:
+        if "layer_02/layer_output.zarr/c/2/" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse_third_shard)
+        with pytest.raises(InputError, match=r"cannot write .*/c/2/0: No space left on device; free some space"):
+            run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40}), tiny_bert)
+    unfinished = unfinished_folder("capture", read_parameters(), Path())
+    assert {"0", "1"} <= {path.name for path in (unfinished / "done").iterdir()}
+    assert not (unfinished / "done/2").exists()
 
 
 def test_killed_after_publishing_restarts_from_beginning(workspace: Workspace, tiny_bert: Path) -> None:

@@ -44,7 +44,7 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
-from attnmix.runs.capture import fill_rows
+from attnmix.runs.capture import Batch, fill_rows
 from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from benchmarks.launches import works
@@ -144,10 +144,11 @@ def exchanged(folder: Path, device: torch.device) -> list[Any]:
 def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any]:
     """Return the captured vectors of a text at every point."""
     points = family_of(base.config).present(POINTS)
-    rows = {site: np.zeros((len(ids), width), np.float32) for site, width in widths(base, points).items()}
-    batch = padded([ids], 0), [(0, slice(0, len(ids)), slice(0, len(ids)))]
-    fill_rows(base, [batch], [(slice(0, len(ids)), rows)], precision)
-    return {str(site): array for site, array in rows.items()}
+    sites = widths(base, points)
+    buffers = {site: torch.zeros(len(ids), width, device=base.device) for site, width in sites.items()}
+    places = torch.arange(len(ids)).expand(2, -1)
+    fill_rows(base, [Batch(padded([ids], 0), places)], buffers, precision)
+    return {str(site): buffer.cpu().numpy() for site, buffer in buffers.items()}
 
 
 def class_use(folder: Path, device: torch.device) -> Arrays:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
+import errno
+import fcntl
 import json
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from conftest import write_captured_tokens
+from conftest import digest, write_captured_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
 from attnmix.core.store import features as store
+from attnmix.core.store import shards
 from attnmix.core.store.runs import Run, open_run
 
 SITES = {Site(0, "embedding_output"): 24, Site(1, "layer_output"): 24, Site(2, "attention_heads"): 16}
@@ -177,29 +184,55 @@ def test_damaged_tokens_table_is_one_error(tmp_path: Path) -> None:
         _ = Run(tmp_path).tokens
 
 
-@pytest.mark.parametrize("tokens", [103, 128])
-def test_rows_in_any_order_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int) -> None:
-    generator = np.random.default_rng(0)
-    vectors = generator.normal(size=(tokens, 24)).astype("float16")
-    plan = store.plan_store(tokens, 24, "float16")
-    assert (tokens % plan.unit_rows > 0, tokens % plan.chunk_rows > 0) == (tokens == 103, tokens == 103)
-    for name in ("zarr", "pieces"):
-        store.create_stores(tmp_path / name, {SITE: 24}, plan)
-    for rows in plan.units:
-        block = vectors[rows]
-        digest = store.write_unit(store.open_to_write(tmp_path / "zarr", SITE), rows, block, with_digest=True)
-        unit = store.begin_unit(store.open_to_write(tmp_path / "pieces", SITE), rows)
-        assert isinstance(unit, store.ShardWriter)
-        cuts = [0, *np.sort(generator.choice(np.arange(1, len(block)), 5, replace=False)).tolist(), len(block)]
-        pieces = [slice(*cut) for cut in itertools.pairwise(cuts)]
-        store.put_rows(unit, [(piece, block[piece]) for piece in pieces[::2]])
-        store.put_rows(unit, [(piece, block[piece]) for piece in pieces[1::2]])
-        assert store.write_unit(store.open_to_write(tmp_path / "pieces", SITE), rows, unit, with_digest=True) == digest
-    files = [path.relative_to(tmp_path / "zarr") for path in (tmp_path / "zarr").rglob("*") if path.is_file()]
-    assert len(files) == len(plan.units) + 1
-    for file in files:
-        assert (tmp_path / "pieces" / file).read_bytes() == (tmp_path / "zarr" / file).read_bytes(), file
-    assert sum(path.is_file() for path in (tmp_path / "pieces").rglob("*")) == len(files)
+@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@given(
+    tokens=st.integers(1, 60),
+    width=st.integers(1, 9),
+    dtype=st.sampled_from(["float16", "float32"]),
+    chunk_rows=st.integers(1, 20),
+    chunks=st.integers(1, 5),
+    min_direct_bytes=st.sampled_from([1, shards.MIN_DIRECT_BYTES]),
+)
+def test_stores_match_zarr_bytes(
+    tokens: int, width: int, dtype: str, chunk_rows: int, chunks: int, min_direct_bytes: int
+) -> None:
+    vectors = np.random.default_rng(tokens).normal(size=(tokens, width)).astype(dtype)
+    plan = store.StorePlan(tokens, dtype, chunk_rows, chunk_rows * chunks)
+    writer = shards.ShardWriter()
+    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "MIN_DIRECT_BYTES", min_direct_bytes)  # with and without direct writes
+        ours, theirs = Path(name, "ours"), Path(name, "theirs")
+        for folder in (ours, theirs):
+            store.create_stores(folder, {SITE: width}, plan)
+        for rows in reversed(plan.units):  # the last shard is smaller, and later ones reuse its buffer
+            store.write_unit(store.open_to_write(ours, SITE), rows, vectors[rows], writer)
+        store.open_to_write(theirs, SITE).array[:] = vectors
+        assert np.array_equal(zarr.open_array(ours / f"{SITE}.zarr", mode="r")[:], vectors)
+        assert digest(ours) == digest(theirs)
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_buffered_writes_match_direct_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    rows = np.arange(2**20, dtype=np.float32).reshape(-1, 16)
+    direct, buffered = shards.ShardWriter(), shards.ShardWriter()
+    direct.write(tmp_path / "direct", rows, 1000, 70)
+    original = getattr(os, refused)
+    refusals = []
+
+    def refuse_direct_writes(place: Any, *arguments: Any) -> Any:
+        flags = arguments[0] if refused == "open" else fcntl.fcntl(place, fcntl.F_GETFL)
+        if flags & os.O_DIRECT:
+            refusals.append(place)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return original(place, *arguments)
+
+    monkeypatch.setattr(os, refused, refuse_direct_writes)
+    for name in ("first", "second"):
+        buffered.write(tmp_path / name, rows, 1000, 70)
+        assert (tmp_path / name).read_bytes() == (tmp_path / "direct").read_bytes()
+    assert len(refusals) == 1  # the writer remembers the refusal
 
 
 def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Capture of the feature vectors of selected texts at all capture points, in one forward pass per text.
 
-A process computes the texts that overlap its shards of rows and writes each shard of each store once. A run resumes
-from its last shard. On a GPU, neighbouring shards are computed together. The stage writes `features/capture/`; if
-`capture.store` is a different location, the folder only contains a manifest of the arrays.
+A process computes the texts that overlap its shards of rows, collects the rows of each site in a buffer on the model's
+device, and writes each shard of each store once, during the next computation. A run resumes from its last shard. On a
+GPU, neighbouring shards are computed together. The stage writes `features/capture/`; if `capture.store` is a different
+location, the folder only contains a manifest of the arrays.
 """
 
 import ctypes
@@ -10,13 +11,14 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ from attnmix.core.store import features as store
 from attnmix.core.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.core.store.results import PointVectors, allocate_vectors, by_site
 from attnmix.core.store.runs import Run
+from attnmix.core.store.shards import ShardWriter
 from attnmix.core.torch_state import torch_state
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -45,17 +48,11 @@ from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
-TextRows = tuple[int, slice, slice]
-"""Index of a text in its batch, a slice of its tokens, and their rows in the stores."""
-Batch = tuple[dict[str, Tensor], list[TextRows]]
-"""Inputs of one padded forward pass, and the tokens to store."""
 NumberedUnit = tuple[int, slice]
 """Index and rows of a unit, the rows that are written together."""
-UnitDestinations = tuple[slice, Mapping[Site, store.Destination]]
-"""Rows of a unit, and the destination of their vectors by site."""
 WRITING_THREADS = 4
-MAX_PENDING_WRITES = 4  # pending features in memory, each of one site and pass
-DEVICE_PASSES = 2  # forward passes with pending features, on a GPU
+DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
+DEVICE_GROUP_BYTES = 2**31  # a constant: a limit by free memory would change the batches, and thereby last digits
 DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards computed together, on a GPU
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU, about ten milliseconds
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
@@ -94,24 +91,35 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
     units = list(enumerate(plan.units))
     stores = {site: store.open_to_write(place, site) for site in sites}
-    groups = _groups(units, 1 if capture.elsewhere else group_tokens(base.device))
+    row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
+    groups = _groups(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
     pass_cost = pass_cost_tokens(base.device)
+    buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
+    marks: list[Future[None]] = []
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
+        memory = ThreadMemory()
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
             remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
             if not remaining:
                 continue
-            to_fill = [(rows, _destinations(stores, rows)) for _, rows in remaining]
             # Batches contain the whole group, to be identical in resumed runs.
             group_rows = slice(group[0][1].start, group[-1][1].stop)
-            batches = _batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost)
-            fill_rows(base, batches, to_fill, capture.precision, threads)
-            for (unit, _), (rows, destinations) in zip(remaining, to_fill, strict=True):
-                finish = partial(_finish, stores, rows, destinations, capture.elsewhere)
-                digests = dict(zip(map(str, sites), threads.map(finish, sites), strict=True))
-                _mark_done(folder, unit, digests)
+            batches = list(_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
+            buffers = buffer_sets[0]
+            buffer_sets.rotate()
+            fill_rows(base, batches, buffers, capture.precision)
+            for unit, rows in remaining:
+                buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
+                writes = {}
+                for site, vectors in buffers.items():
+                    write = partial(_write, stores[site], rows, vectors[buffer_rows], memory, capture.elsewhere)
+                    writes[site] = threads.submit(write)
+                    buffers.writes[site].append(writes[site])
+                marks.append(threads.submit(_mark_written, folder, unit, writes))
             _trim_heap()
+    for mark in marks:
+        mark.result()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
@@ -136,10 +144,21 @@ def captured_vectors(
     `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot hold.
     """
     ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
-    rows = slice(0, len(ids))
     vectors = allocate_vectors(widths(base, points), len(ids), dtype)
-    batches = _batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device))
-    fill_rows(base, batches, [(rows, by_site(vectors))])
+    arrays = by_site(vectors)
+    on_cpu = base.device.type == "cpu"
+    row_bytes = sum(array[0].nbytes for array in arrays.values())
+    step = len(ids) if on_cpu else group_tokens(base.device, row_bytes)
+    for start in range(0, len(ids), step):
+        rows = slice(start, min(start + step, len(ids)))
+        targets = {site: torch.from_numpy(array[rows]) for site, array in arrays.items()}
+        buffers = targets
+        if not on_cpu:
+            buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
+        batches = list(_batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device)))
+        fill_rows(base, batches, buffers)
+        for site, target in targets.items():
+            target.copy_(buffers[site])  # no operation on a CPU, where both are the same memory
     return vectors
 
 
@@ -214,9 +233,14 @@ def _write_tokens(folder: Path, run: Run) -> None:
             tokens["token_id"].to_numpy().tofile(file)
 
 
-def group_tokens(device: torch.device) -> int:
-    """Return the number of rows computed together; a GPU is inefficient in passes of few tokens."""
-    return 1 if device.type == "cpu" else DEVICE_GROUP_TOKENS
+def group_tokens(device: torch.device, row_bytes: int) -> int:
+    """Return the maximum number of rows computed together; a GPU is inefficient in passes of few tokens.
+
+    `row_bytes` is the size of a token's vectors at all sites.
+    """
+    if device.type == "cpu":
+        return 1
+    return max(1, min(DEVICE_GROUP_TOKENS, DEVICE_GROUP_BYTES // row_bytes))
 
 
 def pass_cost_tokens(device: torch.device) -> int:
@@ -230,105 +254,122 @@ def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUni
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
-def _destinations(stores: Mapping[Site, store.OpenStore], rows: slice) -> dict[Site, store.Destination]:
-    """Return the destinations of the vectors of a unit of rows, by site."""
-    return {site: store.begin_unit(open_store, rows) for site, open_store in stores.items()}
+class Batch(NamedTuple):
+    """A padded forward pass, and the rows of its tokens."""
+
+    inputs: dict[str, Tensor]
+    places: Tensor
+    """`[2, N]`: the index of each stored token in the flattened batch, and its row in the buffers."""
 
 
-def _finish(
-    stores: Mapping[Site, store.OpenStore],
-    rows: slice,
-    destinations: Mapping[Site, store.Destination],
-    with_digest: bool,
-    site: Site,
-) -> str:
+class RowBuffers(Mapping[Site, Tensor]):
+    """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written."""
+
+    def __init__(self, tensors: Mapping[Site, Tensor]) -> None:
+        self.tensors = tensors
+        self.writes: dict[Site, list[Future[str]]] = {site: [] for site in tensors}
+
+    def __getitem__(self, site: Site) -> Tensor:
+        writes = self.writes[site]
+        while writes:
+            writes.pop().result()
+        return self.tensors[site]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def _allocate_buffer_sets(
+    widths: Mapping[Site, int], group: Sequence[NumberedUnit], dtype: str, device: torch.device
+) -> deque[RowBuffers]:
+    """Return the sets of buffers for groups of rows up to the size of `group`."""
+    rows = group[-1][1].stop - group[0][1].start
+    sets = deque[RowBuffers]()
+    for _ in range(1 if device.type == "cpu" else DEVICE_BUFFER_SETS):
+        options: Any = {"dtype": getattr(torch, dtype), "device": device}
+        tensors = {site: torch.empty(rows, width, **options) for site, width in widths.items()}
+        sets.append(RowBuffers(tensors))
+    return sets
+
+
+class ThreadMemory(threading.local):
+    """The memory of a writing thread: a shard writer, and for vectors on a GPU a stream and pinned memory."""
+
+    def __init__(self) -> None:
+        self.writer = ShardWriter()
+        self.stream: Any = None
+        self.pinned = torch.empty(0, dtype=torch.uint8)
+
+    def host_array(self, vectors: Tensor) -> npt.NDArray[Any]:
+        """Return vectors as an array in host memory, valid until the next call in this thread."""
+        if not vectors.is_cuda:
+            return vectors.cpu().numpy()
+        if self.stream is None:  # independent of the next computation, in the default stream
+            self.stream = torch.cuda.Stream(vectors.device)
+        if self.pinned.numel() < vectors.nbytes:
+            self.pinned = torch.empty(vectors.nbytes, dtype=torch.uint8, pin_memory=True)
+        copy = self.pinned[: vectors.nbytes].view(vectors.dtype).view(vectors.shape)
+        with torch.cuda.stream(self.stream):
+            copy.copy_(vectors, non_blocking=True)
+        self.stream.synchronize()
+        return copy.numpy()
+
+
+def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool) -> str:
     """Write the vectors of a unit of rows at one site; return their hash if requested."""
-    return store.write_unit(stores[site], rows, destinations[site], with_digest)
+    return store.write_unit(open_store, rows, memory.host_array(vectors), memory.writer, with_digest)
 
 
-class HostCopy:
-    """A copy of a tensor in host memory, asynchronous on a GPU."""
+def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
+    """Mark a unit as done after the `writes` of all sites; raise the error of a failed write.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.event: Any = None
-        if tensor.is_cuda:
-            self.copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self.copy.copy_(tensor, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-        else:
-            self.copy = tensor.cpu()
-
-    def array(self) -> npt.NDArray[Any]:
-        """Wait for the copy, and return it."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.copy.numpy()
-
-
-class PendingWrites:
-    """Queue of writes to rows of the stores; at most `limit` sites of forward passes are in memory."""
-
-    def __init__(self, units: Sequence[UnitDestinations], threads: Executor, limit: int) -> None:
-        self.units, self.threads, self.limit = units, threads, limit
-        self.writes: deque[Future[None]] = deque()
-
-    def add(self, site: Site, vectors: HostCopy, texts: Sequence[TextRows]) -> None:
-        """Submit a write of a batch's vectors at one site, after waiting for a free place in the queue."""
-        while len(self.writes) >= self.limit:
-            self.writes.popleft().result()
-        self.writes.append(self.threads.submit(_write, site, vectors, texts, self.units))
-
-    def finish(self) -> None:
-        """Wait for all writes; raise the error of a failed write."""
-        for write in self.writes:
-            write.result()
+    The writes were submitted before, and threads start tasks in order of submission, so waiting cannot be mutual.
+    """
+    digests = {str(site): write.result() for site, write in writes.items()}
+    _mark_done(folder, unit, digests)
 
 
 def fill_rows(
-    base: PreTrainedModel,
-    batches: Iterable[Batch],
-    units: Sequence[UnitDestinations],
-    precision: str = "fp32",
-    threads: Executor | None = None,
+    base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str = "fp32"
 ) -> None:
-    """Fill units of rows with the features of the batches' tokens, cast to the type of the units.
+    """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the type of the buffers.
 
-    `precision` is the precision of the forward pass, `fp32` or `bf16`. Vectors are copied and written in `threads`
-    during the next computation, with a bounded number in memory. Raise `InputError` with layer and point for features
-    beyond the range of the type.
+    `precision` is the precision of the forward pass, `fp32` or `bf16`. Raise `InputError` with layer and point for
+    features beyond the range of the type.
     """
-    dtypes = {site: destination.dtype.name for site, destination in units[0][1].items()}
-    limit = MAX_PENDING_WRITES if base.device.type == "cpu" else DEVICE_PASSES * len(dtypes)
-    with nullcontext(threads) if threads else ThreadPoolExecutor(WRITING_THREADS) as pool:
-        writes = PendingWrites(units, pool, limit)
-        for batch in batches:
-            _compute_batch(base, batch, dtypes, precision, writes)
-        writes.finish()
+    for batch in batches:
+        tokens_N, rows_N = batch.places.to(base.device)
 
+        def put(site: Site, feature_BTD: Tensor, tokens_N: Tensor = tokens_N, rows_N: Tensor = rows_N) -> None:
+            buffer = buffers[site]
+            cast_BTD = feature_BTD.to(buffer.dtype)
+            buffer.index_copy_(0, rows_N, cast_BTD.flatten(0, 1).index_select(0, tokens_N))
 
-def _compute_batch(
-    base: PreTrainedModel, batch: Batch, dtypes: Mapping[Site, str], precision: str, writes: PendingWrites
-) -> None:
-    """Compute the features of a batch, and submit each feature to `writes` immediately."""
-    inputs, texts = batch
+        _forward(base, batch.inputs, buffers, put, precision)
+    filled = sum(batch.places.shape[1] for batch in batches)
     extremes: list[Tensor] = []
+    for site in buffers:
+        extremes.extend(torch.aminmax(buffers[site][:filled]))
+    all_finite = torch.stack(extremes).isfinite().all().item()  # the only synchronisation with a GPU in a group
+    if not all_finite:
+        _check_features(base, batches, buffers, precision)
 
-    def write(site: Site, feature_BTD: Tensor) -> None:
-        dtype = getattr(torch, dtypes[site])
-        cast_BTD = feature_BTD.to(dtype, copy=True)  # The model may modify the feature in place.
-        extremes.extend(torch.aminmax(cast_BTD))
-        writes.add(site, HostCopy(cast_BTD), texts)
 
-    def check(site: Site, feature_BTD: Tensor) -> None:
-        for text, tokens, _ in texts:
-            vectors_TD = feature_BTD[text, tokens].float().cpu().numpy()
-            store.check_fits(vectors_TD, site, dtypes[site])
+def _check_features(
+    base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str
+) -> None:
+    """Repeat the forward passes; raise `InputError` for the first feature that its buffer cannot represent."""
+    for batch in batches:
+        tokens_N = batch.places[0].to(base.device)
 
-    _forward(base, inputs, dtypes, write, precision)
-    all_finite = torch.stack(extremes).isfinite().all().item()  # the only synchronisation with a GPU in a pass
-    if not all_finite:  # A second pass distinguishes irrelevant padding from tokens.
-        _forward(base, inputs, dtypes, check, precision)
+        def check(site: Site, feature_BTD: Tensor, tokens_N: Tensor = tokens_N) -> None:
+            vectors_ND = feature_BTD.flatten(0, 1).index_select(0, tokens_N).float().cpu().numpy()
+            store.check_fits(vectors_ND, site, str(buffers[site].dtype).removeprefix("torch."))
+
+        _forward(base, batch.inputs, buffers, check, precision)
 
 
 def _forward(
@@ -345,22 +386,6 @@ def _forward(
         base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
 
 
-def _write(site: Site, copy: HostCopy, texts: Sequence[TextRows], units: Sequence[UnitDestinations]) -> None:
-    """Write the vectors of a site to the units that overlap their rows."""
-    vectors_BTD = copy.array()
-    for unit_rows, destinations in units:
-        pieces = []
-        for text, tokens, text_rows in texts:
-            start = max(text_rows.start, unit_rows.start)
-            stop = min(text_rows.stop, unit_rows.stop)
-            if start < stop:
-                first_token = tokens.start + start - text_rows.start
-                vectors = vectors_BTD[text, first_token : first_token + stop - start]
-                pieces.append((slice(start - unit_rows.start, stop - unit_rows.start), vectors))
-        if pieces:
-            store.put_rows(destinations[site], pieces)
-
-
 def _batches(
     ids: npt.NDArray[np.int32],
     lengths: npt.NDArray[np.int64],
@@ -369,7 +394,10 @@ def _batches(
     batch_tokens: int,
     pass_cost: int,
 ) -> Iterator[Batch]:
-    """Yield the batches of all texts that overlap `rows`; `ids` are the concatenated token IDs of all texts."""
+    """Yield the batches of all texts that overlap `rows`, with places of these rows, counted from the first one.
+
+    `ids` are the concatenated token IDs of all texts.
+    """
     ends = np.cumsum(lengths)
     starts = ends - lengths
     reaching = np.flatnonzero((ends > rows.start) & (starts < rows.stop))
@@ -378,8 +406,13 @@ def _batches(
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
     for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
-        kept = []
-        for place, number in enumerate(batch):
-            tokens = slice(0, len(texts[number]))
-            kept.append((place, tokens, text_rows[number]))
-        yield padded([texts[number] for number in batch], padding), kept
+        inputs = padded([texts[number] for number in batch], padding)
+        padded_length = inputs["input_ids"].shape[1]
+        places = []
+        for text, number in enumerate(batch):
+            start = max(text_rows[number].start, rows.start)
+            stop = min(text_rows[number].stop, rows.stop)
+            first_token = text * padded_length + start - text_rows[number].start
+            tokens = np.arange(first_token, first_token + stop - start)
+            places.append(np.stack([tokens, np.arange(start - rows.start, stop - rows.start)]))
+        yield Batch(inputs, torch.from_numpy(np.concatenate(places, axis=1)))

@@ -5,14 +5,11 @@ location, the arrays are there, and `<root>/manifest.json` contains the location
 """
 
 import hashlib
-import itertools
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
@@ -20,13 +17,12 @@ import pyarrow.parquet as pq
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site, in_forward_order
 from attnmix.core.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
+from attnmix.core.store.shards import ShardWriter
 
 MANIFEST = "manifest.json"
 TOKENS_FILE = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
-MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the end of the array
-CHECKSUM_BYTES = 4
 
 Array = npt.NDArray[Any]
 
@@ -113,63 +109,6 @@ def check_fits(block: Array, site: Site, dtype: str) -> None:
         )
 
 
-class ShardWriter:
-    """A writer of one shard file: `put` writes rows in any order, and `finish` completes the file.
-
-    zarr requires all rows of a shard in memory, for every store at once, and copies each chunk several times. The bytes
-    are identical to zarr's: chunks, followed by their offsets and sizes, each with a subsequent checksum.
-    Source: the sharding and crc32c codecs of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/.
-    """
-
-    def __init__(self, path: Path, array: Any, rows: slice) -> None:
-        self.dtype, self.rows = array.dtype, rows.stop - rows.start
-        self.chunk_rows, self.row_bytes = array.chunks[0], array.shape[1] * array.dtype.itemsize
-        self.index = np.full((array.shards[0] // self.chunk_rows, 2), MISSING_CHUNK, "<u8")
-        self.path = path / array.metadata.encode_chunk_key((rows.start // array.shards[0], 0))
-        self.part = self.path.with_name(f"{self.path.name}.part")
-        with writing(self.part):
-            self.part.write_bytes(b"")
-
-    def put(self, pieces: Iterable[tuple[slice, Array]]) -> None:
-        """Write vectors at the rows of each piece; raise `InputError` if writing fails."""
-        with writing(self.path), self.part.open("r+b") as file:
-            for rows, vectors in pieces:
-                next_chunk = self.chunk_rows * (rows.start // self.chunk_rows + 1)
-                chunk_starts = range(next_chunk, rows.stop, self.chunk_rows)
-                for start, stop in itertools.pairwise((rows.start, *chunk_starts, rows.stop)):
-                    checksums_before = start // self.chunk_rows
-                    file.seek(start * self.row_bytes + checksums_before * CHECKSUM_BYTES)
-                    in_chunk = vectors[start - rows.start : stop - rows.start]
-                    file.write(np.ascontiguousarray(in_chunk, self.dtype).data)
-
-    def finish(self, with_digest: bool) -> str:
-        """Write the checksums, rename the file to its final name, and return a hash of the rows if `with_digest`."""
-        digest, chunk_bytes = hashlib.sha256(), self.chunk_rows * self.row_bytes
-        with writing(self.path), self.part.open("r+b") as file:
-            size = chunk_bytes + CHECKSUM_BYTES
-            for number in range(math.ceil(self.rows / self.chunk_rows)):
-                offset = number * size
-                self.index[number] = offset, size
-                file.seek(offset)
-                rows = file.read(chunk_bytes)
-                if with_digest:
-                    digest.update(rows)
-                chunk = rows.ljust(chunk_bytes, b"\0")  # pads the last chunk of the array
-                file.write(chunk[len(rows) :] + _checksum(chunk))
-            file.write(self.index.data)
-            file.write(_checksum(self.index.tobytes()))
-            self.part.replace(self.path)
-        return digest.hexdigest() if with_digest else ""
-
-
-def _checksum(content: bytes) -> bytes:
-    return int(google_crc32c.value(content)).to_bytes(CHECKSUM_BYTES, "little")
-
-
-Destination = ShardWriter | Array
-"""The destination of a unit of rows: a shard file on a disk, otherwise an array."""
-
-
 class OpenStore(NamedTuple):
     """A writable Zarr array and its location."""
 
@@ -183,32 +122,24 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
-def begin_unit(store: OpenStore, rows: slice) -> Destination:
-    """Return the destination for the vectors of a unit of rows: a shard or a whole small store."""
-    if store.array.shards and isinstance(store.path, Path):
-        return ShardWriter(store.path, store.array, rows)
-    return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
+def write_unit(
+    store: OpenStore, rows: slice, block: Array, writer: ShardWriter | None = None, with_digest: bool = False
+) -> str:
+    """Write the vectors of a complete unit of rows; return their hash if `with_digest`, otherwise an empty string.
 
-
-def put_rows(destination: Destination, pieces: Iterable[tuple[slice, Array]]) -> None:
-    """Put vectors at the rows of each piece, counted from the first row of the unit."""
-    if isinstance(destination, ShardWriter):
-        destination.put(pieces)
-    else:
-        for rows, vectors in pieces:
-            destination[rows] = vectors
-
-
-def write_unit(store: OpenStore, rows: slice, destination: Destination, with_digest: bool = False) -> str:
-    """Write a complete unit of rows; return its hash if `with_digest`, otherwise an empty string.
-
-    Raise `InputError` if writing fails.
+    Raise `InputError` if writing fails. `writer` is a writer to reuse; each thread needs its own.
     """
-    if isinstance(destination, ShardWriter):
-        return destination.finish(with_digest)
-    with writing(store.path):
-        store.array[rows] = destination
-    return hashlib.sha256(destination.data).hexdigest() if with_digest else ""
+    array = store.array
+    block = np.ascontiguousarray(block, array.dtype)
+    if array.shards and isinstance(store.path, Path):
+        chunk_rows, shard_rows = array.chunks[0], array.shards[0]
+        file = store.path / array.metadata.encode_chunk_key((rows.start // shard_rows, 0))
+        writer = writer or ShardWriter()
+        writer.write(file, block, chunk_rows, shard_rows // chunk_rows)
+    else:
+        with writing(store.path):
+            array[rows] = block
+    return hashlib.sha256(block.data).hexdigest() if with_digest else ""
 
 
 def open_store(root: Path, site: Site) -> Any:
