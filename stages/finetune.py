@@ -31,7 +31,14 @@ from accelerate.utils import broadcast_object_list
 from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
-from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from attnmix.core.arithmetic.kernels import computed_on, set_arithmetic
 from attnmix.core.device import check_precision, chosen_device, process_count
@@ -271,11 +278,18 @@ class TrainingGuard(transformers.TrainerCallback):
 class GrowingCurves(transformers.TrainerCallback):
     """A callback that rewrites `finetune.csv` at each logged step, for monitoring; the final file is identical.
 
+    It logs the training loss at the end of each epoch, before its checkpoint. Checkpoints do not contain the losses
+    since the last logged step, so a resumed run would otherwise log a mean without them.
     DVCLive would append to separate files, which after a kill contain the steps since the last checkpoint twice.
     """
 
     def __init__(self, tables: Path) -> None:
         self.tables = tables
+
+    def on_epoch_end(
+        self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_options: Any
+    ) -> None:
+        control.should_log = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero:
@@ -339,7 +353,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return one row per logged step (`train`) and per epoch (`validation`)."""
+    """Return one row per logged step and epoch end (`train`) and per epoch (`validation`)."""
     rows = [
         (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
         for entry in history

@@ -132,10 +132,10 @@ def write_captured_texts(documents: Sequence[str]) -> None:
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
-def write_reviews(folder: Path, test: int = 12) -> None:
+def write_reviews(folder: Path, test: int = 12, train: int = 48) -> None:
     """Write `data/reviews/` as the stage `download` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, number, seed in (("train", 48, 1), ("validation", 16, 2), ("test", test, 3)):
+    for split, number, seed in (("train", train, 1), ("validation", 16, 2), ("test", test, 3)):
         toy_reviews(number, seed).to_parquet(folder / f"{split}.parquet", index=False)
 
 

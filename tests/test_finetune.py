@@ -33,8 +33,12 @@ RECIPE: dict[str, Any] = {"epochs": 8, "batch_size": 8, "learning_rate": 5e-3, "
 OUTPUTS = ("models/finetuned", "reports")
 
 
+TRAIN = 56
+"""Training texts. An epoch of RECIPE has 7 steps, which are no multiple of the 2 steps between logged losses."""
+
+
 def prepared(folder: Path, checkpoint: Path) -> Path:
-    write_reviews(folder / "data/reviews", test=60)
+    write_reviews(folder / "data/reviews", test=60, train=TRAIN)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     return folder
 
@@ -85,6 +89,14 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
     assert test["accuracy_ci_low"] < accuracy <= test["accuracy_ci_high"]
+
+
+def test_the_training_loss_is_logged_before_each_checkpoint(finetuned: Path) -> None:
+    curves = pd.read_csv(finetuned / "reports/plots/finetune/finetune.csv")
+    steps = {split: rows["step"].tolist() for split, rows in curves.groupby("split")}
+    assert steps["validation"] == [7, 14, 21, 28, 35, 42, 49, 56]
+    # The checkpoint of an epoch does not contain the losses since the last logged step.
+    assert steps["train"] == sorted({*range(2, 57, 2), *steps["validation"]})
 
 
 def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> None:
@@ -251,19 +263,19 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert))
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
     # An incomplete checkpoint: weights without the state of training.
-    run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
-    (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
+    run_stage(folder, "finetune", kill_at="open .*checkpoint-14/trainer_state.json")
+    (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-14")
     curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
-    assert curves["step"].max() == 12, "whoever watches the training sees how far it is"
+    assert curves["step"].max() == 14, "whoever watches the training sees how far it is"
     assert (half / "model.safetensors").exists()
     # A loss that training cannot produce marks the history of the first checkpoint.
-    state_file = half.parent / "checkpoint-6/trainer_state.json"
+    state_file = half.parent / "checkpoint-7/trainer_state.json"
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0
     state_file.write_text(json.dumps(state))
     # The newest checkpoint is complete, and the oldest is being removed.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
-    assert "resumes from checkpoint-6\n" in log
+    assert "resumes from checkpoint-7\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
     # The model is published, and the unfinished work not yet removed; DVC removes the outputs.
     log = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
@@ -272,7 +284,7 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
         shutil.rmtree(folder / output)
     with caplog.at_level(logging.INFO):
         tuned(folder)
-    assert any(message.endswith("resumes from checkpoint-48") for message in caplog.messages)
+    assert any(message.endswith("resumes from checkpoint-56") for message in caplog.messages)
     for output in ("models/finetuned", "reports/metrics"):
         assert digest(folder / output) == digest(undisturbed / output), output
     curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, undisturbed))

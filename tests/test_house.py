@@ -26,6 +26,7 @@ from attnmix.core import names
 from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures import labels
 from attnmix.measures.controls import CONTROLS, RANDOM
+from attnmix.measures.input_parts import RULES
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.models.families import FAMILIES, HEADS, PROJECTED, Stack, family_of
@@ -117,6 +118,7 @@ def test_artifacts_are_cached_outputs() -> None:
 def test_names_have_declarations_labels_and_settings() -> None:
     assert (tuple(RATIOS), tuple(MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
     assert tuple(CONTROLS) == names.RATIO_CONTROL_NAMES
+    assert tuple(RULES) == names.PARTS_RULE_NAMES
     settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
     assert {*settings["methods"], *names.REDUNDANT_RATIO_NAMES} == {*names.RATIO_NAMES}
     assert not {*settings["methods"]} & {*names.REDUNDANT_RATIO_NAMES}

@@ -45,7 +45,13 @@ def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
     """Write parameters, reviews of different lengths and two models into `folder`, and return it."""
     folder.mkdir(exist_ok=True)
     sections: dict[str, dict[str, Any]] = {
-        "measure": {"documents": 6, "controls": list(CONTROLS), "gradient_documents": 2, "gradient_max_length": 9},
+        "measure": {
+            "documents": 6,
+            "controls": list(CONTROLS),
+            "gradient_documents": 2,
+            "gradient_max_length": 9,
+            "parts_rules": list(RULES),
+        },
         "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 40, "batch_tokens": 80},
         "finetune": {},
     }
@@ -396,6 +402,7 @@ def test_disabled_outputs_are_not_written(finished: Path, tmp_path: Path, monkey
             np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
     few = {"methods": ["attn_w", "attn_n"], "matrices": ["norm", "alti_rollout"], "gradient_documents": 1}
     few["controls"] = ["without_value_bias"]
+    few["parts_rules"] = ["chord"]
     monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
     shutil.rmtree("models/pretrained")
     run_tokenized(inspect, measure)
@@ -406,6 +413,8 @@ def test_disabled_outputs_are_not_written(finished: Path, tmp_path: Path, monkey
     assert set(other.table("measure/mixing")["checkpoint"]) == {"finetuned"}
     assert set(other.matrices("finetuned", "test/3")) == {INPUT_PARTS, "norm", "alti_rollout"}
     assert set(other.table("measure/mixing_controls")["control"]) == {"without_value_bias"}
+    by_chord = run.table("measure/parts").query("rule == 'chord' and checkpoint == 'finetuned'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(other.table("measure/parts"), by_chord, check_exact=True)
     alti = run.matrix("finetuned", "test/3", "alti_rollout")
     np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = other.table("measure/derivatives").query("quantity == 'agreement'")

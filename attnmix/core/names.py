@@ -60,6 +60,8 @@ DONOR_KINDS = {
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
 INPUT_PARTS = "parts"
 """Matrices of the contributions of each input token to each vector, starting from the embeddings."""
+PARTS_RULE_NAMES = ("chord", "tangent")
+"""Rules that split an activation over the parts of its input."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
 """Importance scores of the tokens of captured texts for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")

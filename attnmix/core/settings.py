@@ -28,6 +28,7 @@ from attnmix.core.names import (
     LAYOUTS,
     MATRIX_NAMES,
     METRIC_NAMES,
+    PARTS_RULE_NAMES,
     POINTS,
     RATIO_CONTROL_NAMES,
     RATIO_NAMES,
@@ -96,6 +97,7 @@ NAMES_BY_PARAMETER = {
     "measure.methods": RATIO_NAMES,
     "measure.controls": RATIO_CONTROL_NAMES,
     "measure.matrices": MATRIX_NAMES,
+    "measure.parts_rules": PARTS_RULE_NAMES,
     "capture.points": POINTS,
     "umap.layouts": LAYOUTS,
 }
@@ -304,6 +306,7 @@ class MeasureParameters(Section):
     exchange_max_length: Tokens = 48
     parts_documents: CountOrZero = 8
     parts_max_length: Tokens = 48
+    parts_rules: Annotated[list[Annotated[str, _one_of(PARTS_RULE_NAMES)]], Field(min_length=1)] = ["chord"]
 
 
 class FaithfulnessParameters(Section):

@@ -353,7 +353,7 @@ class Engine:
                 parts = reader.read(batch, progress.advance)
         return {name: values.cpu().numpy() for name, values in parts.items()}
 
-    def parts_sums(self, document: Document, rules: Iterable[str] = RULES) -> DocumentSums:
+    def parts_sums(self, document: Document, rules: Iterable[str]) -> DocumentSums:
         """Return the sums of the `QUANTITIES` of a text's parts by rule, `[quantities, levels]`."""
         batch = padded([document.ids.tolist()], 0, self.base.device)
         sums = {}

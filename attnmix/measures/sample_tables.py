@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, SAME_CLASS
+from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, PARTS_RULE_NAMES, SAME_CLASS
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
-from attnmix.measures.input_parts import QUANTITIES, RULES
+from attnmix.measures.input_parts import QUANTITIES
 from attnmix.measures.matrices import ROLLOUTS, sort_matrices
 from attnmix.measures.mixing_tables import (
     INTERVAL,
@@ -70,9 +70,10 @@ def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     first = next(iter(parts.values()))
     if not first:
         return pd.DataFrame(columns=TABLE_COLUMNS["parts"])
-    documents, _, levels = first[next(iter(RULES))].values.shape
+    rules = [rule for rule in PARTS_RULE_NAMES if rule in first]
+    documents, _, levels = first[rules[0]].values.shape
     tables = MeanTables(parts, Draws(documents, BOOTSTRAP_SAMPLES, seed))
-    for rule in RULES:
+    for rule in rules:
         labels = {"rule": [rule], "quantity": QUANTITIES, "layer": range(levels)}
         tables.add(Mean("parts", labels, rule, complete=False))
     return tables.tables()["parts"]

@@ -246,7 +246,8 @@ def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
 
 def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the parts from the input of a truncated document, by rule."""
-    return engine.parts_sums(plan.corpus.document(number).cut(plan.parameters.parts_max_length))
+    document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
+    return engine.parts_sums(document, plan.parameters.parts_rules)
 
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
