@@ -261,7 +261,11 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
         np.testing.assert_allclose(rows["mean"], expected[name])
         assert ((rows["ci_low"] < rows["mean"]) & (rows["mean"] < rows["ci_high"])).all()
         constant = {"random": np.nan, "difference": 0}.get(name, 0.25)
-        np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)
+        np.testing.assert_allclose(
+            rows[["ratio_minus_control", "ratio_minus_control_low", "ratio_minus_control_high"]].astype(float),
+            constant,
+            atol=1e-12,
+        )
 
 
 def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:

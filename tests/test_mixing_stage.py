@@ -194,12 +194,12 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert set(table["documents"]) == {6}
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
     assert len(both) == 3 * 5 * 3 * len(RATIOS)
-    np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
+    np.testing.assert_allclose(both["ratio_minus_control"], both["mean"] - both["mean_control"], atol=3e-6)
     # Weights do not depend on values; those of shuffled words do depend on their order.
-    weights = both[both["method"] == "attn_w"].set_index("control")["below"]
+    weights = both[both["method"] == "attn_w"].set_index("control")["ratio_minus_control"]
     assert (weights.drop(["shuffled_words", "without_special_sources"]) == 0).all()
     assert (weights["shuffled_words"] != 0).all()
-    assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
+    assert both.query("method == 'attn_n' and checkpoint != 'difference'")["ratio_minus_control"].abs().min() > 1e-5
 
 
 def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what_it_is_compared_with(
@@ -227,7 +227,7 @@ def test_a_review_without_a_corpus_value_is_left_out_of_that_control_and_of_what
         assert set(rows["documents"]) == {documents}
         assert rows["mean"].notna().all()
         true_means = kept.groupby("layer")[["attn_w", "attn_n"]].mean().stack()
-        np.testing.assert_allclose(rows["below"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
+        np.testing.assert_allclose(rows["ratio_minus_control"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
 
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:

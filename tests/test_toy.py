@@ -226,7 +226,7 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
     for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures says where it is unknown
         table = run.table(f"measure/{name}")
-        values = table[[column for column in ("mean", "ci_low", "ci_high", "below") if column in table]]
+        values = table[[column for column in ("mean", "ci_low", "ci_high", "ratio_minus_control") if column in table]]
         unknown = pd.Series(False, index=table.index)
         if "tokens_of" in table:
             unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
