@@ -266,8 +266,10 @@ def test_largest_change_needs_20_texts() -> None:
     for documents in (19, 20):
         run = planted(documents=documents)
         controls = run.tables["measure/mixing_controls"]
-        value = controls[controls["control"] == "shuffled_words"].assign(control="corpus_value", below=0.03)
-        value = value.assign(below_low=0.01, below_high=0.05)
+        value = controls[controls["control"] == "shuffled_words"].assign(
+            control="corpus_value", ratio_minus_control=0.03
+        )
+        value = value.assign(ratio_minus_control_low=0.01, ratio_minus_control_high=0.05)
         run.tables["measure/mixing_controls"] = pd.concat([controls, value[value["checkpoint"] == "difference"]])
         sentences[documents] = " ".join(_controls(run))
     assert "largest change" not in sentences[19]

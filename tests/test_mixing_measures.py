@@ -261,7 +261,11 @@ def test_control_is_paired_with_ratio_of_same_documents() -> None:
         np.testing.assert_allclose(rows["mean"], expected[name])
         assert ((rows["ci_low"] < rows["mean"]) & (rows["mean"] < rows["ci_high"])).all()
         constant = {"random": np.nan, "difference": 0}.get(name, 0.25)
-        np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)
+        np.testing.assert_allclose(
+            rows[["ratio_minus_control", "ratio_minus_control_low", "ratio_minus_control_high"]].astype(float),
+            constant,
+            atol=1e-12,
+        )
 
 
 def test_unique_token_class_has_no_corpus_value() -> None:

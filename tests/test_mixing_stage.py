@@ -200,12 +200,12 @@ def test_controls_use_the_same_documents(finished: Path) -> None:
     assert set(table["documents"]) == {6}
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
     assert len(both) == 3 * 5 * 3 * len(RATIOS)
-    np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
+    np.testing.assert_allclose(both["ratio_minus_control"], both["mean"] - both["mean_control"], atol=3e-6)
     # Attention weights do not depend on values, but weights of shuffled words depend on word order.
-    weights = both[both["method"] == "attn_w"].set_index("control")["below"]
+    weights = both[both["method"] == "attn_w"].set_index("control")["ratio_minus_control"]
     assert (weights.drop(["shuffled_words", "without_special_sources"]) == 0).all()
     assert (weights["shuffled_words"] != 0).all()
-    assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
+    assert both.query("method == 'attn_n' and checkpoint != 'difference'")["ratio_minus_control"].abs().min() > 1e-5
 
 
 def test_review_without_corpus_value_is_excluded_from_pair(
@@ -233,7 +233,7 @@ def test_review_without_corpus_value_is_excluded_from_pair(
         assert set(rows["documents"]) == {documents}
         assert rows["mean"].notna().all()
         true_means = kept.groupby("layer")[["attn_w", "attn_n"]].mean().stack()
-        np.testing.assert_allclose(rows["below"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
+        np.testing.assert_allclose(rows["ratio_minus_control"], (true_means - rows["mean"]).loc[rows.index], atol=3e-6)
 
 
 def test_separate_pass_controls_match_their_pass(finished: Path) -> None:

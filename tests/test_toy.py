@@ -224,7 +224,7 @@ def test_short_texts_have_nan_only_where_undefined(workspace: Workspace, tokens:
     assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
     for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures defines missing values
         table = run.table(f"measure/{name}")
-        values = table[[column for column in ("mean", "ci_low", "ci_high", "below") if column in table]]
+        values = table[[column for column in ("mean", "ci_low", "ci_high", "ratio_minus_control") if column in table]]
         unknown = pd.Series(False, index=table.index)
         if "tokens_of" in table:
             unknown = (table["tokens_of"] == "without_first") & (tokens == 1)

@@ -44,7 +44,13 @@ TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
 INTERVAL = ("mean", "ci_low", "ci_high")
 SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
 _DEPTH = ("depth_spearman", "depth_ci_low", "depth_ci_high")
-_TRUE_MINUS_CONTROL = ("below", "below_low", "below_high", "below_simultaneous_low", "below_simultaneous_high")
+_TRUE_MINUS_CONTROL = (
+    "ratio_minus_control",
+    "ratio_minus_control_low",
+    "ratio_minus_control_high",
+    "ratio_minus_control_simultaneous_low",
+    "ratio_minus_control_simultaneous_high",
+)
 COUNTS = ("tokens", "documents")
 _KEYS = ("layer", "method")
 TABLE_COLUMNS: dict[str, tuple[str, ...]] = {

@@ -414,14 +414,19 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
         return []
     is_contrast = (controls["control"] == VALUE_CONTROL) & (controls["checkpoint"] == "difference")
     contrasts = controls[is_contrast & (controls["layer"] == largest["layer"])]
-    if contrasts.empty or contrasts["below_low"].isna().any():
+    if contrasts.empty or contrasts["ratio_minus_control_low"].isna().any():
         return []
     contrast = contrasts.iloc[0]
-    ends = (contrast["below_low"], contrast["below_high"], contrast["documents"], wording_of(run).texts)
+    ends = (
+        contrast["ratio_minus_control_low"],
+        contrast["ratio_minus_control_high"],
+        contrast["documents"],
+        wording_of(run).texts,
+    )
     reason = why_no_verdict(*ends)
     return [
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
-        f"{points(contrast['below'])} percentage points ({interval_text(*ends)})"
+        f"{points(contrast['ratio_minus_control'])} percentage points ({interval_text(*ends)})"
         f"{f'; it is inconclusive, as {reason}' if reason else ''}."
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from attnmix.results.arguments import (
     tokenize_texts,
 )
 from attnmix.results.comparison import Comparison
-from attnmix.results.measure import measure
+from attnmix.results.measure import measure_tokenized
 from attnmix.results.measure_names import check_kinds
 from attnmix.results.pairing import check_same_input, compare_results
 from attnmix.results.result import Measures
@@ -179,18 +178,18 @@ def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any
     """Return the result of each model; check all models first and measure each of them once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
-    labels = options["labels"]
-    options = {**options, "labels": None if labels is None else read_labels(labels)}
-    layers, ids = [], []
-    for model in models:
-        choose_ratios(model, options["methods"])
-        with warnings.catch_warnings(action="ignore"):  # `measure` repeats the warning about truncated texts
-            tokenized = tokenize_texts(model, texts, options["max_length"])
-        layers.append(model.layers)
-        ids.append([document.ids.tolist() for document in documents_of(tokenized.texts, tokenized.tokens)])
-    check_same_input([model.name for model in models], ids, layers)
-    results: dict[int, Measures] = {}
-    for model in models:
-        if id(model) not in results:
-            results[id(model)] = measure(model, texts, **options)
+    labels = None if options["labels"] is None else read_labels(options["labels"])
+    distinct = {id(model): model for model in models}
+    ratios, tokenized, ids = {}, {}, {}
+    for key, model in distinct.items():
+        ratios[key] = choose_ratios(model, options["methods"])
+        tokenized[key] = tokenize_texts(model, texts, options["max_length"])
+        documents = documents_of(tokenized[key].texts, tokenized[key].tokens)
+        ids[key] = [document.ids.tolist() for document in documents]
+    names = [model.name for model in distinct.values()]
+    check_same_input(names, list(ids.values()), [model.layers for model in distinct.values()])
+    results = {}
+    for key, model in distinct.items():
+        controls, batch_tokens = options["controls"], options["batch_tokens"]
+        results[key] = measure_tokenized(model, tokenized[key], ratios[key], controls, labels, batch_tokens)
     return [results[id(model)] for model in models]

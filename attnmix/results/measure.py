@@ -25,6 +25,7 @@ from attnmix.results.controls import add_class_shares, control_quantities, texts
 from attnmix.results.measure_names import CLASS_SHARE
 from attnmix.results.measured_model import MeasuredModel
 from attnmix.results.result import Measures, observed_engine
+from attnmix.runs.tokens import TokenizedTexts
 
 
 def measure(
@@ -85,6 +86,18 @@ def measure(
     check_model(model, "measure(model, texts)")
     present = choose_ratios(model, methods)
     tokenized = tokenize_texts(model, texts, max_length)
+    return measure_tokenized(model, tokenized, present, controls, labels, batch_tokens)
+
+
+def measure_tokenized(
+    model: Model,
+    tokenized: TokenizedTexts,
+    present: Sequence[str],
+    controls: str | Sequence[str],
+    labels: Sequence[Any] | None,
+    batch_tokens: int | None,
+) -> Measures:
+    """Return the result of `measure` for tokenized texts and ratios that exist in the model's family."""
     classes = read_classes(labels, len(tokenized.texts))
     controls = read_names(controls)
     check_controls(controls, classes, len(tokenized.texts))
@@ -99,7 +112,7 @@ def measure(
         if left_out:
             number, token_class = next(iter(left_out.items()))
             sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
-            warnings.warn(sentence, stacklevel=2)
+            warnings.warn(sentence, stacklevel=3)
     measurements = Measurements(Texts(documents), tokens)
     with observed_engine(model, tokenized.pairs, present, measurements) as engine:
         engine.add_sums(measurements, [MEASURES, *control_quantities(controls)])
