@@ -31,11 +31,11 @@ def colour_of(image: Any, cell: Any, size: tuple[float, float]) -> str:
     return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
 
 
-def share_from_others(checkpoint: str, document: str, method: str) -> Any:
-    """Return the displayed shares `[layers, tokens]`, computed from the files of the run."""
+def displayed_values(checkpoint: str, document: str, method: str) -> Any:
+    """Return the displayed values `[layers, tokens]`, computed from the files of the run."""
     run = Run(Path())
     if method == INPUT_PARTS:
         matrix = np.asarray(run.matrix(checkpoint, document, method), dtype=float)
-        return 1 - np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
+        return np.diagonal(matrix, axis1=1, axis2=2) / matrix.sum(-1)
     rows = run.captured_ratios([document]).query(f"checkpoint == '{checkpoint}'")
     return rows.pivot(index="layer", columns="position", values=method).to_numpy(float)

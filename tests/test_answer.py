@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from attnmix.core.statistics import MIN_SIMULTANEOUS, Interval, verdict
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Interval, verdict
+from attnmix.core.store.results import TextResults
 from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
 from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
@@ -87,28 +88,64 @@ class PlantedRun:
         return self.tables[name]
 
 
+class PlantedTexts(PlantedRun, TextResults):
+    """The same tables for texts in memory, such as typed ones, in the models before and after fine-tuning."""
+
+
+class PlantedModels(PlantedTexts):
+    """The same tables for two models by name."""
+
+    model_names = ("one", "other")
+
+
 def planted(**values: Any) -> Any:
     return PlantedRun(**values)
 
 
 @pytest.mark.parametrize(
-    ("own", "ending"), [(-0.3, "training"), (0.3, "training"), (0.05, ": the change is inconclusive")]
+    ("own", "ending"), [(-0.3, "training run"), (0.3, "training run"), (0.05, ": the change is inconclusive")]
 )
 def test_headline_reports_own_share_before_and_after(own: float, ending: str) -> None:
     found = answer(planted(own=own))
     states = f"50% before fine-tuning, {50 + 100 * own:.0f}% after"
-    assert found["headline"].startswith(f"Own share of a token's last vector: {states}, in this one training")
+    assert found["headline"].startswith(f"Own share of a token's last vector: {states}, in this one training run")
     assert found["headline"].endswith(ending)
     before, after = (series["values"] for series in found["chart"]["series"])
     assert before == pytest.approx([0.25, 0.5])
     assert after == pytest.approx([0.25 + own / 2, 0.5 + own])
 
 
+STATES = "50% before fine-tuning, 20% after"
+
+
+@pytest.mark.parametrize(
+    ("kind", "finetuned", "states"),
+    [
+        (PlantedRun, True, f"{STATES}, in this one training run"),
+        (PlantedRun, False, STATES),
+        (PlantedTexts, True, STATES),
+        (PlantedModels, True, "50% in one, 20% in other"),
+    ],
+)
+def test_only_the_headline_of_a_run_with_training_tells_of_one_training_run(
+    kind: Any, finetuned: bool, states: str
+) -> None:
+    for documents in (1, 2, 40):
+        found = answer(kind(documents=documents), finetuned=finetuned)
+        assert found["headline"] == f"Own share of a token's last vector: {states}"
+        noun = "review" if kind is PlantedRun else "text"
+        said = " ".join([*found["sentences"], *found["notes"].values()])
+        assert ("training" in said, f" {noun}" in said) == (False, True)
+        assert ("no {interval}" in said) == (documents < MIN_INTERVAL_DOCUMENTS)
+        assert (f"One {noun} gives" in said or "One text gives" in said) == (documents == 1)
+        assert ("95% {interval}" in said) == (documents == 40)
+
+
 def test_few_reviews_have_no_interval() -> None:
     run = planted(own=0.05)
     run.tables["measure/exchange"]["documents"] = 7
     found = answer(run)
-    assert found["headline"].endswith("training")
+    assert found["headline"].endswith("training run")
     assert found["sentences"][0].endswith(": it changes by +5.0 points; 7 reviews give no {interval} and no verdict.")
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
@@ -141,7 +178,7 @@ def test_own_share_notes_match_definition() -> None:
     found = answer(run)
     assert found["notes"] == {
         "mixing ratio of one layer": "Here it is the mean over 8 reviews, weighted by tokens.",
-        "own share": "Here it is the mean over 6 tokens of each of 8 reviews.",
+        "own share": "Here it is the mean over 48 tokens of 8 reviews.",
     }
     guide = " ".join((REPOSITORY / "docs/measures/exchange.md").read_text("utf-8").split())
     for text in (GLOSSARY, guide, found["chart"]["unit"]):
@@ -291,7 +328,8 @@ def test_missing_tables_omit_sentences() -> None:
     run = planted(change=0.1)
     run.tables["measure/exchange"] = run.tables["measure/exchange"].iloc[:0]
     found = answer(run)
-    assert found["headline"] == "Tokens mix at a ratio of 15.0% before fine-tuning, 25.0% after, in this one training"
+    ratios = "15.0% before fine-tuning, 25.0% after"
+    assert found["headline"] == f"Tokens mix at a ratio of {ratios}, in this one training run"
     assert not any("wn share" in sentence for sentence in found["sentences"])
     run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
     assert class_evidence(run) == []

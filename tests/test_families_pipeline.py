@@ -130,7 +130,7 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     shares = options(page, "share")
-    # The ratio of attention weights equals the share from others of the attention matrix, which also names sources.
+    # The ratio of attention weights is 1 minus the own share of the attention matrix, which also names sources.
     ratios = [each for each in RATIOS if each != "attn_w" or "attention" not in family.present(LAYER_MATRICES)]
     assert {each for each in shares if each in RATIOS} == set(family.present(ratios))
     assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))

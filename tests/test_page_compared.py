@@ -12,7 +12,7 @@ import pytest
 from browser import Opened, violations
 from colours import distance, lab, linear, shade
 from conftest import write_tiny_bert
-from page_grid import colour_of, drawn, pixels, share_from_others
+from page_grid import colour_of, drawn, pixels, displayed_values
 from page_run import choose, save_page, tokens
 
 import attnmix
@@ -31,13 +31,13 @@ def numbers_in(text: str) -> list[float]:
 
 
 class Compared:
-    """A page of texts measured by a tiny model, and their shares from other tokens `[layers, tokens]`."""
+    """A page of texts measured by a tiny model, and their own shares `[layers, tokens]`."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         write_tiny_bert(folder / "model")
         result = attnmix.measure(attnmix.load(str(folder / "model")), list(texts))
         parts = [result.parts(number) for number in range(len(texts))]
-        self.shares = [1 - each["own_share"].to_numpy()[1:] for each in parts]
+        self.shares = [each["own_share"].to_numpy()[1:] for each in parts]
         self.names = [each["token"].to_numpy().tolist() for each in parts]
         self.path = save_page(result, folder)
 
@@ -68,7 +68,7 @@ def test_compared_values_and_colours_match_files(opened: Opened) -> None:
     choose(page, "share", "parts")
     page.locator("#words").press("Escape")
     names = tokens()["document"].unique().tolist()
-    shares = [share_from_others("finetuned", name, "parts") for name in names[1:]]
+    shares = [displayed_values("finetuned", name, "parts") for name in names[1:]]
     starts = [int(tokens().query(f"document == '{name}'").index[0]) for name in names[1:]]
     picture, image = drawn(page), pixels(page)
     by_token = {(cell["token"], cell["isDifference"], cell["layer"]): cell for cell in picture["cells"]}

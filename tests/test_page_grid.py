@@ -12,7 +12,7 @@ import pytest
 from browser import Opened
 from colours import distance, lab, linear, shade
 from conftest import write_tiny_bert
-from page_grid import colour_of, drawn, pixels, share_from_others
+from page_grid import colour_of, drawn, pixels, displayed_values
 from page_run import choose, save_page, tokens
 
 import attnmix
@@ -33,7 +33,7 @@ def test_cell_colours_match_file_values(opened: Opened, method: str) -> None:
     choose(page, "document", "1")
     choose(page, "share", method)
     page.locator("#words").press("Escape")
-    values = {name: share_from_others(name, "test/1", method) for name in CHECKPOINT_NAMES}
+    values = {name: displayed_values(name, "test/1", method) for name in CHECKPOINT_NAMES}
     picture, image, start = drawn(page), pixels(page), first_token("test/1")
     cells = [cell for cell in picture["cells"] if cell["layer"] > 0]
     assert len(cells) == 2 * values["finetuned"].size
@@ -47,7 +47,7 @@ def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
     choose(page, "share", "parts")
-    values = {name: share_from_others(name, "test/0", "parts") for name in CHECKPOINT_NAMES}
+    values = {name: displayed_values(name, "test/0", "parts") for name in CHECKPOINT_NAMES}
     picture = drawn(page)
     for model, layer, token in (("pretrained", 2, 3), ("finetuned", 1, 5)):
         (cell,) = (
@@ -55,7 +55,7 @@ def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
         )
         place = {"x": cell["x"] + picture["width"] / 2, "y": cell["y"] + picture["height"] / 2}
         page.locator("#grid-canvas").hover(position=place)
-        assert f"{100 * values[model][layer - 1, token]:.1f}% share from other" in page.locator(".pointed").inner_text()
+        assert f": own share {100 * values[model][layer - 1, token]:.1f}%" in page.locator(".pointed").inner_text()
         page.locator("#grid-canvas").click(position=place)
         assert page.locator("#words .chosen").get_attribute("id") == f"token-{token}"
         assert page.locator("#layer").input_value() == str(layer)
@@ -64,7 +64,7 @@ def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
         for name in CHECKPOINT_NAMES:
             assert f"{100 * values[name][layer - 1, token]:.1f}% {name.replace('finetuned', 'fine-tuned')}" in text
     rows = opened.values("grid")
-    column = next(name for name in rows[0] if name.startswith("share"))
+    column = next(name for name in rows[0] if name.startswith("own share"))
     assert len(rows) == 2 * values["finetuned"].size
     expected = np.concatenate([values[name].ravel() for name in CHECKPOINT_NAMES])
     assert [float(row[column]) for row in rows] == pytest.approx(expected.tolist(), abs=2e-4)
@@ -118,11 +118,13 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     legend = page.locator("#grid-legend")
     assert "one scale for all layers, models and texts" in legend.inner_text()
     page.get_by_label("Stretch colours").check()
-    values = np.concatenate([share_from_others(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
+    values = np.concatenate([displayed_values(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
     assert "stretched to what this picture shows" in legend.inner_text()
     ends = [float(each) for each in re.findall(r"([\d.]+)%", legend.inner_text())]
     assert ends == pytest.approx([100 * values.min(), 100 * values.max()], abs=0.06)
-    assert page.locator("#text-legend").inner_text().startswith(legend.inner_text().partition("share")[0].strip()[:4])
+    assert (
+        page.locator("#text-legend").inner_text().startswith(legend.inner_text().partition("own share")[0].strip()[:4])
+    )
 
 
 MORE = """box => {

@@ -94,7 +94,7 @@ def test_words_are_shaded_by_share_and_importance(first: Opened) -> None:
     ratios = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned' and layer == 3")
     assert_shades(page, ratios["own_share"])
     choose(page, "share", "parts")
-    assert_shades(page, 1 - np.diagonal(shares("finetuned", 3, method="parts")))
+    assert_shades(page, np.diagonal(shares("finetuned", 3, method="parts")))
     choose(page, "share", "attnresln_n")
     assert_shades(page, ratios["attnresln_n"])
     legend = page.locator("#text-legend").inner_text()
@@ -113,8 +113,8 @@ def test_selected_token_shares_match_matrix_and_model(first: Opened) -> None:
         choose(page, "share", method)
         matrix = 100 * shares("pretrained", 2, method=method)
         card = page.locator("#card").inner_text()
-        others, own = re.search(r"([\d.]+)% from other tokens, ([\d.]+)% its own", card).groups()
-        assert [float(own), float(others)] == pytest.approx([matrix[3, 3], 100 - matrix[3, 3]], abs=0.051)
+        own = re.search(r": own share ([\d.]+)% \(", card)[1]
+        assert float(own) == pytest.approx(matrix[3, 3], abs=0.051)
         taken = np.delete(matrix[3], 3)
         listed = [number(text) for text in page.locator("#sources li").all_inner_texts()]
         assert listed == pytest.approx(sorted(taken, reverse=True)[:8], abs=0.051)
@@ -137,10 +137,10 @@ def test_model_difference_has_signed_scale_and_list(first: Opened) -> None:
     page = first.page
     choose(page, "share", "alti")
     page.get_by_label("Change by fine-tuning").check()
-    changes = np.diagonal(shares("pretrained", 2) - shares("finetuned", 2))
+    changes = np.diagonal(shares("finetuned", 2) - shares("pretrained", 2))
     legend = page.locator("#text-legend").inner_text().replace("\u2212", "-")
     assert re.findall(r"[-+][\d.]+", legend)[:2] == ["-100.0", "+100.0"]
-    assert "points: change of the share" in legend
+    assert "points: change of the own share" in legend
     assert_shades(page, changes)
     assert changes.min() < 0 < changes.max()
     page.locator("#token-3").click()

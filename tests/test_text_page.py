@@ -21,7 +21,7 @@ import attnmix
 from attnmix.core.errors import InputError
 from attnmix.core.names import DEFAULT_CONTROL_NAMES, RATIO_CONTROL_NAMES
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
-from attnmix.measures import identities
+from attnmix.measures import engine, identities
 from attnmix.measures.batches import STATISTICS
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
@@ -65,6 +65,33 @@ def test_served_page_needs_no_further_tables(tiny_bert: Path, monkeypatch: pytes
     drawn = page_text(measurer.results(texts), Subject("a model"))
     measure_all(monkeypatch)
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
+
+
+def test_typed_texts_to_compare_have_the_own_share_of_every_word_of_the_texts_alone(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurer = text_results.load_measurer({"pretrained": tiny_bert})
+    exchanged: list[str] = []
+    right = engine.measure_exchange
+
+    def counted(base: Any, document: Any, *arguments: Any) -> Any:
+        exchanged.append(document.name)
+        return right(base, document, *arguments)
+
+    monkeypatch.setattr(engine, "measure_exchange", counted)
+    texts = ["the film was not good .", "the film was good ."]
+    results = measurer.results(tokenized(texts, measurer))
+    assert exchanged == ["text/0", "text/1"]  # once each
+    shares = []
+    for name, text in zip(("text/0", "text/1"), texts, strict=True):
+        found = results.captured_ratios([name])
+        is_special = results.tokens.set_index(["document", "position"]).loc[name]["token_class"].isin(["cls", "sep"])
+        np.testing.assert_array_equal(found["own_share"].isna(), is_special.loc[found["position"]])
+        alone = measurer.results(tokenized([text], measurer)).captured_ratios(["text/0"])
+        np.testing.assert_allclose(found["own_share"], alone["own_share"], rtol=1e-5, atol=1e-6)
+        shares.append(found[found["layer"] == found["layer"].max()]["own_share"])
+    table = results.table("measure/exchange").query("layer == layer.max()")
+    assert table["mean"].iloc[0] == pytest.approx(pd.concat(shares).mean(), abs=1e-5)
 
 
 def read_page(page: Path) -> tuple[str, Any]:

@@ -53,6 +53,7 @@ from attnmix.measures.exchange import (
     own_shares,
 )
 from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_token, document_shares, parts_obstacle
+from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
 from attnmix.measures.variance_shares import MAX_TEXTS
@@ -65,7 +66,6 @@ Array = npt.NDArray[Any]
 SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
 EXCHANGE_POSITIONS = 8  # measured positions per text, for several texts
-TOKEN_POSITIONS = 128  # measured positions of a single text, and of a text on the page
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # sample size for the expensive identities
 MEASURES = "measures"
@@ -126,6 +126,8 @@ class Measurements:
     """The heads of each text, as `attnmix.measures.heads.record_heads` returns them."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
     """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
+    exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
+    """The results of `Engine.token_exchange` by text."""
     token_shares: dict[int, Array] = field(default_factory=dict)
     """The own share of each token `[layers, tokens]` by text, for the page."""
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
@@ -183,12 +185,15 @@ class Engine:
         seed: int = SEED,
         check_once: bool = False,
         identity_texts: int | None = None,
+        neutral_donors: int = 0,
     ) -> None:
         """Store a model without a head, in float32 and eval mode, with observed attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
         configures the model with random weights. The expensive identities are checked in `identity_texts` texts, by
-        default `IDENTITY_TEXTS`, and the longest text; with `check_once`, only in the texts of the first call.
+        default `IDENTITY_TEXTS`, and the longest text; with `check_once`, only in the texts of the first call. Tokens
+        are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts, or for a single text with all
+        neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -199,6 +204,7 @@ class Engine:
         self.methods = self.batches.methods
         self.check_once = check_once
         self.identity_texts = IDENTITY_TEXTS if identity_texts is None else identity_texts
+        self.neutral_donors = neutral_donors
         self.is_checked = False
 
     @cached_property
@@ -382,9 +388,10 @@ class Engine:
     def _exchanged_texts(self, texts: Texts, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
         """Return the token ids of the exchanged texts of a document by kind of donor."""
         kinds = self.donor_kinds(texts)
-        if kinds == (NEUTRAL,):
+        if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._neutral_document(text) for text in NEUTRAL_TEXTS]
-            return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), len(neutral))}
+            number_of_donors = self.neutral_donors or len(neutral)
+            return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), number_of_donors)}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
@@ -418,10 +425,16 @@ class Engine:
         """Add the own share of each token of a text if it is missing; long texts are sampled at some positions."""
         if number in measurements.token_shares:
             return
-        document = measurements.texts.document(number)
-        positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
-        _, displacements = self.exchange(measurements.texts, number, document, positions)
+        _, displacements = self.token_exchange(measurements, number)
         measurements.token_shares[number] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
+
+    def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
+        """Return `exchange` of a complete text at up to `TOKEN_POSITIONS` positions; compute it if it is missing."""
+        if number not in measurements.exchanges:
+            document = measurements.texts.document(number)
+            positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
+            measurements.exchanges[number] = self.exchange(measurements.texts, number, document, positions)
+        return measurements.exchanges[number]
 
     def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
         """Return the indices of the texts for the check of all identities, including the longest text."""
@@ -479,13 +492,19 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
-    Vectors are measured at a few positions per text, or at up to `TOKEN_POSITIONS` positions of a single text.
+    Vectors are measured at a few positions per text, or, of a single text and with neutral donors, at up to
+    `TOKEN_POSITIONS` positions.
     """
     texts = measurements.texts
-    document = texts.document(number).cut(max_length)
-    positions = TOKEN_POSITIONS if len(texts) == 1 else EXCHANGE_POSITIONS
-    chosen = choose_positions(document, positions, engine.seed)
-    kinds, displacements = engine.exchange(texts, number, document, chosen)
+    document = texts.document(number)
+    cut = document.cut(max_length)
+    measures_tokens = len(texts) == 1 or engine.neutral_donors > 0
+    if measures_tokens and len(cut) == len(document):
+        kinds, displacements = engine.token_exchange(measurements, number)
+    else:
+        positions = TOKEN_POSITIONS if measures_tokens else EXCHANGE_POSITIONS
+        chosen = choose_positions(cut, positions, engine.seed)
+        kinds, displacements = engine.exchange(texts, number, cut, chosen)
     by_quantity = exchange_sums(displacements, PRECISION)
     sums = {}
     for place, kind in enumerate(kinds):

@@ -149,6 +149,8 @@ _EXCHANGE = Matrix(
 )
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
 """Matrices of `Measures.matrix`, including exchange, which needs donors that a single captured text lacks."""
+TOKEN_POSITIONS = 128
+"""The maximum number of tokens of a text with own shares by exchange; longer texts are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:

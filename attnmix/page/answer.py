@@ -12,12 +12,12 @@ import pandas as pd
 
 from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, SAME_CLASS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
-from attnmix.core.store.results import Results
+from attnmix.core.store.results import Results, TextResults
 from attnmix.figures.labels import RATIO_MARKS
 from attnmix.page.arrays import curve
 from attnmix.page.sentences import most_and_least, percent, preferred
 from attnmix.page.verdicts import counted, points, points_alike
-from attnmix.page.wording import ModelWording, model_wording_of, wording_of
+from attnmix.page.wording import model_wording_of, wording_of
 
 SHARE, RATIO = "Own share", "Mixing ratio of one layer"
 OWN_SHARE_DEFINITION = (
@@ -28,16 +28,17 @@ OWN_SHARE_DEFINITION = (
 TOKEN_MEANS = "Lines show means over tokens."
 
 
-def answer(run: Results) -> dict[str, Any]:
+def answer(run: Results, *, finetuned: bool = True) -> dict[str, Any]:
     """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
 
-    Notes add the sample sizes of this run to terms of the glossary. The headline is the own share of a token's last
-    vector; if it was not measured, the mixing ratio.
+    `finetuned` is False for a pipeline run without fine-tuning, in which both checkpoints are given models. Notes add
+    the sample sizes of this run to terms of the glossary. The headline is the own share of a token's last vector; if
+    it was not measured, the mixing ratio.
     """
     shares = own_shares(run)
     chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
     return {
-        "headline": _headline(run, shares),
+        "headline": _headline(run, shares) + _headline_scope(run, finetuned) + _headline_verdict(shares),
         "sentences": _sentences(run, shares),
         "notes": _notes(run, shares),
         "chart": chart,
@@ -67,25 +68,33 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     last = _last_layer(shares)
     if differences.empty:
         return f"{SHARE} of a token's last vector: {percent(float(last['mean'].iloc[0]))}"
-    return _change_headline(last, model_wording_of(run))
+    means = last["mean"]
+    before = percent(means["pretrained"])
+    after = percent(means["finetuned"])
+    states = model_wording_of(run).headline_states.format(before=before, after=after)
+    return f"{SHARE} of a token's last vector: {states}"
+
+
+def _headline_scope(run: Results, finetuned: bool) -> str:
+    """Return the number of training runs in a pipeline run; empty without a change or for texts in given models."""
+    is_training_run = finetuned and not isinstance(run, TextResults) and len(run.mixing[1]) > 0
+    return ", in this one training run" if is_training_run else ""
+
+
+def _headline_verdict(shares: pd.DataFrame) -> str:
+    """Return that the change of the own share is inconclusive, if so."""
+    changes = shares[shares["checkpoint"] == "difference"]
+    if changes.empty:
+        return ""
+    last: Any = changes.iloc[int(changes["layer"].argmax())]
+    found = verdict(last["ci_low"], last["ci_high"], last["documents"])
+    return ": the change is inconclusive" if found is Verdict.INCONCLUSIVE else ""
 
 
 def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
     """Return the rows after the last layer by checkpoint."""
     last: pd.DataFrame = shares[shares["layer"] == shares["layer"].max()]
     return last.set_index("checkpoint")
-
-
-def _change_headline(last: pd.DataFrame, words: ModelWording) -> str:
-    """Return the headline for two checkpoints, from the own shares after the last layer by checkpoint."""
-    means = last["mean"]
-    states = words.headline_states.format(before=percent(means["pretrained"]), after=percent(means["finetuned"]))
-    text = f"{SHARE} of a token's last vector: {states}"
-    if "difference" not in last.index:
-        return text
-    difference: Any = last.loc["difference"]
-    found = verdict(difference["ci_low"], difference["ci_high"], difference["documents"])
-    return f"{text}: the change is inconclusive" if found is Verdict.INCONCLUSIVE else text
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
@@ -119,8 +128,7 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
         last = shares.iloc[-1]
         texts = _counted(run, last["documents"])
         if "tokens" in shares:
-            tokens = last["tokens"] / last["documents"]
-            texts = f"{tokens:.0f} tokens of each of {texts}"
+            texts = f"{last['tokens']:.0f} tokens of {texts}"
         notes[SHARE.lower()] = f"Here it is the mean over {texts}."
     return notes
 

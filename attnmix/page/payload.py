@@ -16,7 +16,7 @@ from attnmix.core.store.results import Components, Results
 from attnmix.core.store.runs import map_sites, row_shares
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
-from attnmix.measures.matrices import MATRICES, ROLLOUTS
+from attnmix.measures.matrices import MATRICES, ROLLOUTS, TOKEN_POSITIONS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer, own_shares
 from attnmix.page.arrays import MISSING_CODE, curves_by, encode, encode_heads, largest_sources, quantise, visible
@@ -60,8 +60,11 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(first.index)].reset_index(names="row"), len(lengths) - len(first)
 
 
-def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
-    """Return the page's data for `tokens`; `checkpoints` has labels, with the captured checkpoint last."""
+def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str], *, finetuned: bool = True) -> Data:
+    """Return the page's data for `tokens`; `checkpoints` has labels, with the captured checkpoint last.
+
+    `finetuned` is False for a pipeline run without fine-tuning.
+    """
     documents = tokens["document"].unique().tolist()
     curves = run.table("measure/mixing")
     steps = run.steps.dropna(subset="mean")
@@ -99,7 +102,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "layer": _first_stack_layers(texts, layers) if names.INPUT_PARTS in matrices else int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
-        "answer": answer(run),
+        "answer": answer(run, finetuned=finetuned),
         "opens": opening,
         "curves": _counted_series(pd.concat([curves, derivatives]), layers)
         | _counted_series(own_shares(run).assign(method=OWN_SHARE), layers),
@@ -124,6 +127,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
             *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_MARKERS),
             *labels.WORD_CLASSES.values(),
         ],
+        "specialClasses": [names.TOKEN_CLASSES.index(name) for name in labels.SPECIAL_MARKERS],
         "wordClasses": [names.TOKEN_CLASSES.index(name) for name in ("subword", "word")],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
@@ -131,6 +135,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "matrices": [name for name in dict.fromkeys(MATRIX_ORDER) if name in matrices],
         "sinceInput": [name for name in (names.INPUT_PARTS, *ROLLOUTS) if name in matrices],
         "partsLimit": MAX_PARTS_TOKENS,
+        "exchangeLimit": TOKEN_POSITIONS,
         "attention": encode_heads(
             (name, _heads(name, run)) for name in _first(documents[opening["document"]], documents)
         )

@@ -62,6 +62,7 @@ SHAPE: Data = {
     # The input tokens of each stack; `apart` is 1 at the start of a word, `classes` are indices into `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
+    "specialClasses": [int],  # indices of the classes for special tokens
     "wordClasses": [int],  # indices of the classes for words and subwords
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
     # By document and method: the main sources of each token, and by checkpoint their shares and the token's own share.
@@ -70,6 +71,7 @@ SHAPE: Data = {
     },
     "sourcesKept": int,  # the number of a token's largest shares, and of its largest changes
     "partsLimit": int,  # maximum length of a text with exact parts
+    "exchangeLimit": int,  # maximum number of tokens of a text with own shares by exchange
     "matrices": [str],
     # Heads, like contributions; `skip` is true if a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool},

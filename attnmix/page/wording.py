@@ -75,7 +75,7 @@ class ModelWording(NamedTuple):
 FINETUNING_WORDING = ModelWording(
     labels=CHECKPOINTS,
     states="{before} before and {after} after fine-tuning",
-    headline_states="{before} before fine-tuning, {after} after, in this one training",
+    headline_states="{before} before fine-tuning, {after} after",
     by_change="by fine-tuning",
     change="fine-tuning",
 )

@@ -29,13 +29,14 @@ from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.measures.documents import Document, Texts, read_documents
-from attnmix.measures.engine import MEASURES, PRECISION, TOKEN_POSITIONS, Engine, Measurements
+from attnmix.measures.engine import MEASURES, PRECISION, Engine, Measurements
 from attnmix.measures.exchange import (
     choose_positions,
     draw_exchanged_texts,
     measure_exchange,
     own_shares,
 )
+from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.token_ratios import labelled_ratio_rows
 from attnmix.models.checkpoint import check_max_length, load_tokenizer

@@ -50,7 +50,7 @@ function expectedValue(model: string, text: number, layer: number, position: num
   if (share === "own_share") return run.owns[model][layer - 1][run.starts[text] + position];
   if (RATIOS.includes(share)) return run.ratios[model][share][layer - 1][run.starts[text] + position];
   if (isLost(text, layer, position)) return null;
-  return 1 - run.matrices[model][`text/${text}`][share][layer - 1][position][position];
+  return run.matrices[model][`text/${text}`][share][layer - 1][position][position];
 }
 
 function expectedChange(...place: [text: number, layer: number, position: number, share: string]): number | null {

@@ -47,6 +47,7 @@ export const MATRIX_NAMES = {
 const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
 
 /** Whether a token is neither a special token nor punctuation. */
+export const isSpecial = (name: string) => name.startsWith("[");
 export const isWord = (name: string) => /^\w+$/.test(name);
 
 /** Of the predicted class, by text: in the second, all effects are small relative to the log-odds. */
@@ -156,7 +157,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     names: tokens,
     words: tokens,
     apart: tokens.map(() => 1),
-    classes: tokens.map((name) => Number(!isWord(name))),
+    classes: tokens.map((name) => (isSpecial(name) ? 2 : Number(!isWord(name)))),
   };
   const places = sites.flatMap(() => tokens.map(random));
   const means = Object.fromEntries(models.map((model) => [model, numbers(LAYERS).map(randomOwn)]));
@@ -202,7 +203,8 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     })),
     encoder: null,
     readings: [readings],
-    classNames: ["Word", "Mark"],
+    classNames: ["Word", "Punctuation", "Mark"],
+    specialClasses: [2],
     wordClasses: [0],
     ratios: {
       methods: RATIOS,
@@ -220,6 +222,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     contributions,
     sourcesKept: KEPT,
     partsLimit: 64,
+    exchangeLimit: 128,
     matrices: MATRICES,
     attention: { number: HEADS, width: WIDTH, skip: true },
     sites,

@@ -22,7 +22,7 @@ const compared = await openPage(pair.payload);
 
 beforeEach(() => page.state.set(opening));
 
-const percent = (share: number) => `${(100 * share).toFixed(1)}%`;
+const percent = (share: number) => (share > 0 && share < 0.0005 ? "<0.1%" : `${(100 * share).toFixed(1)}%`);
 /** The numbers of a text with a decimal place. */
 const numbersIn = (text: string) =>
   [...text.replaceAll("−", "-").matchAll(/[-+]?\d+\.\d/g)].map(([each]) => Number(each));
@@ -59,9 +59,9 @@ test("the sentence of a cell has its values and largest sources in each model", 
         withoutMarks += Number(marks.length === 0);
         return `${named}${marks.length > 0 ? together : ""}`;
       };
-      const values = `${percent(1 - rows[0][position])} pretrained, ${percent(1 - rows[1][position])} fine-tuned`;
+      const values = `${percent(rows[0][position])} pretrained, ${percent(rows[1][position])} fine-tuned`;
       const expected =
-        `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the share from other tokens is ${values}. ` +
+        `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the own share is ${values}. ` +
         `The largest sources among words in ${place}, pretrained, are ${said(0)}. The largest sources among words in ${place}, fine-tuned, are ${said(1)}. `;
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
@@ -78,7 +78,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
 test("words with the largest changes are listed with signs and can be chosen", () => {
   page.state.set({ document: 1, token: null, layer: 1, share: "parts" });
   const change = (layer: number, i: number) => {
-    const [before, after] = MODELS.map((model) => 1 - run.matrices[model]["text/1"].parts[layer][i][i]);
+    const [before, after] = MODELS.map((model) => run.matrices[model]["text/1"].parts[layer][i][i]);
     return after - before;
   };
   const largestOf = (i: number) => numbers(3).toSorted((a, b) => Math.abs(change(b, i)) - Math.abs(change(a, i)))[0];
@@ -119,12 +119,12 @@ test("each text has its label, prediction, and largest effect of a token", () =>
   }
 });
 
-/** Shares from others of both texts, without the displaced word, `[layers, tokens]`. */
+/** Own shares of both texts, without the displaced word, `[layers, tokens]`. */
 const valuesOf = (text: number, without = "") =>
   pair.matrices.pretrained[`text/${text}`].parts.map((matrix) =>
     numbers(matrix.length)
       .filter((i) => pair.texts[text][i] !== without)
-      .map((i) => 1 - matrix[i][i]),
+      .map((i) => matrix[i][i]),
   );
 
 test("differences of two texts are described, marked, measured and can be chosen", () => {
@@ -200,7 +200,7 @@ test("cells of a difference have their shades", () => {
         continue;
       }
       const [one, other] = [first, second - pair.starts[1]].map(
-        (i, text) => 1 - pair.matrices.pretrained[`text/${text}`].parts[layer - 1][i][i],
+        (i, text) => pair.matrices.pretrained[`text/${text}`].parts[layer - 1][i][i],
       );
       const near = [-1e-3, 0, 1e-3].map((off) => shade((other - one) / 0.25 + off).colour);
       assert.ok(near.includes(fill!), `${fill} for ${other - one}`);
@@ -226,7 +226,7 @@ test("texts with few common tokens are compared at equal tokens only", () => {
         continue;
       }
       const [one, other] = [column.first!, column.second! - run.starts[1]].map(
-        (i, text) => 1 - run.matrices.finetuned[`text/${text}`].parts[layer - 1][i][i],
+        (i, text) => run.matrices.finetuned[`text/${text}`].parts[layer - 1][i][i],
       );
       assert.ok(Math.abs(found! - (other - one)) < 1e-3);
     }
@@ -349,4 +349,46 @@ test("special tokens and punctuation are never highlighted", async () => {
   const sources = textOf(scored.chosen.ChosenText()).split(", are ").slice(1);
   assert.ok(sources.length > 0);
   for (const each of sources) assert.match(each, /^a [\d.]+%; special tokens and punctuation among /);
+});
+
+test("the text says the picture's number of the chosen token, in the same words", () => {
+  for (const share of ["own_share", "parts", "alti", "attnresln_n"])
+    for (const change of [false, true]) {
+      page.state.set({ document: 0, token: 2, layer: 2, share, change });
+      const picture = textOf(page.chosen.ChosenText());
+      const text = textOf(elementsOf(page.text.Card({ token: 2 }), "p")[0].children);
+      const kind = share === "attnresln_n" ? "mixing ratio" : "own share";
+      const [, value] = new RegExp(`^“film”: ${kind} (\\S+)`).exec(text)!;
+      assert.match(picture, change ? /fine-tuning changes the/ : new RegExp(`the ${kind} is`));
+      assert.ok(picture.includes(change ? value.replace(" points", "") : `${value} fine-tuned`), `${picture} ${value}`);
+      if (share === "own_share" && !change) assertClose(numbersIn(value), [100 * run.owns.finetuned[1][2]!]);
+    }
+});
+
+test("an own share that is not known has its reason, and the picture tells why columns are empty", async () => {
+  const reasons = {
+    special: "special tokens are not exchanged",
+    same: "the texts that replace it have the same token here",
+    none: "no token of this text was exchanged",
+    sampled: "only 3 tokens of this text were exchanged",
+    rounding: "the exchanges move this vector by no more than rounding errors",
+  };
+  const lost = makeRun([...TEXTS, "[CLS] time [SEP]"].map((text) => text.split(" ")));
+  const unknown = [lost.starts[0], lost.starts[0] + 2, ...numbers(3).map((n) => lost.starts[3] + n)];
+  for (const model of MODELS) for (const row of lost.owns[model]) for (const token of unknown) row[token] = null;
+  lost.owns.finetuned[2][lost.starts[1] + 1] = null;
+  for (const model of MODELS) lost.payload.ratios.values[model].own_share = quantise(lost.owns[model].flat());
+  const { missing, state, data } = await openPage(lost.payload);
+  const said = (token: number) => missing.missingText(token).replace("not known, as ", "");
+  assert.equal(said(lost.starts[0]), reasons.special);
+  assert.equal(said(lost.starts[0] + 2), reasons.same);
+  assert.equal(said(lost.starts[1] + 1), reasons.rounding);
+  assert.equal(said(lost.starts[3] + 1), reasons.none);
+  assert.equal(missing.emptyCellsText([0]), `Empty columns: ${reasons.special}; ${reasons.same}.`);
+  assert.equal(missing.emptyCellsText([2]), `Empty columns: ${reasons.special}.`);
+  data.data.exchangeLimit = 3; // fewer than the first text has
+  assert.equal(said(lost.starts[0] + 2), reasons.sampled);
+  state.set({ share: "parts" });
+  assert.equal(missing.emptyCellsText([0]), "");
+  assert.equal(missing.missingText(2), "not known");
 });

@@ -6,6 +6,7 @@ import { comparison, differenceOf, unlikeTokens } from "./comparison";
 import { data, isWord, type Maybe, OWN_SHARE, type Share } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
+import { missingText } from "./missing";
 import { canChange, set, state } from "./state";
 import { nameInText } from "./words";
 
@@ -13,8 +14,8 @@ const NAMED_SOURCES = 4; // in the sentence below the picture
 const LISTED_CHANGES = 6; // below the picture
 
 export const layerName = (layer: number) => (layer === 0 ? "input" : data.labels.layers[layer].toLowerCase());
-export function valueText(value: Maybe, isDifference = false): string {
-  if (value === null) return "not known";
+export function valueText(value: Maybe, isDifference = false, token: Maybe = null): string {
+  if (value === null) return missingText(token);
   return isDifference ? points(value) : measures.shareText(value);
 }
 
@@ -67,7 +68,7 @@ export function Changes() {
 
 /** The chosen cell's value in a block, with the text or model of the block where there are several. */
 function valueOfBlock(block: Block, column: number): string {
-  const value = valueText(valueIn(block, column, state.layer.value), block.isDifference);
+  const value = valueText(valueIn(block, column, state.layer.value), block.isDifference, block.tokens[column]);
   return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
 }
 

@@ -259,8 +259,8 @@ const ClassShares = () => (
   >
     <p>
       Lines show the share of the squared length of what other tokens give a token that is common to the texts of a
-      predicted class, without what is common to all texts. Bands show 95% intervals over reviews, for this one
-      training.
+      predicted class, without what is common to all texts. Bands show 95% intervals over reviews, for this one training
+      run.
     </p>
   </Chart>
 );

@@ -60,6 +60,8 @@ export const layouts = ["pca", "aligned", "joint", "separate"].filter((name) => 
 export const isRead = (token: number) => data.documents[documentOf[token]].reads === positionOf(token);
 /** Whether a token is a word or a piece of one, and neither a special token nor punctuation, which are no findings. */
 export const isWord = (token: number) => data.wordClasses.includes(data.readings[0].classes[token]);
+/** Whether a token is a mark of the model, such as [CLS], and no part of the text. */
+export const isSpecial = (token: number) => data.specialClasses.includes(data.readings[0].classes[token]);
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
 /** A checkpoint's name within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();

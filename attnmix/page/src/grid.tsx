@@ -1,4 +1,4 @@
-// Tokens by layers: how much of each token comes from others after every layer, and from which the chosen one does.
+// Tokens by layers: how much of each token is its own after every layer, and where the chosen one comes from.
 
 import { effect, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
@@ -24,6 +24,7 @@ import { paintMarks, shapesOf } from "./marks";
 import * as measures from "./measures";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
 import { Margin, MeansText } from "./means";
+import { emptyCellsText } from "./missing";
 import type { DrawnCanvas } from "./picture";
 import { Prediction } from "./prediction";
 import { shareGroups, shareText } from "./shares";
@@ -48,8 +49,8 @@ const tokenToChoose = (block: Block, column: number): Maybe =>
 function cellText({ block, column, layer }: Cell): string {
   const token = block.tokens[column]!;
   const name = `“${nameOf(token)}” (${positionOf(token)})`;
-  const value = valueText(valueIn(block, column, layer), block.isDifference);
-  if (layer > 0) return `${name}, ${layerName(layer)}, ${titleInText(block)}: ${value} ${measures.shareKind()}`;
+  const value = valueText(valueIn(block, column, layer), block.isDifference, token);
+  if (layer > 0) return `${name}, ${layerName(layer)}, ${titleInText(block)}: ${measures.shareKind()} ${value}`;
   const share = origins.value.get(block)?.input.get(token);
   if (share === undefined) return `${name}, input`;
   const along = measures.sourcesIn.value === "layer" ? ", along the lines" : "";
@@ -340,11 +341,8 @@ const texts = [...data.documents.keys()];
 function pictureText(): string {
   const model = comparison.value && !state.change.value && canChange ? `, ${modelTitle(wordsModel.value)}` : "";
   const change = state.change.value ? `, change ${data.wording.by_change}` : "";
-  if (state.share.value === OWN_SHARE) return `own share of each token's vector, after each layer${change}${model}`;
-  if (measures.sourcesIn.value === null) return `mixing ratio of each token in each layer${change}${model}`;
-  if (measures.sourcesIn.value === "layer")
-    return `share that each token takes from others in each layer${change}${model}`;
-  return `share of each token's vector from others, after each layer${change}${model}`;
+  const where = measures.isOfOneLayer() ? "in each layer" : "after each layer";
+  return `${measures.shareKind()} of each token's vector, ${where}${change}${model}`;
 }
 
 /** Which tokens of the texts the model cannot read as words, if any. */
@@ -412,6 +410,9 @@ export function Grid() {
       {comparison.value && <Differences />}
       <Cautions texts={shown} />
       <MeansText />
+      <p class="small" id="empty-text">
+        {emptyCellsText(shown)}
+      </p>
       <ChosenText />
       {!comparison.value && <Changes />}
       <div class="controls">

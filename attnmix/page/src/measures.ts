@@ -1,4 +1,4 @@
-// How much of each token comes from others, from which, and to which it gave, by the chosen measure.
+// How much of each token is its own, what it took from which others, and to which it gave, by the chosen measure.
 
 import { computed } from "@preact/signals";
 import * as run from "./data";
@@ -22,26 +22,22 @@ const isRatio = () => !isOwnShare() && !data.matrices.includes(state.share.value
 
 const sharesOf = (token: number, layer: number, checkpoint: string) =>
   run.sharesOf(token, layer, checkpoint, matrix.value);
-/** The share of a token that comes from others; null where it is not known. */
-export function othersShare(token: number, layer: number, checkpoint: string): Maybe {
-  const own = sharesOf(token, layer, checkpoint)?.own ?? null;
-  return own === null ? null : 1 - own;
-}
+/** The own share of a token by the matrix of its sources; null where it is not known. */
+export const ownPart = (token: number, layer: number, checkpoint: string): Maybe =>
+  sharesOf(token, layer, checkpoint)?.own ?? null;
 
 /** What fine-tuning changes of a measure. */
 function changeOf(measure: (checkpoint: string) => Maybe): Maybe {
   const [before, after = null] = checkpoints.map(measure);
   return before === null || after === null ? null : after - before;
 }
-export const othersChange = (token: number, layer: number) =>
-  changeOf((checkpoint) => othersShare(token, layer, checkpoint));
 
-/** The chosen measure of a token after a layer: own share, share from others, ratio, or what fine-tuning changed of it. */
+/** The chosen measure of a token after a layer: own share, mixing ratio, or what fine-tuning changed of it. */
 export function valueOf(token: number, layer: number, model: string): Maybe {
   const measure = (checkpoint: string) =>
     isRatio() || isOwnShare()
       ? run.ratioOf(token, layer, checkpoint, state.share.value)
-      : othersShare(token, layer, checkpoint);
+      : ownPart(token, layer, checkpoint);
   return model === CHANGE ? changeOf(measure) : measure(model);
 }
 
@@ -103,7 +99,7 @@ export const matrixName = () => data.labels.matrices[matrix.value];
 export const byMatrix = () =>
   (isRatio() || isOwnShare()) && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
 /** What a share is, in a word or two. */
-export const shareKind = () => (isOwnShare() ? "own share" : isRatio() ? "mixing ratio" : "share from other tokens");
+export const shareKind = () => (isRatio() ? "mixing ratio" : "own share");
 /** The beginning of a sentence that ends with shares, or with changes of shares. */
 export const shareStatement = (kind = shareKind()) =>
   state.change.value ? `${data.wording.change} changes the ${kind} by` : `the ${kind} is`;

@@ -73,6 +73,7 @@ export type Payload = {
   encoder: number | null;
   readings: { names: string[]; words: string[]; apart: number[]; classes: number[] }[];
   classNames: string[];
+  specialClasses: number[];
   wordClasses: number[];
   ratios: { methods: string[]; layers: number; values: Record<string, Record<string, string>> };
   contributions: Record<
@@ -81,6 +82,7 @@ export type Payload = {
   >;
   sourcesKept: number;
   partsLimit: number;
+  exchangeLimit: number;
   matrices: string[];
   attention: { number: number; width: number; skip: boolean };
   sites: { layer: number; point: string; label: string; reading: number }[];

@@ -26,7 +26,7 @@ const EXPLANATIONS: Record<string, string> = {
   [OWN_SHARE]:
     "How far the vector moves if its own word is exchanged, divided by that plus how far it moves if all other words are.",
   parts:
-    "The vector as a sum of one part for each token of the input: the length of the other tokens' sum, divided by that plus the length of its own part.",
+    "The vector as a sum of one part for each token of the input: the length of its own part, divided by that plus the length of the other tokens' sum.",
   attention: "The mean of the heads' attention weights; the vectors that they weight do not count.",
   contribution_weights:
     "The projection of each weighted value vector on what attention adds, relative to its squared length (Cunningham and Cirone, 2026).",

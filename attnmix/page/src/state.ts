@@ -24,7 +24,7 @@ const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
-/** The ratios among the shares: that of attention weights is the share from others of the matrix, which has sources. */
+/** The ratios among the shares: that of attention weights is 1 minus the own share of the matrix, which has sources. */
 export const shareRatios = methods.filter(
   (name) => name !== "attn_w" || name === data.method || !data.matrices.includes("attention"),
 );

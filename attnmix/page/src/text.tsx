@@ -1,7 +1,8 @@
 // The text with its measures, and what the selected token kept, took and gave.
 
+import { valueText } from "./chosen";
 import { checkpoints, data, positionOf, type Share, tokensOf } from "./data";
-import { inPoints, percent, points } from "./format";
+import { inPoints, percent } from "./format";
 import * as measures from "./measures";
 import { effectText } from "./prediction";
 import { hovered, matrix, state } from "./state";
@@ -11,46 +12,50 @@ import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
 const LETTER = 0.021; // of the bar, which a letter of a name in it takes
-const BY_LENGTHS = "What is from others is divided among them by the lengths of their parts.";
+const BY_LENGTHS = "What is not its own is divided among the others by the lengths of their parts.";
 
-/** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
-function KeptBar({ token }: { token: number }) {
+/** The number that the picture shows of a token, in the same words. */
+function ShownValue({ token }: { token: number }) {
   const layer = state.layer.value;
-  const change = state.change.value ? measures.othersChange(token, layer) : null;
-  const others = measures.othersShare(token, layer, state.checkpoint.value);
-  if (others === null) return <p class="note">{whyMissing(token)}</p>;
+  const value = valueText(measures.valueOf(token, layer, measures.wordsModel.value), false, token);
+  const change = state.change.value ? ` ${data.wording.by_change}` : "";
+  return (
+    <p id="shown-value">
+      <b>
+        “<bdi>{nameOf(token)}</bdi>”
+      </b>
+      : {measures.shareKind()} <b>{value}</b>
+      {change}{" "}
+      <span class="small">
+        ({measures.measureName()}, {data.labels.layers[layer].toLowerCase()}, {measures.matrixModel()})
+      </span>
+    </p>
+  );
+}
+
+/** What a token kept and took by the matrix of its sources, as one bar. */
+function KeptBar({ token }: { token: number }) {
+  const own = measures.ownPart(token, state.layer.value, state.checkpoint.value);
+  if (own === null) return <p class="note">{whyMissing(token)}</p>;
+  if (state.change.value) return null;
   const main = (measures.exchanged(token)?.took ?? []).slice(0, IN_BAR);
-  const rest = main.reduce((left, { share }) => Math.max(0, left - share), others);
+  const rest = main.reduce((left, { share }) => Math.max(0, left - share), 1 - own);
   const named = main.map((each): [string, number, string] => [nameInText(each.token), each.share, "other"]);
-  const parts: typeof named = [["itself", 1 - others, "own"], ...named, ["all others", rest, "rest"]];
-  const kept = `${percent(others)} from other tokens, ${percent(1 - others)} its own`;
+  const parts: typeof named = [["its own", own, "own"], ...named, ["all others", rest, "rest"]];
   const labelled = parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ");
   return (
-    <div class="kept">
-      <p>
-        <b>
-          “<bdi>{nameOf(token)}</bdi>”
-        </b>
-        : {change === null ? kept : `${points(change)} from other tokens ${data.wording.by_change}`}{" "}
-        <span class="small">
-          ({measures.matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {measures.matrixModel()})
-        </span>
+    <>
+      <div class="bar" role="img" aria-label={labelled}>
+        {parts.map(([name, share, kind]) => (
+          <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
+            {share > LETTER * `${name} ${percent(share)}`.length && <bdi>{`${name} ${percent(share)}`}</bdi>}
+          </span>
+        ))}
+      </div>
+      <p class="small" id="bar-parts">
+        The bar shows, by {measures.sourcesName()}: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
       </p>
-      {change === null && (
-        <>
-          <div class="bar" role="img" aria-label={labelled}>
-            {parts.map(([name, share, kind]) => (
-              <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-                {share > LETTER * `${name} ${percent(share)}`.length && <bdi>{`${name} ${percent(share)}`}</bdi>}
-              </span>
-            ))}
-          </div>
-          <p class="small" id="bar-parts">
-            From left to right: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
-          </p>
-        </>
-      )}
-    </div>
+    </>
   );
 }
 
@@ -85,14 +90,17 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
   );
 }
 
-function Card({ token }: { token: number }) {
+export function Card({ token }: { token: number }) {
   const { took, gave } = measures.exchanged(token) ?? { took: [], gave: [] };
   const least = state.change.value ? 0.01 : 0.2; // of the scale, so that small shares look small
   const scale = Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), least);
   const none = "No other token lists it among its main sources.";
   return (
     <>
-      <KeptBar token={token} />
+      <div class="kept">
+        <ShownValue token={token} />
+        <KeptBar token={token} />
+      </div>
       <div class="lists">
         <Sources
           id="sources"

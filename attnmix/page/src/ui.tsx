@@ -248,7 +248,7 @@ export const GLOSSARY = {
   "own share":
     "The own share is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. The model runs as it is, so attention changes with the words. Special tokens stay in place and have no own share.",
   "exact parts":
-    "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The share from others is the length of the sum of all other tokens' parts, divided by that plus the length of the token's own part; it is divided among the others by the lengths of their parts.",
+    "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The own share is the length of the token's own part, divided by that plus the length of the sum of all other tokens' parts; the rest is divided among the others by the lengths of their parts.",
   "shared value":
     "In this control every token passes on the same vector, the mean of its text's values, which carries no information about the token it came from.",
   "other texts' values":
