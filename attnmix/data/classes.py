@@ -153,12 +153,15 @@ def _read_truth_values(names: Sequence[str], where: str) -> Reading:
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
     """Return codes or names of classes as names, in the order of the source; missing values are kept."""
-    if reading == "codes":
-        codes = [_read_code(value, len(names)) for value in values]
-    else:
-        codes = _find_names(values, names)
+    find_codes = _find_codes if reading == "codes" else _find_names
+    codes = find_codes(values, names)
     categories = pd.Index(list(names))
     return pd.Series(pd.Categorical.from_codes(codes, categories), index=values.index)
+
+
+def _find_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
+    """Return the index of each label that is a code of a class; -1 for any other value."""
+    return [_read_code(value, len(names)) for value in values]
 
 
 def _find_names(values: pd.Series, names: Sequence[str]) -> list[int]:
