@@ -37,6 +37,7 @@ from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
+MIN_VARIANCE = 1e-10  # of a direction, as a fraction of the largest variance; smaller ones are rounding errors
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,21 @@ def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
     layer = call.layer
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; allowed: weights and values")
-    for name, given, edited in (("weights", call.weights, result[0]), ("values", call.value, result[1])):
-        if not isinstance(edited, Tensor) or not _broadcasts(edited, given) or _kind(edited) != _kind(given):
-            returned = _described(edited) if isinstance(edited, Tensor) else type(edited).__name__
-            raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_described(given)}")
-    return result[0].expand_as(call.weights), result[1].expand_as(call.value)
+    weights, value = result
+    _check_edited("weights", weights, call.weights, layer)
+    _check_edited("values", value, call.value, layer)
+    return weights.expand_as(call.weights), value.expand_as(call.value)
+
+
+def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
+    """Raise `InputError` if an edited tensor has another shape, dtype or device than the given one."""
+    if not isinstance(edited, Tensor):
+        returned = type(edited).__name__
+    elif _can_broadcast(edited, given) and edited.dtype == given.dtype and edited.device == given.device:
+        return
+    else:
+        returned = _describe(edited)
+    raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_describe(given)}")
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,8 @@ class Positions:
         """Return the positions in a user's argument; raise `InputError` if it does not select a token."""
         if isinstance(given, slice):
             bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
-            if any(whole_number(argument, bound) < 0 for bound in bounds) or given.step == 0:
+            has_negative = any(whole_number(argument, bound) < 0 for bound in bounds)
+            if has_negative or given.step == 0:
                 raise InputError(f"{argument}: {given}; allowed: positions from 0 on")
             return cls(argument, given)
         mask = torch.as_tensor(given) if hasattr(given, "dtype") else torch.empty(0)
@@ -142,7 +154,8 @@ class Positions:
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
             raise InputError(f"{argument}: a mask of shape {shape}; allowed: one token or more of `[tokens]`")
-        return cls(argument, tuple(mask.nonzero()[:, 0].tolist()), len(mask))
+        numbers = mask.nonzero()[:, 0].tolist()
+        return cls(argument, tuple(numbers), len(mask))
 
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions, on the CPU; raise `InputError` for positions beyond the end of the text."""
@@ -151,25 +164,35 @@ class Positions:
         if self.mask_length not in (None, tokens):
             raise InputError(f"{self.argument}: a mask of {self.mask_length} tokens; allowed: {tokens}{where}")
         if isinstance(self.numbers, slice):
-            ends = [self.numbers.start or 0, tokens - 1 if self.numbers.stop is None else self.numbers.stop - 1]
-            check_range(f"{self.argument}: token", ends, range(tokens), where)
-            chosen = list(range(tokens)[self.numbers])
-            if not chosen:
-                raise InputError(f"{self.argument}: {self.numbers} holds no token; allowed: 0 to {tokens - 1}{where}")
-            return torch.tensor(chosen)
+            return self._resolve_slice(self.numbers, tokens, where)
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
-        places = torch.tensor(self.numbers)
-        if self.mask_length is None and call.weights.shape[-2] == tokens:  # a sliding window may hide early tokens
-            self._check_padding(call.weights, places)
-        return places
+        positions = torch.tensor(self.numbers)
+        has_all_queries = call.weights.shape[-2] == tokens
+        if self.mask_length is None and has_all_queries:  # a sliding window may hide early tokens
+            self._check_padding(call.weights, positions)
+        return positions
 
-    def _check_padding(self, weights: Tensor, places: Tensor) -> None:
+    def _resolve_slice(self, numbers: slice, tokens: int, where: str) -> Tensor:
+        """Return the positions in a slice of a text; raise `InputError` if they are not in the text."""
+        first = numbers.start or 0
+        last = tokens - 1
+        if numbers.stop is not None:
+            last = numbers.stop - 1
+        check_range(f"{self.argument}: token", [first, last], range(tokens), where)
+        positions = list(range(tokens)[numbers])
+        if not positions:
+            raise InputError(f"{self.argument}: {numbers} holds no token; allowed: 0 to {tokens - 1}{where}")
+        return torch.tensor(positions)
+
+    def _check_padding(self, weights: Tensor, positions: Tensor) -> None:
         """Raise `InputError` if a token is padding in one of the texts, that is, if no token attends to it."""
-        attended_BN = weights.detach()[..., places.to(weights.device)].sum((1, 2)) > 0
-        missing = (~attended_BN).nonzero().tolist()
+        selected = weights.detach()[..., positions.to(weights.device)]
+        is_attended_BN = selected.sum((1, 2)) > 0
+        missing = (~is_attended_BN).nonzero().tolist()
         if missing:
             text, number = missing[0]
-            problem = f"token {int(places[number])} is padding in text {text} of the batch"
+            token = int(positions[number])
+            problem = f"token {token} is padding in text {text} of the batch"
             raise InputError(f"{self.argument}: {problem}; allowed: tokens that all its texts have, or a slice")
 
 
@@ -178,17 +201,20 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
 
     This is equivalent to setting their rows of W_O to 0; b_O is unchanged.
     """
-    by_layer = _by_layer("without_heads", heads)
-    numbers = {layer: whole_numbers(f"without_heads: layer {layer}", each) for layer, each in by_layer.items()}
+    heads_by_layer = {}
+    for layer, given in _check_dictionary("without_heads", heads).items():
+        heads_by_layer[layer] = whole_numbers(f"without_heads: layer {layer}", given)
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
-        heads_of_layer, head_count = numbers[call.layer], call.value.shape[1]
+        heads_of_layer = heads_by_layer[call.layer]
+        head_count = call.value.shape[1]
         check_range("without_heads: head", heads_of_layer, range(head_count), f" in layer {call.layer}")
-        is_kept = torch.ones(head_count, dtype=torch.bool)
-        is_kept[list(heads_of_layer)] = False
-        return call.weights, call.value.masked_fill(~is_kept.to(call.value.device)[:, None, None], 0)
+        is_ablated = torch.zeros(head_count, dtype=torch.bool)
+        is_ablated[list(heads_of_layer)] = True
+        is_ablated_H11 = is_ablated.to(call.value.device)[:, None, None]
+        return call.weights, call.value.masked_fill(is_ablated_H11, 0)
 
-    return LayerEdit("without_heads", tuple(numbers), change)
+    return LayerEdit("without_heads", tuple(heads_by_layer), change)
 
 
 def without_edges(
@@ -210,15 +236,18 @@ def without_edges(
                 "without_edges: inside of torch.func.vmap no token can be checked; allowed: a padded batch"
             )
         queries, keys = call.weights.shape[-2:]
-        first, last = call.first_row, call.first_row + queries
+        first = call.first_row
+        last = first + queries
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
-        is_cut[rows.in_texts(call)[:, None], columns.in_texts(call)] = True
-        cut_queries = is_cut[first:last].to(call.weights.device)
+        target_rows = rows.in_texts(call)[:, None]
+        source_columns = columns.in_texts(call)
+        is_cut[target_rows, source_columns] = True
+        is_cut_in_call = is_cut[first:last].to(call.weights.device)
         if queries == keys:  # With a cache, the cut edges may belong to earlier queries.
-            _check_edges(call, cut_queries, named=layers is not None)
-        return call.weights.masked_fill(cut_queries, 0), call.value
+            _check_edges(call, is_cut_in_call, named=layers is not None)
+        return call.weights.masked_fill(is_cut_in_call, 0), call.value
 
-    return LayerEdit("without_edges", _layers("without_edges", layers), change)
+    return LayerEdit("without_edges", _read_layers("without_edges", layers), change)
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
@@ -240,21 +269,24 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
     contributed which value.
     """
     mask_BT = torch.as_tensor(attention_mask)
-    if mask_BT.ndim != 2 or not ((mask_BT == 0) | (mask_BT == 1)).all() or not mask_BT.any(-1).all():
+    has_valid_entries = ((mask_BT == 0) | (mask_BT == 1)).all()
+    if mask_BT.ndim != 2 or not has_valid_entries or not mask_BT.any(-1).all():
         allowed = "`[texts, tokens]` of 1 and, for padding, 0, a token or more in each text"
         raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
         value = call.value
-        texts, tokens = len(value), value.shape[-2]
+        texts = len(value)
+        tokens = value.shape[-2]
         if mask_BT.shape not in ((1, tokens), (texts, tokens)):
             allowed = f"[{texts}, {tokens}] in layer {call.layer}"
             raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
-        mask = mask_BT.to(value)[:, None, :, None]
-        mean = (value * mask).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True)
-        return call.weights, mean.expand_as(value)
+        mask_B1T1 = mask_BT.to(value)[:, None, :, None]
+        sums = (value * mask_B1T1).sum(-2, keepdim=True)
+        means = sums / mask_B1T1.sum(-2, keepdim=True)
+        return call.weights, means.expand_as(value)
 
-    return LayerEdit("text_mean_values", _layers("text_mean_values", layers), change)
+    return LayerEdit("text_mean_values", _read_layers("text_mean_values", layers), change)
 
 
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
@@ -262,38 +294,42 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
 
     A mean over texts or over a donor has the shape `[B, H, 1, d]`, and is shared by all sources of a text.
     """
-    by_layer = _by_layer("replaced_values", values)
-    for layer, each in by_layer.items():
-        if not isinstance(each, Tensor) or each.is_complex():
-            kind = type(each).__name__
+    by_layer = _check_dictionary("replaced_values", values)
+    for layer, replacement in by_layer.items():
+        if not isinstance(replacement, Tensor) or replacement.is_complex():
+            kind = type(replacement).__name__
             raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
-        given, value = by_layer[call.layer], call.value
-        if not _broadcasts(given, value):
+        replacement = by_layer[call.layer]
+        value = call.value
+        if not _can_broadcast(replacement, value):
+            shape = list(replacement.shape)
             allowed = f"{list(value.shape)} ([texts, heads, tokens, head width]), or 1 in its place"
-            raise InputError(f"replaced_values: layer {call.layer}: shape {list(given.shape)}; allowed: {allowed}")
-        return call.weights, given.to(value).expand_as(value)
+            raise InputError(f"replaced_values: layer {call.layer}: shape {shape}; allowed: {allowed}")
+        return call.weights, replacement.to(value).expand_as(value)
 
     return LayerEdit("replaced_values", tuple(by_layer), change)
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
     """Return an edit that applies `maps[layer]`, for example an `Eraser`, to concatenated values `[B, T, H * d]`."""
-    by_layer = _by_layer("mapped_values", maps)
-    for layer, each in by_layer.items():
-        if not callable(each):
-            kind = type(each).__name__
+    by_layer = _check_dictionary("mapped_values", maps)
+    for layer, function in by_layer.items():
+        if not callable(function):
+            kind = type(function).__name__
             raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
-        side_by_side = call.value.transpose(1, 2).flatten(-2)
-        mapped = by_layer[call.layer](side_by_side)
-        if not isinstance(mapped, Tensor) or mapped.shape != side_by_side.shape:
+        concatenated = call.value.transpose(1, 2).flatten(-2)
+        mapped = by_layer[call.layer](concatenated)
+        if not isinstance(mapped, Tensor) or mapped.shape != concatenated.shape:
             returned = f"shape {list(mapped.shape)}" if isinstance(mapped, Tensor) else type(mapped).__name__
-            allowed = f"{list(side_by_side.shape)}, as it was given"
+            allowed = f"{list(concatenated.shape)}, as it was given"
             raise InputError(f"mapped_values: layer {call.layer}: its map returned {returned}; allowed: {allowed}")
-        return call.weights, mapped.unflatten(-1, (call.value.shape[1], -1)).transpose(1, 2)
+        heads = call.value.shape[1]
+        by_head = mapped.unflatten(-1, (heads, -1))
+        return call.weights, by_head.transpose(1, 2)
 
     return LayerEdit("mapped_values", tuple(by_layer), change)
 
@@ -319,25 +355,35 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     return LayerEdit("recorded", None, change)
 
 
-def _by_layer(maker: str, given: Any) -> dict[int, Any]:
+def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
     """Return a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
     if not isinstance(given, Mapping) or not given:
         named = "an empty dictionary" if isinstance(given, Mapping) else type(given).__name__
         raise InputError(f"{maker}: {named}; allowed: a dictionary by layer, of one layer or more")
-    return {whole_number(f"{maker}: layer", layer): each for layer, each in given.items()}
+    by_layer = {}
+    for layer, value in given.items():
+        number = whole_number(f"{maker}: layer", layer)
+        by_layer[number] = value
+    return by_layer
 
 
-def _layers(maker: str, given: Any) -> tuple[int, ...] | None:
-    return None if given is None else whole_numbers(f"{maker}: layers", given)
+def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
+    """Return the layers in a user's argument; None for all layers."""
+    if given is None:
+        return None
+    return whole_numbers(f"{maker}: layers", given)
 
 
-def _broadcasts(given: Tensor, to: Tensor) -> bool:
+def _can_broadcast(given: Tensor, to: Tensor) -> bool:
     """Return True if a tensor can be broadcast to the shape of another."""
+    if given.ndim > to.ndim:
+        return False
     pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
-    return given.ndim <= to.ndim and all(length in (1, whole) for length, whole in pairs)
+    return all(length in (1, whole) for length, whole in pairs)
 
 
 def _check_edit(edit: Any) -> None:
+    """Raise `InputError` if an edit is not callable."""
     if not callable(edit):
         allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
         raise InputError(f"edit: {type(edit).__name__}; allowed: {allowed}")
@@ -355,9 +401,11 @@ class Eraser:
         width = len(self.mean_D)
         if vectors.ndim < 1 or vectors.shape[-1] != width:
             raise InputError(f"Eraser: vectors of shape {list(vectors.shape)}; allowed: {width} in the last dimension")
-        exact = _in_float64(vectors)
-        read = (exact - self.mean_D.to(exact)) @ self.readout_DK.to(exact)
-        return vectors - (read @ self.directions_KD.to(exact)).to(vectors)
+        exact = _convert_to_float64(vectors)
+        centred = exact - self.mean_D.to(exact)
+        coordinates = centred @ self.readout_DK.to(exact)
+        erased = coordinates @ self.directions_KD.to(exact)
+        return vectors - erased.to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
         """Return a map that keeps the fraction `factor` of the erased component."""
@@ -373,7 +421,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     x' = x - W^+ P W (x - mean), P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023,
     theorem 4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ.
     """
-    exact_ND = _checked_vectors("class_eraser", vectors_ND)
+    exact_ND = _check_vectors("class_eraser", vectors_ND)
     classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
     if classes_N.shape != exact_ND.shape[:1]:
         shape = list(classes_N.shape)
@@ -382,13 +430,21 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     if len(names) < 2:
         raise InputError("class_eraser: vectors of a single class; allowed: two classes or more")
     onehot_NK = (classes_N[:, None] == names).to(exact_ND)
-    centred_ND = exact_ND - exact_ND.mean(0)
-    whiten_DD, colour_DD = _whitening(centred_ND)
-    columns_DK = whiten_DD @ (centred_ND.T @ (onehot_NK - onehot_NK.mean(0)) / len(classes_N))
+    centred_onehot_NK = onehot_NK - onehot_NK.mean(0)
+    mean_D = exact_ND.mean(0)
+    centred_ND = exact_ND - mean_D
+    whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)
+    covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
+    columns_DK = whitening_DD @ covariance_DK
     sizes_K, vectors_KK = torch.linalg.eigh(columns_DK.T @ columns_DK)
-    kept = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
-    basis_DR = columns_DK @ vectors_KK[:, kept] / sizes_K[kept].sqrt()
-    return Eraser(exact_ND.mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
+    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
+    lengths_R = sizes_K[is_kept_K].sqrt()
+    basis_DR = columns_DK @ vectors_KK[:, is_kept_K] / lengths_R
+    return Eraser(
+        mean_D=mean_D,
+        readout_DK=whitening_DD @ basis_DR,
+        directions_KD=basis_DR.T @ unwhitening_DD,
+    )
 
 
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
@@ -400,27 +456,37 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
-    exact_ND = _checked_vectors("remaining_eraser", vectors_ND)
-    remaining_ND = eraser(exact_ND) - eraser.mean_D.to(exact_ND)
-    sizes_D, vectors_DD = torch.linalg.eigh(remaining_ND.T @ remaining_ND / len(remaining_ND))
-    kept = sizes_D > sizes_D.max() * 1e-10
-    basis_DR = vectors_DD[:, kept].flip(-1)
+    exact_ND = _check_vectors("remaining_eraser", vectors_ND)
+    mean_D = eraser.mean_D.to(exact_ND)
+    readout_DK = eraser.readout_DK.to(exact_ND)
+    directions_KD = eraser.directions_KD.to(exact_ND)
+    remaining_ND = eraser(exact_ND) - mean_D
+    sizes_D, vectors_DD = _decompose_covariance(remaining_ND)
+    is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
+    basis_DR = vectors_DD[:, is_kept_D].flip(-1)
     if seed is not None:
         generator = torch.Generator().manual_seed(whole_number("remaining_eraser: seed", seed))
         rank = basis_DR.shape[1]
         random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
-        basis_DR = basis_DR @ torch.linalg.qr(random_RR).Q.to(exact_ND)
+        rotation_RR = torch.linalg.qr(random_RR).Q
+        basis_DR = basis_DR @ rotation_RR.to(exact_ND)
     variance_R = (remaining_ND @ basis_DR).square().mean(0)
-    erased_ND = exact_ND - eraser.mean_D.to(exact_ND) - remaining_ND
-    missing_R = erased_ND.square().mean(0).sum() - (variance_R.cumsum(0) - variance_R)
-    parts_R = (missing_R / variance_R).clamp(0, 1).sqrt()
-    readout_DK, directions_KD = eraser.readout_DK.to(exact_ND), eraser.directions_KD.to(exact_ND)
+    erased_ND = exact_ND - mean_D - remaining_ND
+    erased_variance = erased_ND.square().mean(0).sum()
+    variance_before_R = variance_R.cumsum(0) - variance_R
+    missing_R = erased_variance - variance_before_R
+    factor_R = (missing_R / variance_R).clamp(0, 1).sqrt()
     readout_DR = basis_DR - readout_DK @ (directions_KD @ basis_DR)
-    taken = parts_R > 0
-    return Eraser(eraser.mean_D.to(exact_ND), (readout_DR * parts_R)[:, taken], basis_DR.T[taken])
+    scaled_DR = readout_DR * factor_R
+    is_erased_R = factor_R > 0
+    return Eraser(
+        mean_D=mean_D,
+        readout_DK=scaled_DR[:, is_erased_R],
+        directions_KD=basis_DR.T[is_erased_R],
+    )
 
 
-def _checked_vectors(maker: str, vectors_ND: Any) -> Tensor:
+def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
     """Return vectors in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
     if not isinstance(vectors_ND, Tensor) or vectors_ND.ndim != 2 or not vectors_ND.numel():
         given = list(vectors_ND.shape) if isinstance(vectors_ND, Tensor) else type(vectors_ND).__name__
@@ -429,22 +495,32 @@ def _checked_vectors(maker: str, vectors_ND: Any) -> Tensor:
     if len(infinite):
         problem = f"row {int(infinite[0])} holds NaN or an infinite number"
         raise InputError(f"{maker}: vectors: {problem}; allowed: finite ones")
-    return _in_float64(vectors_ND)
+    return _convert_to_float64(vectors_ND)
 
 
-def _in_float64(tensor: Tensor) -> Tensor:
+def _convert_to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on its device or, if the device does not support float64, on the CPU."""
     device = tensor.device if tensor.device.type in FLOAT64_DEVICES else torch.device("cpu")
     return tensor.to(device).double()
 
 
-def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
+def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues `[D]` and eigenvectors `[D, D]` of the covariance of centred vectors."""
+    covariance_DD = centred_ND.T @ centred_ND / len(centred_ND)
+    sizes_D, vectors_DD = torch.linalg.eigh(covariance_DD)
+    return sizes_D, vectors_DD
+
+
+def _compute_whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Return the square roots of the covariance's pseudo-inverse and of the covariance `[D, D]`."""
-    sizes_D, vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND / len(centred_ND))
-    kept = sizes_D > sizes_D.max() * 1e-10
-    roots_D = torch.where(kept, sizes_D, 1).sqrt()
-    scaled = [vectors_DD * torch.where(kept, each, 0) for each in (1 / roots_D, roots_D)]
-    return scaled[0] @ vectors_DD.T, scaled[1] @ vectors_DD.T
+    sizes_D, vectors_DD = _decompose_covariance(centred_ND)
+    is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
+    roots_D = torch.where(is_kept_D, sizes_D, 1).sqrt()
+    inverse_roots_D = torch.where(is_kept_D, 1 / roots_D, 0)
+    kept_roots_D = torch.where(is_kept_D, roots_D, 0)
+    whitening_DD = (vectors_DD * inverse_roots_D) @ vectors_DD.T
+    unwhitening_DD = (vectors_DD * kept_roots_D) @ vectors_DD.T
+    return whitening_DD, unwhitening_DD
 
 
 @contextmanager
@@ -472,9 +548,7 @@ def edited_attention(
         yield
 
 
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
-    return tensor.dtype, tensor.device
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+def _describe(tensor: Tensor) -> str:
+    """Return the shape, dtype and device of a tensor for a message."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{list(tensor.shape)} in {dtype} on {tensor.device}"

@@ -8,7 +8,7 @@ import pytest
 
 from attnmix.figures.tokens import DisplayToken
 from attnmix.page.documents import find_cautions, name_documents
-from attnmix.page.payload import _opening_candidates
+from attnmix.page.opening import list_candidates
 
 
 def test_own_texts_are_named_by_distinct_first_words() -> None:
@@ -68,6 +68,6 @@ def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], 
 def test_page_opens_with_a_measured_word(measured: list[bool], expected: list[int]) -> None:
     texts = {"[CLS]": "cls", "a": "word", "great": "word", "movie": "word", ".": "punctuation", "[SEP]": "sep"}
     pieces = [DisplayToken(text, True, name) for text, name in texts.items()]
-    assert _opening_candidates(pieces, np.array(measured)) == expected
+    assert list_candidates(pieces, np.array(measured)) == expected
     marks = [pieces[0], pieces[5]]
-    assert _opening_candidates(marks, np.array([False, False])) == [0, 1]
+    assert list_candidates(marks, np.array([False, False])) == [0, 1]

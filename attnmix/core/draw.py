@@ -16,7 +16,7 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
     """
     if size >= len(labels):
         return np.arange(len(labels))
-    classes, quota = _quotas(labels, size)
+    classes, quota = _compute_quotas(labels, size)
     generator = np.random.default_rng(seed)
     drawn = []
     for name, size_of_class in zip(classes, quota, strict=True):
@@ -32,10 +32,12 @@ def stratified_split(
 
     Rows of the same group in `groups`, numbered from 0, stay together; class shares are as close as groups allow.
     """
-    size = max(round(fraction * len(labels)), len(np.unique(labels)))
-    all_alone = len(np.unique(groups)) == len(groups)
-    part = stratified_draw(labels, size, seed) if all_alone else _whole_groups(labels, groups, size, seed)
-    rest = np.setdiff1d(np.arange(len(labels)), part)
+    classes = len(np.unique(labels))
+    size = max(round(fraction * len(labels)), classes)
+    has_groups = len(np.unique(groups)) < len(groups)
+    part = _select_groups(labels, groups, size, seed) if has_groups else stratified_draw(labels, size, seed)
+    all_rows = np.arange(len(labels))
+    rest = np.setdiff1d(all_rows, part)
     return rest, part
 
 
@@ -47,50 +49,65 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     selected: neither the most nor the least confident. Only the `TYPICAL_CLASSES` most frequent classes are included.
     A kind without texts, such as misclassified texts, is skipped.
     """
-    right = predictions["label"] == predictions["predicted"]
-    classes = predictions["label"].value_counts().sort_index().nlargest(TYPICAL_CLASSES).index
+    is_correct = predictions["label"] == predictions["predicted"]
+    counts = predictions["label"].value_counts().sort_index()
+    classes = counts.nlargest(TYPICAL_CLASSES).index
+    kinds = []
+    for name in sorted(classes):
+        kinds.append(is_correct & (predictions["label"] == name))
+    kinds.append(~is_correct)
     rows = []
-    kinds = [right & (predictions["label"] == name) for name in sorted(classes)]
-    kinds.append(~right)
     for kind in kinds:
-        reviews = predictions[kind]
-        if len(reviews):
-            short = reviews[reviews["tokens"] <= max(TYPICAL_TOKENS, reviews["tokens"].min())]
-            by_probability = short.sort_values("probability", kind="stable")
-            rows.append(int(by_probability.index[(len(short) - 1) // 2]))
+        texts = predictions[kind]
+        if texts.empty:
+            continue
+        max_tokens = max(TYPICAL_TOKENS, texts["tokens"].min())
+        short = texts[texts["tokens"] <= max_tokens]
+        by_probability = short.sort_values("probability", kind="stable")
+        median_row = by_probability.index[(len(short) - 1) // 2]
+        rows.append(int(median_row))
     return rows
 
 
-def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
+def _select_groups(
+    labels: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    size: int,
+    seed: int,
+) -> RowNumbers:
     """Select groups in random order, each if it reduces the sum of squared missing shares over the classes.
 
     scikit-learn's StratifiedGroupKFold supports equal folds only, and is a hundred times slower if nearly every row is
     a group.
     """
-    _, quota_C = _quotas(labels, size)
+    _, quota_C = _compute_quotas(labels, size)
     missing_C = quota_C.astype(float)
     counts_GC = pd.crosstab(groups, labels).to_numpy(float)
     weights_C = 1 / counts_GC.sum(0) ** 2
-    taken = np.zeros(len(counts_GC), dtype=bool)
-    for group in np.random.default_rng(seed).permutation(len(counts_GC)):
+    is_selected_G = np.zeros(len(counts_GC), dtype=bool)
+    generator = np.random.default_rng(seed)
+    for group in generator.permutation(len(counts_GC)):
         count_C = counts_GC[group]
         # (missing - count)^2 - missing^2, the change due to this group
         change_C = count_C * (count_C - 2 * missing_C)
         if weights_C @ change_C < 0:
             missing_C -= count_C
-            taken[group] = True
-    return np.flatnonzero(taken[groups])
+            is_selected_G[group] = True
+    return np.flatnonzero(is_selected_G[groups])
 
 
-def _quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the classes and the number of rows to draw from each class."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
     # Classes without any row receive the remaining rows first, then classes with the largest remainders.
     order = np.lexsort((quota - exact, quota > 0))
-    quota[order[: size - quota.sum()]] += 1
+    remaining = size - quota.sum()
+    quota[order[:remaining]] += 1
     while size >= len(classes) and (quota == 0).any():
-        quota[np.argmax(quota)] -= 1
-        quota[np.argmin(quota)] += 1
+        largest = np.argmax(quota)
+        quota[largest] -= 1
+        smallest = np.argmin(quota)
+        quota[smallest] += 1
     return classes, quota

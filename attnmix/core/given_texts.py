@@ -54,13 +54,13 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     Raise `InputError`, prefixed with `key`, for any other input and for an empty or missing text.
     """
     if isinstance(given, str):
-        return [_text(given, key)]
+        return [_check_text(given, key)]
     names = _column_names(given)
     if IDS in names:
-        return list(_encodings(given, key))
+        return list(_read_encodings(given, key))
     if names:
-        raise InputError(f"{key}: {_table_problem(given, names)}")
-    values = _values(given, key)
+        raise InputError(f"{key}: {_describe_table(given, names)}")
+    values = _read_values(given, key)
     if not values:
         raise InputError(f"{key}: none; {CALLS}")
     if all(map(_is_id, values)):
@@ -71,7 +71,9 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     for number, value in enumerate(values):
         item = read_item(value, f"{key}: number {number}")
         if items and type(item) is not type(items[0]):
-            raise InputError(f"{key}: number {number} is {_kind(item)}, number 0 {_kind(items[0])}; allowed: all alike")
+            kind = _name_kind(item)
+            first_kind = _name_kind(items[0])
+            raise InputError(f"{key}: number {number} is {kind}, number 0 {first_kind}; allowed: all alike")
         items.append(item)
     return items
 
@@ -80,58 +82,66 @@ def read_item(value: Any, key: str) -> Item:
     """Return one text, pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
     names = _column_names(value)
     if IDS in names:
-        encodings = _encodings(value, key)
+        encodings = _read_encodings(value, key)
         if len(encodings) != 1:
             raise InputError(f"{key} holds {len(encodings)} texts; allowed: one, or the whole as `texts`")
         return encodings[0]
     if names:
-        raise InputError(f"{key} is {_table_problem(value, names)}")
-    value = _as_list(value)
+        raise InputError(f"{key} is {_describe_table(value, names)}")
+    value = _convert_to_list(value)
     if isinstance(value, str):
-        return _text(value, key)
+        return _check_text(value, key)
     if _is_missing(value):
         raise InputError(f"{key} is missing ({value}); {CALLS}")
     if not isinstance(value, list | tuple):
-        raise InputError(f"{key} is {_described(value)}; {CALLS}")
-    parts = list(map(_as_list, value))
+        raise InputError(f"{key} is {_describe_value(value)}; {CALLS}")
+    return _read_parts([_convert_to_list(part) for part in value], key)
+
+
+def _read_parts(parts: list[Any], key: str) -> Item:
+    """Return a pair of texts or token IDs from the elements of a list; raise `InputError` for any others."""
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
         raise InputError(f"{key} is empty; {CALLS}")
     if all(map(_is_id, parts)):
         return TokenIds(list(map(int, parts)))
-    if len(parts) == 2 and all(isinstance(part, str) for part in parts):
-        first, second = parts
-        return (_text(first, f"{key}, the first of the pair"), _text(second, f"{key}, the second of the pair"))
-    if all(isinstance(part, str) for part in parts):
-        raise InputError(f"{key} is a list of {_counted(parts)}; a pair has two; {CALLS}")
-    other = next(part for part in parts if not isinstance(part, str))
-    problem = f"a missing value ({other})" if _is_missing(other) else _described(other)
-    raise InputError(f"{key} holds {problem}; {CALLS}")
+    others = [part for part in parts if not isinstance(part, str)]
+    if others:
+        other = others[0]
+        problem = f"a missing value ({other})" if _is_missing(other) else _describe_value(other)
+        raise InputError(f"{key} holds {problem}; {CALLS}")
+    if len(parts) != 2:
+        number = "1 text" if len(parts) == 1 else f"{len(parts)} texts"
+        raise InputError(f"{key} is a list of {number}; a pair has two; {CALLS}")
+    first = _check_text(parts[0], f"{key}, the first of the pair")
+    second = _check_text(parts[1], f"{key}, the second of the pair")
+    return first, second
 
 
-def _text(value: str, key: str) -> str:
+def _check_text(value: str, key: str) -> str:
+    """Return a text; raise `InputError`, prefixed with `key`, for an empty or invalid text."""
     problem = text_problem(value)
     if problem:
         raise InputError(f"{key}: {problem}")
     return str(value)
 
 
-def _values(given: Any, key: str) -> list[Any]:
+def _read_values(given: Any, key: str) -> list[Any]:
     """Return the items of a collection, with tensors and arrays converted to Python lists and numbers."""
     if _is_missing(given):
         raise InputError(f"{key}: missing ({given}); {CALLS}")
     if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
-        raise InputError(f"{key}: {_described(given)}; {CALLS}")
+        raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
     if isinstance(given, set | frozenset):
         raise InputError(f"{key}: a set has no order; {CALLS}")
-    values = _as_list(given)
+    values = _convert_to_list(given)
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{key}: {_described(given)}; {CALLS}")
-    return [_as_list(value) for value in values]
+        raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
+    return [_convert_to_list(value) for value in values]
 
 
-def _as_list(value: Any) -> Any:
+def _convert_to_list(value: Any) -> Any:
     """Return tensors, arrays, columns and their scalars as Python lists and numbers, and other values unchanged."""
     if isinstance(value, str):
         return str(value)
@@ -139,53 +149,63 @@ def _as_list(value: Any) -> Any:
         value = value.detach().cpu()
     for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; pyarrow columns; pyarrow scalars
         if hasattr(value, name):
-            return getattr(value, name)()
-    return value.numpy().tolist() if hasattr(value, "numpy") else value  # a TensorFlow tensor
+            convert = getattr(value, name)
+            return convert()
+    if hasattr(value, "numpy"):  # a TensorFlow tensor
+        return value.numpy().tolist()
+    return value
 
 
-def _encodings(given: Any, key: str) -> list[TokenIds]:
+def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     """Return the texts of a tokenizer's output, for one text or a batch, without masked tokens."""
     names = [name for name in _column_names(given) if given[name] is not None]
-    others = [name for name in names if name in OTHER_INPUTS]
-    if others:
-        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPE_IDS}")
-    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPE_IDS) if name in names}
-    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPE_IDS)
+    unsupported = [name for name in names if name in OTHER_INPUTS]
+    if unsupported:
+        raise InputError(f"{key}: {unsupported[0]} is not read; allowed: {IDS}, {MASK}, {TYPE_IDS}")
+    entries = {}
+    for name in (IDS, MASK, TYPE_IDS):
+        if name in names:
+            entries[name] = _read_rows(given[name], f"{key}: {name}")
+    rows = entries[IDS]
+    masks = entries.get(MASK)
+    types = entries.get(TYPE_IDS)
     if not rows:
         raise InputError(f"{key}: {IDS} is empty; {CALLS}")
+    lengths = [len(row) for row in rows]
     for name, entry in entries.items():
-        if list(map(len, entry)) != list(map(len, rows)):
+        if [len(row) for row in entry] != lengths:
             raise InputError(f"{key}: {name} has another shape than {IDS}")
     encodings = []
     for number, ids in enumerate(rows):
         where = f"{key}: number {number}" if len(rows) > 1 else key
         encoding = TokenIds(ids, None if types is None else types[number])
-        encodings.append(_under_mask(encoding, None if masks is None else masks[number], where))
+        mask = None if masks is None else masks[number]
+        encodings.append(_apply_mask(encoding, mask, where))
     return encodings
 
 
-def _rows(value: Any, key: str) -> list[list[int]]:
+def _read_rows(value: Any, key: str) -> list[list[int]]:
     """Return the rows of integers in an entry of a tokenizer's output, for one text or a batch."""
-    items = _items(_as_list(value))
+    items = _list_items(_convert_to_list(value))
     if items and all(map(_is_number, items)):
         items = [items]  # one text
     rows = []
     for number, item in enumerate(items):
-        row: list[Any] = _items(item) if isinstance(item, Sequence) else [None]
+        row: list[Any] = _list_items(item) if isinstance(item, Sequence) else [None]
         if not all(map(_is_number, row)):
             raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
         rows.append([int(entry) for entry in row])
     return rows
 
 
-def _items(value: Any) -> list[Any]:
+def _list_items(value: Any) -> list[Any]:
     """Return the items of a list as Python objects; any other value results in one item that is not a number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
-    return [_as_list(item) for item in value]
+    return [_convert_to_list(item) for item in value]
 
 
-def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
+def _apply_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
     """Return the token IDs with mask 1, which must be contiguous."""
     if mask is None:
         return encoding
@@ -195,10 +215,13 @@ def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenId
     kept = [place for place, value in enumerate(mask) if value]
     if not kept:
         raise InputError(f"{key}: {MASK} leaves no token")
-    if kept != list(range(kept[0], kept[-1] + 1)):
+    first = kept[0]
+    last = kept[-1]
+    if len(kept) < last - first + 1:
         raise InputError(f"{key}: {MASK} leaves out tokens between others; allowed: padding before and behind a text")
-    part = slice(kept[0], kept[-1] + 1)
-    return TokenIds(encoding.ids[part], encoding.types and encoding.types[part], masked=True)
+    part = slice(first, last + 1)
+    types = encoding.types and encoding.types[part]
+    return TokenIds(encoding.ids[part], types, masked=True)
 
 
 def _column_names(given: Any) -> list[str]:
@@ -212,51 +235,61 @@ def _column_names(given: Any) -> list[str]:
     return []
 
 
-def _table_problem(given: Any, names: Sequence[str]) -> str:
+def _describe_table(given: Any, names: Sequence[str]) -> str:
+    """Return a description of a mapping or table, with the column that probably contains the texts."""
+    type_name = type(given).__name__
     if names == [""]:
-        return f"an empty {type(given).__name__}; {CALLS}"
+        return f"an empty {type_name}; {CALLS}"
     shown = ", ".join(names[:SHOWN_NAMES])
     if len(names) > SHOWN_NAMES:
         shown += ", ..."
-    kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type(given).__name__} with the columns"
-    column = _text_column(given)
+    kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type_name} with the columns"
+    column = _find_text_column(given)
     if column is None:
         return f"{kind} {shown}, no single one of which holds texts; {CALLS}"
-    variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
+    variables = {"DataFrame": "df", "Dataset": "dataset"}
+    variable = variables.get(type_name, "texts")
     return f"{kind} {shown}; give one of them, such as {variable}{column}"
 
 
-def _text_column(given: Any) -> str | None:
+def _find_text_column(given: Any) -> str | None:
     """Return the selection of the column with the longest texts, such as `["text"]`, also in a split of a data set."""
     if isinstance(given, Mapping):
         keys = list(given)
+    elif hasattr(given, "column_names"):
+        keys = list(given.column_names)
     else:
-        keys = list(given.column_names if hasattr(given, "column_names") else given.columns)
+        keys = list(given.columns)
     if not hasattr(given, "__len__"):  # do not consume a stream for a message
-        return f'["{"text" if "text" in keys else keys[0]}"]'
-    best, best_size = None, (0.0, 0.0)
+        key = "text" if "text" in keys else keys[0]
+        return f'["{key}"]'
+    best = None
+    best_size = (0.0, 0.0)
     for key in keys:
-        selection = f"[{json.dumps(key, ensure_ascii=False)}]" if isinstance(key, str) else f"[{key!r}]"
-        values = _column(given, key)
+        name = json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
+        selection = f"[{name}]"
+        values = _select_column(given, key)
         if _column_names(values):  # a split
-            inner = _text_column(values)
+            inner = _find_text_column(values)
             return None if inner is None else selection + inner
-        size = _text_size(values)
+        size = _measure_texts(values)
         if size > best_size:
-            best, best_size = selection, size
+            best = selection
+            best_size = size
     return best
 
 
-def _column(given: Any, key: Any) -> Any:
+def _select_column(given: Any, key: Any) -> Any:
     """Return a column, or None if its name is not unique or the table does not support selection by name."""
     try:
         column = given[key]
     except Exception:  # each table library raises its own exceptions
         return None
-    return None if getattr(column, "ndim", 1) != 1 else column
+    dimensions = getattr(column, "ndim", 1)
+    return column if dimensions == 1 else None
 
 
-def _text_size(values: Any) -> tuple[float, float]:
+def _measure_texts(values: Any) -> tuple[float, float]:
     """Return the mean numbers of words and characters of a column's first strings; 0 if other values are among them.
 
     Words are compared first, because an identifier or URL may be longer than a text but is a single word.
@@ -265,15 +298,17 @@ def _text_size(values: Any) -> tuple[float, float]:
         values = [values]
     if not isinstance(values, Iterable):
         return 0.0, 0.0
-    first = [_as_list(value) for value in islice(values, SAMPLE_ROWS)]
+    first = [_convert_to_list(value) for value in islice(values, SAMPLE_ROWS)]
     texts = [value for value in first if not _is_missing(value)]
     if not texts or not all(isinstance(text, str) for text in texts):
         return 0.0, 0.0
     words = sum(len(text.split()) for text in texts)
-    return words / len(texts), sum(map(len, texts)) / len(texts)
+    characters = sum(len(text) for text in texts)
+    return words / len(texts), characters / len(texts)
 
 
 def _is_id(value: Any) -> bool:
+    """Return True for an integer that is not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -294,18 +329,20 @@ def _may_be_ids(given: Any) -> bool:
     return is_array or isinstance(given, list | tuple)
 
 
-def _kind(item: Item) -> str:
-    return {str: "one text", tuple: "a pair of texts", TokenIds: "token ids"}[type(item)]
+def _name_kind(item: Item) -> str:
+    """Return the name of an item's kind."""
+    if isinstance(item, str):
+        return "one text"
+    if isinstance(item, tuple):
+        return "a pair of texts"
+    return "token ids"
 
 
-def _counted(texts: Sequence[str]) -> str:
-    return "1 text" if len(texts) == 1 else f"{len(texts)} texts"
-
-
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Return the type of a value and its first characters."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return f"bytes, which may be text.decode(): {bytes(value[:SHOWN_CHARACTERS])!r}"
+        beginning = bytes(value[:SHOWN_CHARACTERS])
+        return f"bytes, which may be text.decode(): {beginning!r}"
     if isinstance(value, os.PathLike):
         return f"the path {os.fspath(value)!r}, which may be Path(...).read_text()"
     if isinstance(value, io.IOBase):

@@ -35,28 +35,34 @@ class Sums(NamedTuple):
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
         """Return the sums of one text's values `[..., T]` over the last axis, with the numbers of non-NaN values."""
-        return cls(np.nansum(values, -1), (~np.isnan(values)).sum(-1, dtype=np.float64))
+        is_known = ~np.isnan(values)
+        return cls(np.nansum(values, -1), is_known.sum(-1, dtype=np.float64))
 
     @classmethod
     def stack(cls, texts: Sequence[Sums]) -> Self:
         """Return the stacked sums of single texts, in their order."""
-        return cls(np.stack([text.values for text in texts]), np.stack([text.counts for text in texts]))
+        values = [text.values for text in texts]
+        counts = [text.counts for text in texts]
+        return cls(np.stack(values), np.stack(counts))
 
     def take(self, texts: slice | Sequence[int]) -> Sums:
         """Return the sums of selected texts; memory-mapped sums are loaded into memory."""
-        return Sums(np.asarray(self.values[texts]), np.asarray(self.counts[texts]))
+        values = np.asarray(self.values[texts])
+        counts = np.asarray(self.counts[texts])
+        return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
         """Return sums for `texts` texts, with these sums at the indices `numbers` and counts of 0 elsewhere."""
+        indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
+        values[indices] = self.values
         counts = np.zeros((texts, *self.counts.shape[1:]))
-        values[list(numbers)] = self.values
-        counts[list(numbers)] = self.counts
+        counts[indices] = self.counts
         return Sums(values, counts)
 
     def means(self) -> Doubles:
         """Return the mean of each text `[N, ...]`; NaN for excluded texts."""
-        return _ratio(self.values, self.counts)
+        return _divide(self.values, self.counts)
 
 
 class Interval(NamedTuple):
@@ -85,16 +91,23 @@ class Resampled(NamedTuple):
         """Return the widened percentile interval, without samples with a count of zero."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         ends = np.quantile(self.samples, tails, axis=0)
-        missing = np.isnan(self.samples)
-        partly = missing.any(0) & ~missing.all(0)
-        ends[:, partly] = np.nanquantile(self.samples[:, partly], tails, axis=0)
+        is_missing = np.isnan(self.samples)
+        is_partly_missing = is_missing.any(0) & ~is_missing.all(0)
+        partly_missing_samples = self.samples[:, is_partly_missing]
+        ends[:, is_partly_missing] = np.nanquantile(partly_missing_samples, tails, axis=0)
         normal = float(ndtri(tails[1]))
-        low, high = self.mean + (ends - self.mean) * _student(normal, self.documents) / normal
+        student = _student(normal, self.documents)
+        low, high = self.mean + (ends - self.mean) * student / normal
         return Interval(self.mean, low, high)
 
     def correlations(self) -> Interval:
         """Return `interval`, clipped to [-1, 1], the range of correlations."""
-        return Interval(*(np.clip(part, -1, 1) for part in self.interval()))
+        interval = self.interval()
+        return Interval(
+            mean=np.clip(interval.mean, -1, 1),
+            low=np.clip(interval.low, -1, 1),
+            high=np.clip(interval.high, -1, 1),
+        )
 
     def simultaneous(self) -> Interval:
         """Return simultaneous 95 % intervals over all cells: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
@@ -108,11 +121,13 @@ class Resampled(NamedTuple):
         samples = self.samples.reshape(len(self.samples), -1)
         mean = self.mean.ravel()
         error = samples.std(0)
-        varying = (error > MIN_STANDARD_ERROR) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
-        standardised = np.abs(samples[:, varying] - mean[varying]) / error[varying]
+        has_enough_texts = self.documents.ravel() >= MIN_SIMULTANEOUS
+        is_included = (error > MIN_STANDARD_ERROR) & has_enough_texts
+        deviations = np.abs(samples[:, is_included] - mean[is_included])
+        standardised = deviations / error[is_included]
         largest = standardised.max(1, initial=0)
         quantile = np.quantile(largest, LEVEL)
-        known_error = np.where(varying, error, np.nan).reshape(self.mean.shape)
+        known_error = np.where(is_included, error, np.nan).reshape(self.mean.shape)
         half = known_error * _student(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
@@ -151,8 +166,8 @@ class Draws:
             documents = documents + (counts_D > 0).sum(0)
             sums_of_samples = sums_of_samples + np.tensordot(weights_SD, sums_D, axes=1)
             counts_of_samples = counts_of_samples + np.tensordot(weights_SD, counts_D, axes=1)
-        mean = _ratio(sums, counts)
-        means_of_samples = _ratio(sums_of_samples, counts_of_samples)
+        mean = _divide(sums, counts)
+        means_of_samples = _divide(sums_of_samples, counts_of_samples)
         counts = np.broadcast_to(counts, mean.shape).astype(np.float64)
         documents = np.broadcast_to(documents, mean.shape).astype(np.float64)
         return Resampled(mean, means_of_samples, documents, counts)
@@ -160,22 +175,32 @@ class Draws:
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
     """Return `Draws.resample` of all texts as a single chunk."""
-    return Draws(len(sums), samples, seed).resample([Sums(sums, np.asarray(counts, dtype=np.float64))])
+    draws = Draws(len(sums), samples, seed)
+    chunk = Sums(sums, np.asarray(counts, dtype=np.float64))
+    return draws.resample([chunk])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:
     """Return the replacement of a normal quantile in the interval of a mean over this number of texts."""
     number = np.where(documents >= 2, documents, np.nan)
-    wider = np.sqrt(number / (number - 1))
-    return np.asarray(-stdtrit(number - 1, ndtr(-quantile)) * wider)
+    freedom = number - 1
+    tail = ndtr(-quantile)
+    student_quantile = -stdtrit(freedom, tail)
+    widening = np.sqrt(number / freedom)
+    return np.asarray(student_quantile * widening)
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
     """Return the rank correlation of layer means `[layers, ...]` with depth; NaN for constant means."""
     depth = np.arange(len(by_layer.mean))
-    correlation = rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth)
-    sample_correlations = rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth)
-    return Resampled(correlation, sample_correlations, by_layer.documents.min(0)).correlations()
+    means = np.moveaxis(by_layer.mean, 0, -1)
+    means_of_samples = np.moveaxis(by_layer.samples, 1, -1)
+    correlations = Resampled(
+        mean=rank_correlation(means, depth),
+        samples=rank_correlation(means_of_samples, depth),
+        documents=by_layer.documents.min(0),
+    )
+    return correlations.correlations()
 
 
 class Verdict(StrEnum):
@@ -203,7 +228,9 @@ def verdict(low: float, high: float, documents: float) -> Verdict:
         return Verdict.NO_INTERVAL
     if low > 0:
         return Verdict.HIGHER
-    return Verdict.LOWER if high < 0 else Verdict.INCONCLUSIVE
+    if high < 0:
+        return Verdict.LOWER
+    return Verdict.INCONCLUSIVE
 
 
 class Jackknifed(NamedTuple):
@@ -229,7 +256,8 @@ class Jackknifed(NamedTuple):
             unknown = np.full_like(self.whole, np.nan)
             return Interval(self.whole, unknown, unknown)
         freedom = self.documents - 1
-        half = stdtrit(freedom, (1 + LEVEL) / 2) * np.sqrt(freedom * self.without.var(0))
+        standard_error = np.sqrt(freedom * self.without.var(0))
+        half = stdtrit(freedom, (1 + LEVEL) / 2) * standard_error
         return Interval(self.whole, self.whole - half, self.whole + half)
 
     def minus(self, other: Jackknifed) -> Jackknifed:
@@ -237,8 +265,10 @@ class Jackknifed(NamedTuple):
         return Jackknifed(self.whole - other.whole, self.without - other.without)
 
 
-def _ratio(sums: Doubles, counts: Doubles) -> Doubles:
-    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+def _divide(sums: Doubles, counts: Doubles) -> Doubles:
+    """Return the means; NaN for counts of 0."""
+    means = np.full_like(sums, np.nan)
+    return np.divide(sums, counts, out=means, where=counts > 0)
 
 
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -246,16 +276,18 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
     NaN if one side is constant or contains NaN.
     """
-    first_centred = _centred_ranks(first)
-    second_centred = _centred_ranks(second)
-    products = np.asarray((first_centred * second_centred).sum(-1))
-    lengths = np.linalg.norm(first_centred, axis=-1) * np.linalg.norm(second_centred, axis=-1)
+    first_ranks = _centre_ranks(first)
+    second_ranks = _centre_ranks(second)
+    products = np.asarray((first_ranks * second_ranks).sum(-1))
+    first_lengths = np.linalg.norm(first_ranks, axis=-1)
+    second_lengths = np.linalg.norm(second_ranks, axis=-1)
+    lengths = first_lengths * second_lengths
     correlations = np.full(products.shape, np.nan)
     np.divide(products, lengths, out=correlations, where=lengths > 0)
     return correlations
 
 
-def _centred_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks over the last axis minus their mean."""
     from scipy.stats import rankdata  # slow import, needed for ranks only
 
@@ -272,7 +304,9 @@ def partial_correlation(
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)
-    defined = (first_unexplained > MIN_UNEXPLAINED) & (second_unexplained > MIN_UNEXPLAINED)
-    spread = np.sqrt(np.where(defined, first_unexplained * second_unexplained, 1.0))
+    is_defined = (first_unexplained > MIN_UNEXPLAINED) & (second_unexplained > MIN_UNEXPLAINED)
+    unexplained = first_unexplained * second_unexplained
+    spread = np.sqrt(np.where(is_defined, unexplained, 1.0))
     correlation = (between - first_given * second_given) / spread
-    return np.where(defined, np.clip(correlation, -1, 1), np.nan)
+    clipped = np.clip(correlation, -1, 1)
+    return np.where(is_defined, clipped, np.nan)

@@ -48,7 +48,8 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
     Raise `InputError`, prefixed with `where`, for values that are not classes and for unprintable names.
     """
-    classes = _classes(_join([table["label"] for table in tables.values()]), where)
+    all_labels = _join_labels([table["label"] for table in tables.values()])
+    classes = _find_classes(all_labels, where)
     order = list(dict.fromkeys(classes.values()))
     if len(order) < 2:
         raise InputError(f"{where} holds {len(order)} class ({shown_classes(order)}); two or more are needed")
@@ -81,22 +82,25 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: its classes have the names {shown_classes(names)}; each name once")
-    first: dict[Reading, str] = {}  # the first file with this reading as the only possibility
+    first_file: dict[Reading, str] = {}  # the first file with this reading as the only possibility
     is_untyped = False
     differing: dict[str, None] = {}
     for file in files:
-        present = _present_values(file, names, where)
-        readings = _possible_readings(present, names, f"{where} ({file.shown})")
+        present = _list_labels(file, names, where)
+        readings = _find_readings(present, names, f"{where} ({file.shown})")
         if len(readings) == 1:
-            first.setdefault(readings[0], file.shown)
-        else:
-            is_untyped = is_untyped or not file.has_types
-            differing.update({value: None for value in present if names[_code(value, len(names))] != value})
-    if len(first) > 1:
-        problem = f"holds codes in {first['codes']} and names in {first['names']}"
+            first_file.setdefault(readings[0], file.shown)
+            continue
+        is_untyped = is_untyped or not file.has_types
+        for value in present:
+            code = _read_code(value, len(names))
+            if names[code] != value:
+                differing[value] = None
+    if len(first_file) > 1:
+        problem = f"holds codes in {first_file['codes']} and names in {first_file['names']}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
-    if first:
-        return next(iter(first))
+    if first_file:
+        return next(iter(first_file))
     if is_untyped and differing:
         shown = shown_classes(list(differing))
         problem = f"holds {shown}, which are names of classes, and codes of other ones, in a file without types"
@@ -104,60 +108,84 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     return "names"
 
 
-def _present_values(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
+def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
     """Return the unique labels of a file without missing values; `True` and 1 are equal but different labels."""
-    values: dict[tuple[str, Any], None] = {}
+    labels: dict[tuple[str, Any], None] = {}
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
             raise InputError(f"{where} ({file.shown}): the label is no word, number or truth value, row {row}")
-        values[_kind(value), value] = None
-    return [value for _, value in values if not _is_gap(value, names)]
+        kind = _name_kind(value)
+        labels[kind, value] = None
+    return [value for _, value in labels if not _is_gap(value, names)]
 
 
-def _possible_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
+def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
     """Return the possible readings of the labels of a file; raise `InputError` if there are none."""
-    kinds = {_kind(value) for value in present}
+    kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
         raise InputError(f"{where} mixes words and numbers ({shown}); write all labels as codes or all as names")
     if kinds == {"truth value"}:
-        if len(names) == 2:  # False is the code 0 and True is 1, unless these are the names
-            return ["names" if {name.casefold() for name in names} == TRUTH_NAMES else "codes"]
-        problem = f"holds truth values, and its classes have the names {shown_classes(names)}"
-        raise InputError(f"{where} {problem}; write all labels as codes or all as names")
+        return [_read_truth_values(names, where)]
     not_names = [value for value in present if not isinstance(value, str) or value not in names]
-    not_codes = [value for value in present if _code(value, len(names)) < 0]
+    not_codes = [value for value in present if _read_code(value, len(names)) < 0]
     readings: list[Reading] = []
     if not not_codes:
         readings.append("codes")
     if not not_names:
         readings.append("names")
     if not readings:
-        unknown = next((value for value in not_codes if value in not_names), not_codes[0])
+        neither = [value for value in not_codes if value in not_names]
+        unknown = neither[0] if neither else not_codes[0]
         allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
         raise InputError(f"{where} holds {shown_classes([unknown])}, which is no class of its description; {allowed}")
     return readings
 
 
+def _read_truth_values(names: Sequence[str], where: str) -> Reading:
+    """Return the reading of truth values; raise `InputError` unless there are two classes."""
+    if len(names) != 2:
+        problem = f"holds truth values, and its classes have the names {shown_classes(names)}"
+        raise InputError(f"{where} {problem}; write all labels as codes or all as names")
+    are_names = {name.casefold() for name in names} == TRUTH_NAMES
+    return "names" if are_names else "codes"  # False is the code 0, and True is 1
+
+
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
     """Return codes or names of classes as names, in the order of the source; missing values are kept."""
-    numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    truths = {name.casefold() == "true": number for name, number in numbers.items()}
+    find_codes = _find_codes if reading == "codes" else _find_names
+    codes = find_codes(values, names)
+    categories = pd.Index(list(names))
+    return pd.Series(pd.Categorical.from_codes(codes, categories), index=values.index)
+
+
+def _find_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
+    """Return the index of each label that is a code of a class; -1 for any other value."""
+    return [_read_code(value, len(names)) for value in values]
+
+
+def _find_names(values: pd.Series, names: Sequence[str]) -> list[int]:
+    """Return the index of each label in the names of the classes; -1 for any other value."""
+    numbers: dict[Any, int] = {}
+    numbers_of_truths: dict[bool, int] = {}
+    for number, name in enumerate(names):
+        numbers[name] = number
+        is_true = name.casefold() == "true"
+        numbers_of_truths[is_true] = number
     codes = []
     for value in values:
-        if reading == "names" and isinstance(value, (bool, np.bool_)):
-            codes.append(truths[bool(value)])
-        elif reading == "names":
-            codes.append(numbers.get(value, -1))
+        if isinstance(value, (bool, np.bool_)):
+            codes.append(numbers_of_truths[bool(value)])
         else:
-            codes.append(_code(value, len(names)))
-    return pd.Series(pd.Categorical.from_codes(codes, pd.Index(list(names))), index=values.index)
+            codes.append(numbers.get(value, -1))
+    return codes
 
 
 def name_problem(name: str) -> str | None:
     """Return why a class name is unsuitable for tables and terminals, or None for a valid name."""
-    if any(unicodedata.category(letter) in UNPRINTABLE or letter in DIRECTIONS for letter in name):
-        return "whose name holds control characters; rename it"
+    for letter in name:
+        if letter in DIRECTIONS or unicodedata.category(letter) in UNPRINTABLE:
+            return "whose name holds control characters; rename it"
     if FORMULA.match(unicodedata.normalize("NFKC", name)):
         return "which a spreadsheet would run as a formula; rename it so that it begins with a letter"
     return None
@@ -165,8 +193,13 @@ def name_problem(name: str) -> str | None:
 
 def shown_classes(values: Sequence[Any]) -> str:
     """Return the first classes for a message, with words in quotes."""
-    words = [repr(shorten(value)) if isinstance(value, str) else str(value) for value in values[:MAX_SHOWN_CLASSES]]
-    return ", ".join([*words, "..."] if len(values) > MAX_SHOWN_CLASSES else words)
+    words = []
+    for value in values[:MAX_SHOWN_CLASSES]:
+        word = repr(shorten(value)) if isinstance(value, str) else str(value)
+        words.append(word)
+    if len(values) > MAX_SHOWN_CLASSES:
+        words.append("...")
+    return ", ".join(words)
 
 
 def _is_gap(value: Any, names: Sequence[str]) -> bool:
@@ -178,34 +211,38 @@ def _is_gap(value: Any, names: Sequence[str]) -> bool:
     return bool(pd.isna(value)) or value == -1
 
 
-def _code(value: Any, number: int) -> int:
-    """Return the class index for a code from 0 to `number` - 1, and -1 for any other value."""
+def _read_code(value: Any, classes: int) -> int:
+    """Return the class index for a code from 0 to `classes` - 1, and -1 for any other value."""
+    code = -1.0
     if isinstance(value, str):
         match = CODE.fullmatch(value.strip())
-        code = float(match[1]) if match else -1.0
+        if match:
+            code = float(match[1])
     elif isinstance(value, (Real, np.bool_)):
         code = float(value)
-    else:
-        code = -1.0
-    return int(code) if code % 1 == 0 and 0 <= code < number else -1
+    is_whole = code % 1 == 0
+    if is_whole and 0 <= code < classes:
+        return int(code)
+    return -1
 
 
-def _join(labels: Sequence[pd.Series]) -> pd.Series:
+def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
     """Return all labels as Python numbers, because pandas loses digits when joining large numbers of two types."""
-    if not all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels):
+    are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
+    if not are_categories:
         labels = [values.astype(object) for values in labels]
     joined: pd.Series = pd.concat(labels)
     return joined
 
 
-def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
+def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     """Return the class of each unique value, in the class order of the source, otherwise in sorted order."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
         if all(isinstance(name, str) for name in categories):
             return {name: name for name in categories if name in values}
-    kinds = {_kind(label) for label in labels}
+    kinds = {_name_kind(label) for label in labels}
     if len(kinds) > 1:
         shown = shown_classes(values)
         raise InputError(f"{where} mixes words, numbers or truth values ({shown}); write all in one way")
@@ -213,20 +250,24 @@ def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     if kinds == {"truth value"}:
         classes = {value: bool(value) for value in values}
     elif kinds == {"word"}:
-        classes = _word_classes(values, where)
+        classes = _read_words(values, where)
     else:
         _check_whole(values, values, where)
         classes = {value: int(value) for value in values}
-    return dict(sorted(classes.items(), key=lambda item: item[1]))
+    by_class = sorted(classes.items(), key=lambda item: item[1])
+    return dict(by_class)
 
 
-def _kind(label: Any) -> str:
+def _name_kind(label: Any) -> str:
+    """Return the kind of a label."""
     if isinstance(label, str):
         return "word"
-    return "truth value" if isinstance(label, (bool, np.bool_)) else "number"
+    if isinstance(label, (bool, np.bool_)):
+        return "truth value"
+    return "number"
 
 
-def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
+def _read_words(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
     """Return words without surrounding spaces, or integers if all words have the same integer format."""
     words = {value: value.strip() for value in values}
     counts = Counter(words.values())
@@ -239,39 +280,59 @@ def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[st
     if all(WHOLE_WITH_ZERO.fullmatch(word) for word in words.values()):
         return {value: int(word.removesuffix(".0")) for value, word in words.items()}
     if all(DECIMAL.fullmatch(word) for word in words.values()):
-        _check_whole([float(word) for word in words.values()], values, where)
+        numbers = [float(word) for word in words.values()]
+        _check_whole(numbers, values, where)
     return words
 
 
 def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> None:
     """Raise `InputError` for numbers, parsed from `values`, that are not integers and therefore not classes."""
-    if any(number % 1 != 0 for number in numbers):  # also true for infinite numbers
+    has_fractions = any(number % 1 != 0 for number in numbers)  # also true for infinite numbers
+    if has_fractions:
         raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are no classes")
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
     """Warn of possible duplicate classes: `Good` and `good`, `01` and `1`, or names with the same appearance."""
-    words = [str(name) for name in names]
-    likenesses = [_likeness(word) for word in words]
-    counts = Counter(likenesses)
-    alike = [word for word, likeness in zip(words, likenesses, strict=True) if counts[likeness] > 1]
-    if alike:
-        looks = Counter(_visible(word) for word in alike)
-        shown = [ascii(shorten(word)) if looks[_visible(word)] > 1 else repr(shorten(word)) for word in alike]
-        listed = ", ".join([*shown[:MAX_SHOWN_CLASSES], "..."] if len(shown) > MAX_SHOWN_CLASSES else shown)
-        logging.warning("%s: classes that differ only in how they are written: %s", where, listed)
+    by_likeness: dict[str | Decimal, list[str]] = {}
+    for name in names:
+        word = str(name)
+        by_likeness.setdefault(_normalise(word), []).append(word)
+    alike = []
+    for name in names:
+        word = str(name)
+        if len(by_likeness[_normalise(word)]) > 1:
+            alike.append(word)
+    if not alike:
+        return
+    appearances = Counter(_remove_invisible(word) for word in alike)
+    shown = []
+    for word in alike[:MAX_SHOWN_CLASSES]:
+        looks_like_another = appearances[_remove_invisible(word)] > 1
+        text = shorten(word)
+        shown.append(ascii(text) if looks_like_another else repr(text))
+    if len(alike) > MAX_SHOWN_CLASSES:
+        shown.append("...")
+    logging.warning("%s: classes that differ only in how they are written: %s", where, ", ".join(shown))
 
 
-def _visible(name: str) -> str:
+def _remove_invisible(name: str) -> str:
     """Return the visible form of a name: composed, without invisible characters, with single spaces."""
-    shown = [letter for letter in unicodedata.normalize("NFKC", name) if not _is_invisible(letter)]
-    return " ".join(unicodedata.normalize("NFKC", "".join(shown)).split())
+    composed = unicodedata.normalize("NFKC", name)
+    letters = [letter for letter in composed if not _is_invisible(letter)]
+    visible = unicodedata.normalize("NFKC", "".join(letters))
+    return " ".join(visible.split())
 
 
 def _is_invisible(letter: str) -> bool:
-    return unicodedata.category(letter) == "Cf" or letter in INVISIBLE or "\ufe00" <= letter <= "\ufe0f"
+    """Return True for format characters, variation selectors and `INVISIBLE`."""
+    is_variation_selector = "\ufe00" <= letter <= "\ufe0f"
+    return is_variation_selector or letter in INVISIBLE or unicodedata.category(letter) == "Cf"
 
 
-def _likeness(name: str) -> str | Decimal:
-    visible = _visible(name)
-    return Decimal(visible) if DECIMAL.fullmatch(visible) else unicodedata.normalize("NFKC", visible.casefold())
+def _normalise(name: str) -> str | Decimal:
+    """Return the form in which alike names are equal: a number, or the visible letters in lower case."""
+    visible = _remove_invisible(name)
+    if DECIMAL.fullmatch(visible):
+        return Decimal(visible)
+    return unicodedata.normalize("NFKC", visible.casefold())

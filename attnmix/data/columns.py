@@ -16,14 +16,20 @@ Columns = Mapping[str, str]
 def check_names(names: Sequence[str], columns: Columns | None, shown: str, separator: str | None = None) -> None:
     """Raise `InputError` if one of `columns` is missing, and `ValueError` if it is repeated."""
     wanted = list(names) if columns is None else list(columns.values())
-    repeated = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
+    repeated = []
+    for name in wanted:
+        if names.count(name) > 1 and name not in repeated:
+            repeated.append(name)
     if repeated:
         raise ValueError(f"it has more than one column {shown_names(repeated)}; each name once")
-    for key, name in (columns or {}).items():
+    if columns is None:
+        return
+    for key, name in columns.items():
         if name not in names:
             problem = f"{shown} has no column {shown_names([name])}; it has {shown_names(names)}"
+            hint = _explain_header(names, wanted, separator)
             parameter = f"dataset.{key.removesuffix('_pair')}_column"
-            raise InputError(f"{parameter}: {problem}{_header_hint(names, wanted, separator)}")
+            raise InputError(f"{parameter}: {problem}{hint}")
 
 
 def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
@@ -35,24 +41,35 @@ def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
 
 def shown_names(names: Sequence[Any]) -> str:
     """Return the first column names for a message, with long names truncated."""
+    if not names:
+        return "none"
     words = []
-    for name in map(str, names):
-        words.append(repr(name if len(name) <= MAX_SHOWN_LETTERS else f"{name[:MAX_SHOWN_LETTERS]}..."))
-    more = len(words) - MAX_SHOWN_NAMES
-    return ", ".join([*words[:MAX_SHOWN_NAMES], f"and {more} more"] if more > 0 else words) or "none"
+    for name in names[:MAX_SHOWN_NAMES]:
+        text = str(name)
+        if len(text) > MAX_SHOWN_LETTERS:
+            text = f"{text[:MAX_SHOWN_LETTERS]}..."
+        words.append(repr(text))
+    more = len(names) - len(words)
+    if more:
+        words.append(f"and {more} more")
+    return ", ".join(words)
 
 
-def _header_hint(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
+def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
     """Return the likely problem of a header without a requested name, or an empty string."""
     if separator is None:
         return ""
     header = separator.join(names)
     for other, description in SEPARATOR_NAMES.items():
+        if other == separator or other not in header:
+            continue
         parts = [part.strip(' "') for part in header.split(other)]
-        if other != separator and len(parts) > 1 and (len(names) == 1 or {*parts} & {*wanted}):
+        has_wanted_name = not set(parts).isdisjoint(wanted)
+        if len(names) == 1 or has_wanted_name:
             expected = SEPARATOR_NAMES.get(separator, repr(separator))
             return f"; its fields are separated by {description}, and {expected} are expected: save it with those"
-    if {name.strip('"') for name in names if name.startswith('"')} & {*wanted}:
+    unquoted = {name.strip('"') for name in names if name.startswith('"')}
+    if not unquoted.isdisjoint(wanted):
         return '; its names are in quotes ("), and tsv is read without quotes: save it as csv'
     if any(len(name) > MAX_SHOWN_LETTERS for name in names):
         return "; the first line must be a header with the names of the columns"

@@ -43,45 +43,63 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     replaces the labels after sampling, and therefore does not change the selected texts. Raise `InputError` for invalid
     sources and rows.
     """
-    columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
-    columns["label"] = dataset.label_column
-    if dataset.group_column:
-        columns["group"] = dataset.group_column
-    source, commit = read_source(dataset, columns)
+    source, commit = read_source(dataset, _select_columns(dataset))
     tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
-    classes = pd.concat(tables.values()).groupby("label")["label_name"].first()
+    all_rows = pd.concat(tables.values())
+    classes = all_rows.groupby("label")["label_name"].first()
     if "test" not in tables:
         tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
-    for split, limit in (("train", dataset.train_limit), ("test", dataset.test_limit)):
-        if limit is not None:
-            labels = tables[split]["label"].to_numpy()
-            drawn = stratified_draw(labels, limit, seed)
-            tables[split] = tables[split].iloc[drawn]
+    tables["train"] = _limit(tables["train"], dataset.train_limit, seed)
+    tables["test"] = _limit(tables["test"], dataset.test_limit, seed)
     # The limits use the same seed, but this sample is independent of their row selection.
-    tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
-    tables = {split: tables[split] for split in ("train", "validation", "test")}
+    train, validation = _split(tables["train"], dataset.validation_fraction, seed)
+    tables = {
+        "train": train,
+        "validation": validation,
+        "test": tables["test"],
+    }
     if dataset.rare_word is not None:
         tables = insert_rare_word(tables, dataset.rare_word, seed)
         classes = pd.Series(RARE_WORD_CLASSES)
     _check_splits(tables, classes)
-    names = [*TEXT_COLUMNS[: len(dataset.text_columns)], "label", "label_name"]
+    text_columns = TEXT_COLUMNS[: len(dataset.text_columns)]
+    names = [*text_columns, "label", "label_name"]
     splits = {split: table[names].reset_index(drop=True) for split, table in tables.items()}
     return splits, commit
+
+
+def _select_columns(dataset: DatasetParameters) -> Columns:
+    """Return the columns of texts, labels and, if specified, groups."""
+    columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
+    columns["label"] = dataset.label_column
+    if dataset.group_column:
+        columns["group"] = dataset.group_column
+    return columns
+
+
+def _limit(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
+    """Return a stratified sample of at most `limit` rows; all rows without a limit."""
+    if limit is None:
+        return table
+    rows = stratified_draw(table["label"].to_numpy(), limit, seed)
+    return table.iloc[rows]
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
     """Raise `InputError` for classes missing in train and splits with one class; warn of further gaps and overlaps."""
     for split, table in tables.items():
         present = set(table["label"])
-        lacking = [name for label, name in classes.items() if label not in present]
-        if lacking and (split == "train" or table["label"].nunique() < 2):
-            shown = shown_classes(lacking)
-            problem = f"{len(table)} reviews, none of {len(lacking)} of {len(classes)} classes ({shown})"
+        missing = [name for label, name in classes.items() if label not in present]
+        if not missing:
+            continue
+        shown = shown_classes(missing)
+        if split == "train" or table["label"].nunique() < 2:
+            problem = f"{len(table)} reviews, none of {len(missing)} of {len(classes)} classes ({shown})"
             remedy = "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
-        if lacking:
-            logging.warning("the %s split has no review of %s", split, shown_classes(lacking))
-    learned, test = pd.concat([tables["train"], tables["validation"]]), tables["test"]
+        logging.warning("the %s split has no review of %s", split, shown)
+    learned = pd.concat([tables["train"], tables["validation"]])
+    test = tables["test"]
     _warn_of_shared("text", whole_texts(test), whole_texts(learned))
     if "group" in learned:
         _warn_of_shared("group", test["group"], learned["group"])
@@ -102,10 +120,12 @@ def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFram
         groups, _ = pd.factorize(table["group"])
     # The nodes of the graph are the texts followed by the groups; each row connects its text with its group.
     size = len(table)
-    links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
+    edges = (texts, size + groups)
+    links = coo_array((np.ones(size), edges), shape=(2 * size, 2 * size))
     _, components = connected_components(links, directed=False)
     _, linked = np.unique(components[texts], return_inverse=True)
-    rest, part = stratified_split(table["label"].to_numpy(), linked, fraction, seed)
+    labels = table["label"].to_numpy()
+    rest, part = stratified_split(labels, linked, fraction, seed)
     return table.iloc[rest], table.iloc[part]
 
 
@@ -120,28 +140,37 @@ class FileRows(NamedTuple):
 
 def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, str | None]:
     """Return the validated tables `train` and, if present, `test`, and the commit of a hub dataset."""
-    source, configuration = folders.split_name(dataset.name)
+    source, _ = folders.split_name(dataset.name)
     path = Path(source)
     if dataset.revision is not None and path.exists():
         problem = f"{source} is not on a hub, so it has no revision {shorten(dataset.revision)!r}"
         raise InputError(f"dataset.revision: {problem}; allowed: empty")
     if path.is_file():
-        if configuration is not None:
-            allowed = f"only a folder or hub dataset has them; name {source} alone"
-            raise InputError(f"dataset.name: {source} is a file without configuration {configuration}; {allowed}")
-        if not data_suffix(path.name):
-            raise InputError(f"dataset.name: {path} is no data file; allowed: {allowed_names()}")
-        check_sizes([path])
-        rows = _read_rows(path, source, columns, None, {})
-        _log_files(dataset.train_split, [path.name], [rows])
-        return _check_tables({"train": [rows]}, {"train": dataset.train_split}, columns, dataset.name), None
+        return _read_single_file(dataset, columns), None
     if path.is_dir():
         names = folders.list_folder(path)
-        return _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen}), None
+        tables = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
+        return tables, None
     if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
         raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
     repository = Repository("dataset", source, dataset.revision)
-    return _read_folder(dataset, columns, repository.paths, repository.fetch), repository.commit
+    tables = _read_folder(dataset, columns, repository.paths, repository.fetch)
+    return tables, repository.commit
+
+
+def _read_single_file(dataset: DatasetParameters, columns: Columns) -> Tables:
+    """Return the validated table `train` of a data set in one file."""
+    source, configuration = folders.split_name(dataset.name)
+    path = Path(source)
+    if configuration is not None:
+        allowed = f"only a folder or hub dataset has them; name {source} alone"
+        raise InputError(f"dataset.name: {source} is a file without configuration {configuration}; {allowed}")
+    if not data_suffix(path.name):
+        raise InputError(f"dataset.name: {path} is no data file; allowed: {allowed_names()}")
+    check_sizes([path])
+    rows = _read_rows(path, source, columns, None, {})
+    _log_files(dataset.train_split, [path.name], [rows])
+    return _check_tables({"train": [rows]}, {"train": dataset.train_split}, columns, dataset.name)
 
 
 def _read_folder(
@@ -152,59 +181,74 @@ def _read_folder(
 ) -> Tables:
     """Return the splits of a data set with the files `names`; `fetch` provides only the required files."""
     source, configuration = folders.split_name(dataset.name)
+    folder = source.rstrip("/")
     descriptions = fetch([name for name in names if is_description(name)])
     layout = folders.find_layout(dataset.name, names, descriptions, configuration)
     splits = folders.chosen_splits(layout, dataset)
-    read = [name for split_name in splits.values() for name in layout.files[split_name]]
-    files = fetch(read)
+    required = []
+    for split_name in splits.values():
+        required.extend(layout.files[split_name])
+    files = fetch(required)
     check_sizes(list(files.values()))
-    folders.name_unread_files(dataset.name, layout.contents, read)
+    folders.name_unread_files(dataset.name, layout.contents, required)
     rows: dict[str, list[FileRows]] = {}
     for split, split_name in splits.items():
         split_files = layout.files[split_name]
-        rows[split] = []
+        split_rows = []
         for name in split_files:
-            shown = f"{source.rstrip('/')}/{name}"
-            rows[split].append(_read_rows(files[name], shown, columns, layout.separator, layout.class_names))
-        _log_files(split_name, split_files, rows[split])
-        _warn_of_equal_rows(split_name, split_files, rows[split], columns)
+            shown = f"{folder}/{name}"
+            file_rows = _read_rows(files[name], shown, columns, layout.separator, layout.class_names)
+            split_rows.append(file_rows)
+        _log_files(split_name, split_files, split_rows)
+        _warn_of_equal_rows(split_name, split_files, split_rows, columns)
+        rows[split] = split_rows
     return _check_tables(rows, splits, columns, dataset.name)
 
 
 def _read_rows(
     file: Path, shown: str, columns: Columns, separator: str | None, class_names: Mapping[str, list[str]]
 ) -> FileRows:
+    """Return the rows of a file, with class names from `class_names` or from the file."""
     frame = read_file(file, columns, shown, separator)
     names = class_names.get(columns["label"])
     if not names:
         with read_errors(file, shown):
             names = stored_class_names(file, columns["label"])
-    return FileRows(shown, frame, names, data_suffix(file.name) not in SEPARATORS)
+    has_types = data_suffix(file.name) not in SEPARATORS
+    return FileRows(shown, frame, names, has_types)
 
 
 def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
     """Log the files of a split and their numbers of rows."""
-    counts = [f"{len(each.frame)} rows of {folders.shown_file(name)}" for name, each in zip(names, rows, strict=True)]
-    if len(counts) > folders.MAX_SHOWN_FILES:
-        total = sum(len(each.frame) for each in rows[folders.MAX_SHOWN_FILES :])
-        remaining = len(counts) - folders.MAX_SHOWN_FILES
-        counts = [*counts[: folders.MAX_SHOWN_FILES], f"{total} rows of {remaining} more files"]
+    shown = folders.MAX_SHOWN_FILES
+    counts = []
+    for name, file_rows in zip(names[:shown], rows, strict=False):
+        counts.append(f"{len(file_rows.frame)} rows of {folders.shown_file(name)}")
+    other_files = rows[shown:]
+    if other_files:
+        total = sum(len(file_rows.frame) for file_rows in other_files)
+        counts.append(f"{total} rows of {len(other_files)} more files")
     logging.info("%s: %s", split, ", ".join(counts))
 
 
 def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
     """Warn of rows that occur in several files of a split, which indicates a copied file."""
+    if len(rows) < 2:
+        return
     first_file: dict[tuple[str, ...], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
-    for number, each in enumerate(rows if len(rows) > 1 else ()):
-        values = [map(str, each.frame[name]) for name in columns.values() if name in each.frame]
+    for number, file_rows in enumerate(rows):
+        frame = file_rows.frame
+        values = [map(str, frame[name]) for name in columns.values() if name in frame]
         for row in set(zip(*values, strict=True)):
             earlier = first_file.setdefault(row, number)
             if earlier != number:
                 shared[earlier, number] += 1
     for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
         message = "%s: %d rows of %s are in %s too; remove one of the files if it is a copy"
-        logging.warning(message, split, count, folders.shown_file(names[number]), folders.shown_file(names[earlier]))
+        file = folders.shown_file(names[number])
+        earlier_file = folders.shown_file(names[earlier])
+        logging.warning(message, split, count, file, earlier_file)
 
 
 def _check_tables(
@@ -214,46 +258,53 @@ def _check_tables(
     label = columns["label"]
     by_names: dict[tuple[str, ...], list[FileLabels]] = {}
     for split_rows in rows.values():
-        for each in split_rows:
-            if each.class_names:
-                labels = FileLabels(each.shown, each.frame[label], each.has_types)
-                by_names.setdefault(tuple(each.class_names), []).append(labels)
+        for file_rows in split_rows:
+            if file_rows.class_names:
+                labels = FileLabels(file_rows.shown, file_rows.frame[label], file_rows.has_types)
+                files = by_names.setdefault(tuple(file_rows.class_names), [])
+                files.append(labels)
     where = f"dataset.label_column: {shorten(label)!r} of {shown}"
     readings = {names: choose_reading(files, names, where) for names, files in by_names.items()}
     tables = {}
     for split, split_rows in rows.items():
         checked = []
-        for each in split_rows:
-            frame = each.frame
-            if each.class_names:
-                reading = readings[tuple(each.class_names)]
-                frame = frame.assign(**{label: named_classes(frame[label], each.class_names, reading)})
-            checked.append(_checked(frame, columns, f"{each.shown} ({splits[split]})"))
-        tables[split] = pd.concat(checked, ignore_index=True) if len(checked) > 1 else checked[0]
+        for file_rows in split_rows:
+            frame = file_rows.frame
+            if file_rows.class_names:
+                reading = readings[tuple(file_rows.class_names)]
+                names_of_rows = named_classes(frame[label], file_rows.class_names, reading)
+                frame = frame.assign(**{label: names_of_rows})
+            checked.append(_check_values(frame, columns, f"{file_rows.shown} ({splits[split]})"))
+        tables[split] = checked[0]
+        if len(checked) > 1:
+            tables[split] = pd.concat(checked, ignore_index=True)
     return tables
 
 
-def _checked(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
+def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
     """Return the `columns` renamed to their keys; raise `InputError` with the row of an invalid value."""
     for key, name in columns.items():
         for row, value in frame[name].items():
-            problem = _problem(key, value)
+            problem = _find_problem(key, value)
             if problem:
                 raise InputError(f"{where}: {problem} in column {shorten(name)!r}, row {row}")
-    values = {key: frame[name] for key, name in columns.items()}
-    for key, column in values.items():
+    values = {}
+    for key, name in columns.items():
+        column = frame[name]
         if not isinstance(column.dtype, pd.CategoricalDtype):
-            values[key] = column.astype(object)  # otherwise pandas loses digits when joining large numbers of two types
+            column = column.astype(object)  # otherwise pandas loses digits when joining large numbers of two types
+        values[key] = column
     return pd.DataFrame(values)
 
 
-def _problem(key: str, value: Any) -> str | None:
+def _find_problem(key: str, value: Any) -> str | None:
     """Return why a value is not a valid text, label or group, or None."""
     is_text = key in TEXT_COLUMNS
-    unknown = pd.api.types.is_scalar(value) and pd.isna(value)
-    blank = not is_text and not str(value).strip()
-    if unknown or blank:
-        return f"the {key.replace('text_pair', 'second text')} is missing"
+    is_unknown = pd.api.types.is_scalar(value) and pd.isna(value)
+    is_blank = not is_text and not str(value).strip()
+    if is_unknown or is_blank:
+        name = key.replace("text_pair", "second text")
+        return f"the {name} is missing"
     if is_text:
         return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
     if isinstance(value, (str, Real, np.bool_)):

@@ -22,8 +22,10 @@ from attnmix.measures.documents import Document
 
 SHARES = (0.2, 0.5)
 """Fractions of a review's tokens to replace or keep, highest scores first."""
-COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
-MASK, DONOR = "mask", "donor"
+COMPREHENSIVENESS = "comprehensiveness"
+SUFFICIENCY = "sufficiency"
+MASK = "mask"
+DONOR = "donor"
 TESTS = tuple(product((COMPREHENSIVENESS, SUFFICIENCY), (MASK, DONOR)))
 """Each test with each replacement."""
 RemainingTokens = tuple[int, ...]
@@ -35,9 +37,16 @@ def draw_donors(
     documents: Sequence[Document], number: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int32] | None:
     """Return a random token `[T]` of different documents for each token of one; None without such tokens."""
-    others = [each.ids[word_positions(each)] for place, each in enumerate(documents) if place != number]
-    words = np.concatenate(others) if others else np.empty(0, np.int32)
-    return generator.choice(words, len(documents[number])) if len(words) else None
+    words_of_others = []
+    for place, document in enumerate(documents):
+        if place != number:
+            words_of_others.append(document.ids[word_positions(document)])
+    if not words_of_others:
+        return None
+    words = np.concatenate(words_of_others)
+    if not len(words):
+        return None
+    return generator.choice(words, len(documents[number]))
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
@@ -92,9 +101,12 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
     word_scores = scores_T[review.words]
     if not len(word_scores) or np.isnan(word_scores).any():
         return NOTHING_LEFT
-    first = first_places(review, scores_T, share)
-    replaced = first if test == COMPREHENSIVENESS else np.setdiff1d(review.words, first)
-    return tuple(review.without(replaced) if replacement == MASK else review.with_donors(replaced))
+    replaced = first_places(review, scores_T, share)
+    if test == SUFFICIENCY:
+        replaced = np.setdiff1d(review.words, replaced)
+    if replacement == MASK:
+        return tuple(review.without(replaced))
+    return tuple(review.with_donors(replaced))
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
@@ -118,14 +130,14 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
     """
     tables = []
     for number, (test, replacement) in enumerate(TESTS):
-        table = _test_table(drops_NMQS[:, :, number], agreement_NM, methods, seed)
+        table = _compare_methods(drops_NMQS[:, :, number], agreement_NM, methods, seed)
         table.insert(0, "test", test)
         table.insert(1, "replacement", replacement)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
-def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
+def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
     """Return one test's drops by share and, in rows of `all`, the comparison of methods.
 
     Intervals resample reviews, with the same draws for all methods. Reviews with an undefined score are excluded from
@@ -133,19 +145,20 @@ def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
-    drops = _means(drops_and_aopc, seed).interval()
+    drops = _resample_reviews(drops_and_aopc, seed).interval()
     shares = [*SHARES, ALL]
     methods_and_shares = list(product(methods, shares))
     table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
-    table = table.assign(**_columns("drop ci_low ci_high", drops))
+    table = table.assign(**_name_columns("drop ci_low ci_high", drops))
 
-    random_N1 = aopc_NM[:, [methods.index(RANDOM_REMOVAL)]]
-    above = _means(aopc_NM - random_N1, seed)
-    correlations = _means(agreement_NM, seed).correlations()
+    random_column = methods.index(RANDOM_REMOVAL)
+    random_N1 = aopc_NM[:, [random_column]]
+    above = _resample_reviews(aopc_NM - random_N1, seed)
+    correlations = _resample_reviews(agreement_NM, seed).correlations()
     overall: dict[str, Doubles] = {}
-    overall.update(_columns("above_random above_random_low above_random_high", above.interval()))
-    overall.update(_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()))
-    overall.update(_columns("derivative_spearman derivative_low derivative_high", correlations))
+    overall.update(_name_columns("above_random above_random_low above_random_high", above.interval()))
+    overall.update(_name_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()))
+    overall.update(_name_columns("derivative_spearman derivative_low derivative_high", correlations))
     rows_of_all = table.index[table["share"] == ALL]
     table = table.join(pd.DataFrame(overall, index=rows_of_all))
 
@@ -154,7 +167,7 @@ def _test_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str
     return table.assign(documents=np.repeat(documents_M, len(shares)))
 
 
-def _means(values: Doubles, seed: int) -> statistics.Resampled:
+def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
     """Resample reviews `[N, ...]`, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
@@ -162,7 +175,7 @@ def _means(values: Doubles, seed: int) -> statistics.Resampled:
     return statistics.resample(sums, counts, statistics.BOOTSTRAP_SAMPLES, seed)
 
 
-def _columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
+def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
     """Return the mean, lower and upper end of an interval as columns with the three names."""
     mean_name, low_name, high_name = names.split()
     return {
@@ -184,23 +197,26 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
     rows = []
     for checkpoint in checkpoints:
-        correlations_K2 = [_correlations(reviews, checkpoint) for reviews in classes.values()]
+        correlations_K2 = [_correlate_with_margin(reviews, checkpoint) for reviews in classes.values()]
         plain_K, given_length_K = np.transpose(correlations_K2)
         is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
         counted = sizes_K[is_counted_K].sum()
 
         # Each row consists of its name, its classes, and their number of reviews.
-        row_classes = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
+        row_classes = []
+        for number, name in enumerate(classes):
+            row_classes.append((name, slice(number, number + 1), sizes_K[number]))
         row_classes.append((ALL, slice(None), counted))
         for name, chosen, documents in row_classes:
-            plain = _fisher_mean(plain_K[chosen], sizes_K[chosen] - 3)
-            given_length = _fisher_mean(given_length_K[chosen], sizes_K[chosen] - 4)
+            sizes = sizes_K[chosen]
+            plain = _average_by_fisher(plain_K[chosen], sizes - 3)
+            given_length = _average_by_fisher(given_length_K[chosen], sizes - 4)
             rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
             rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
-def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
+def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
     """Return the rank correlation of a checkpoint's ratio with the margin, plain and partial given the length."""
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
@@ -212,7 +228,7 @@ def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]
     return float(plain), float(given_length)
 
 
-def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
+def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
     """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval, ignoring NaN.
 
     z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n reviews (Bonett and Wright,
@@ -232,5 +248,7 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     error = np.sqrt((weights * scaled_variances).sum()) / weights.sum()
     normal_quantile = ndtri((1 + statistics.LEVEL) / 2)
     half = normal_quantile * error
-    low, high = mean - half, mean + half
-    return float(np.tanh(mean)), float(np.tanh(low)), float(np.tanh(high))
+    mean_correlation = np.tanh(mean)
+    low = np.tanh(mean - half)
+    high = np.tanh(mean + half)
+    return float(mean_correlation), float(low), float(high)

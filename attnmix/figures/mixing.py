@@ -4,8 +4,9 @@ Each function returns a figure; call it within `paper_style`.
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +44,17 @@ PERCENTILE = 99  # percentile of cells at the upper end of a colour scale
 # Curves
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
 LABEL_CHARACTERS = 22  # per line
-LEFT, LABELS, HEAD, FOOT, GAP = 0.57, 1.05, 0.25, 0.42, 0.32  # inches; labels are to the right of each panel
+PANEL_HEIGHT = 1.95  # inches, as the following sizes
+STEP_PANEL_HEIGHT = 1.7
+LEFT = 0.57
+LABELS = 1.05  # to the right of each panel
+HEAD = 0.25
+FOOT = 0.42
+GAP = 0.32
 PANEL_DISTANCE = LABELS + 0.1  # inches
 MAX_TICKS = 16
 TOKEN_MEAN_LABEL = "Mixing ratio, mean over tokens\n(95 % interval)"
+OWN_SHARE_LABEL = "Own share of a token's vector,\nmean over tokens (95 % interval)"
 
 DONOR_LINES: dict[str, tuple[Any, str]] = {
     ALL_DONORS: ("-", "both classes"),
@@ -67,16 +75,27 @@ PANEL_WIDTH = 6.3  # inches
 MAX_VECTOR_DOTS = 5000  # beyond, dots are rasterised in PDFs
 
 # Strips
-MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # limited for readable token labels
+MIN_TOKENS_PER_LINE = 12
+MAX_TOKENS_PER_LINE = 32  # limited for readable token labels
 MAX_STRIP_TOKENS = 128
-ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: height of a layer, space between strips and below labels
-STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
+ROW_HEIGHT = 0.075  # inches, height of a layer
+STRIP_GAP = 0.06  # inches, space between strips and below labels
+STRIPS_HEAD = 0.3  # inches, as the following sizes
+STRIPS_FOOT = 0.45
+STRIPS_LEFT = 1.0
+STRIPS_WIDTH = 5.9
 
 # Matrices
 MAX_MATRIX_TOKENS = 20  # limited for readable row labels
-MATRIX_COLORS, SIDE_COLORS, UNKNOWN = "Blues", "Oranges", "0.8"
-MATRIX, MATRIX_GAP = 1.42, 0.15  # inches: height, and space below
-MATRIX_LEFT, MATRIX_RIGHT, MATRIX_HEAD, MATRIX_FOOT = 0.85, 0.45, 0.5, 0.9  # inches
+MATRIX_COLORS = "Blues"
+SIDE_COLORS = "Oranges"
+UNKNOWN = "0.8"
+MATRIX = 1.42  # inches, height
+MATRIX_GAP = 0.15  # inches, below a matrix
+MATRIX_LEFT = 0.85  # inches, as the following sizes
+MATRIX_RIGHT = 0.45
+MATRIX_HEAD = 0.5
+MATRIX_FOOT = 0.9
 SIDE_COLUMN_WIDTH = 0.09  # width of each column to the right of a matrix, relative to the matrix
 MATRIX_NOTE = (
     "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
@@ -85,12 +104,44 @@ MATRIX_NOTE = (
 )
 
 
+class SwarmSide(NamedTuple):
+    """The side of a layer on which the reviews of one checkpoint are drawn."""
+
+    offset: float
+    """The distance from the layer's centre, in layers."""
+    suffix: str
+    """The addition to the checkpoint's name in the legend."""
+
+
+SWARM_SIDES = {
+    1: [SwarmSide(0.0, "")],
+    2: [SwarmSide(-0.25, " (left)"), SwarmSide(0.25, " (right)")],
+}
+"""The sides by number of checkpoints."""
+
+
+class StripScale(NamedTuple):
+    """The colour scale of strips, and the label of its colour bar."""
+
+    label: str
+    colors: Any
+
+
+class Strip(NamedTuple):
+    """The values `[layers, tokens]` of one strip."""
+
+    name: str
+    cells: pd.DataFrame
+    scale: StripScale
+
+
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
     """Return a panel per checkpoint of `mixing.csv`, with a curve per ratio."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
-    figure, panels = _curve_panels(1, len(by_checkpoint), 1.95)
+    figure, panels = _create_curve_panels(1, len(by_checkpoint), PANEL_HEIGHT)
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
-        axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel=xlabel, ylim=(0, 1))
+        title = CHECKPOINTS[str(checkpoint)]
+        axes.set(title=title, xlabel=xlabel, ylim=(0, 1))
         _draw_curves(axes, rows, "method", RATIO_MARKS)
         style.label_curves(axes)
     panels[0, 0].set_ylabel(TOKEN_MEAN_LABEL)
@@ -104,29 +155,51 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
     were measured. Bands are 95 % intervals over texts.
     """
     method = preferred_ratio(mixing["method"].unique().tolist())
-    names = [name for name in CHECKPOINTS if name in set(mixing["checkpoint"])]
-    curves = [(name, CHECKPOINTS[name], mixing[mixing["checkpoint"] == name]) for name in names]
-    in_checkpoint = controls[controls["checkpoint"].isin([names[-1], RANDOM_MODEL])]
-    curves += [(name, CONTROL_LABELS[name], in_checkpoint[in_checkpoint["control"] == name]) for name in SHOWN_CONTROLS]
-    figure, panels = _curve_panels(1, 1, 1.95)
+    figure, panels = _create_curve_panels(1, 1, PANEL_HEIGHT)
     axes = panels[0, 0]
-    axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=RATIO_MARKS[method].label)
-    for name, label, rows in curves:
-        curve = rows[rows["method"] == method].dropna(subset="mean").sort_values("layer")
+    title = RATIO_MARKS[method].label
+    axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=title)
+    for name, label, rows in _list_main_curves(mixing, controls):
+        of_method = rows[rows["method"] == method]
+        curve = of_method.dropna(subset="mean").sort_values("layer")
         if curve.empty:
             continue
-        color, line = CURVE_LOOKS[name]
-        looks: Any = {"color": color, "linestyle": line, "marker": MARKERS.get(name), "clip_on": False}
-        axes.plot(curve["layer"], curve["mean"], label=fill(label, LABEL_CHARACTERS), **looks)
+        color, linestyle = CURVE_LOOKS[name]
+        axes.plot(
+            curve["layer"],
+            curve["mean"],
+            label=fill(label, LABEL_CHARACTERS),
+            color=color,
+            linestyle=linestyle,
+            marker=MARKERS.get(name),
+            clip_on=False,
+        )
         _draw_interval(axes, curve, color, 0.2)
     _set_layer_ticks(axes, mixing)
     style.label_curves(axes)
     return figure
 
 
+def _list_main_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return the name, label and rows of each checkpoint and of each control of the main figure."""
+    measured = set(mixing["checkpoint"])
+    checkpoints = [name for name in CHECKPOINTS if name in measured]
+    curves = []
+    for name in checkpoints:
+        rows = mixing[mixing["checkpoint"] == name]
+        curves.append((name, CHECKPOINTS[name], rows))
+    is_shown = controls["checkpoint"].isin([checkpoints[-1], RANDOM_MODEL])
+    shown_controls = controls[is_shown]
+    for name in SHOWN_CONTROLS:
+        rows = shown_controls[shown_controls["control"] == name]
+        curves.append((name, CONTROL_LABELS[name], rows))
+    return curves
+
+
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
     """Draw a curve's interval as a band, except for means over few texts (as on the page)."""
-    low, high = (_mask_few_texts(curve, end) for end in ("ci_low", "ci_high"))
+    low = _mask_few_texts(curve, "ci_low")
+    high = _mask_few_texts(curve, "ci_high")
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
@@ -134,12 +207,15 @@ def _mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
     """Return a column, masked with NaN in rows with too few texts for an interval."""
     if "documents" not in rows:
         return rows[column]
-    return rows[column].where(rows["documents"] >= MIN_INTERVAL_DOCUMENTS)
+    has_interval = rows["documents"] >= MIN_INTERVAL_DOCUMENTS
+    return rows[column].where(has_interval)
 
 
 def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
+    """Label all layers, or every n-th layer of deep models."""
     layers = sorted(rows["layer"].unique())
-    axes.set_xticks(layers[:: -(-len(layers) // MAX_TICKS)])
+    step = ceil(len(layers) / MAX_TICKS)
+    axes.set_xticks(layers[::step])
 
 
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
@@ -147,34 +223,46 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
 
     Return None without exchanged texts. Intervals are drawn for all donors only.
     """
-    shares = exchange[(exchange["quantity"] == "own_share") & exchange["donor"].isin(list(DONOR_LINES))]
+    is_own_share = exchange["quantity"] == "own_share"
+    has_shown_donors = exchange["donor"].isin(list(DONOR_LINES))
+    shares = exchange[is_own_share & has_shown_donors]
     if shares.empty:
         return None
-    figure, panels = _curve_panels(1, 1, 1.95)
+    figure, panels = _create_curve_panels(1, 1, PANEL_HEIGHT)
     axes = panels[0, 0]
-    axes.set(xlabel=xlabel, ylabel="Own share of a token's vector,\nmean over tokens (95 % interval)", ylim=(0, 1))
-    for checkpoint, marker in MARKERS.items():
-        color, _ = CURVE_LOOKS[checkpoint]
-        by_donor = shares[shares["checkpoint"] == checkpoint].groupby("donor", sort=False)
-        for donor, curve in by_donor:
-            layers, means = curve["layer"], curve["mean"]
-            if donor == ALL_DONORS:
-                axes.plot(layers, means, color=color, marker=marker, label=CHECKPOINTS[checkpoint], clip_on=False)
-                _draw_interval(axes, curve, color, 0.25)
-            else:
-                linestyle, _ = DONOR_LINES[str(donor)]
-                axes.plot(layers, means, color=color, linestyle=linestyle, label=f"_{donor}")
+    axes.set(xlabel=xlabel, ylabel=OWN_SHARE_LABEL, ylim=(0, 1))
+    for checkpoint in MARKERS:
+        of_checkpoint = shares[shares["checkpoint"] == checkpoint]
+        for donor, curve in of_checkpoint.groupby("donor", sort=False):
+            _draw_donor_curve(axes, curve, checkpoint, str(donor))
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
     handles = []
     for linestyle, label in DONOR_LINES.values():
-        handles.append(Line2D([], [], color="black", linestyle=linestyle, label=label))
+        handle = Line2D([], [], color="black", linestyle=linestyle, label=label)
+        handles.append(handle)
     axes.legend(handles=handles, loc="lower left", title="Words from")
-    axes.set_title(_number_of_texts(shares[shares["donor"] == ALL_DONORS]))
+    with_all_donors = shares[shares["donor"] == ALL_DONORS]
+    axes.set_title(_describe_texts(with_all_donors))
     return figure
 
 
-def _number_of_texts(shares: pd.DataFrame) -> str:
+def _draw_donor_curve(axes: Axes, curve: pd.DataFrame, checkpoint: str, donor: str) -> None:
+    """Draw the own share of one checkpoint and kind of donors; the curve of all donors has a label and an interval."""
+    color, _ = CURVE_LOOKS[checkpoint]
+    layers = curve["layer"]
+    means = curve["mean"]
+    if donor == ALL_DONORS:
+        marker = MARKERS[checkpoint]
+        label = CHECKPOINTS[checkpoint]
+        axes.plot(layers, means, color=color, marker=marker, label=label, clip_on=False)
+        _draw_interval(axes, curve, color, 0.25)
+    else:
+        linestyle, _ = DONOR_LINES[donor]
+        axes.plot(layers, means, color=color, linestyle=linestyle, label=f"_{donor}")
+
+
+def _describe_texts(shares: pd.DataFrame) -> str:
     """Return the number and mean length of the averaged reviews."""
     documents = shares["documents"].max()
     tokens = shares["tokens"].max() / documents
@@ -184,12 +272,14 @@ def _number_of_texts(shares: pd.DataFrame) -> str:
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
     """Return a figure of the steps in `geometry.csv`, with a row per checkpoint and a panel per cosine."""
     by_checkpoint = steps.groupby("checkpoint", sort=False)
-    figure, panels = _curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), 1.7)
+    figure, panels = _create_curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), STEP_PANEL_HEIGHT)
     for row, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
+        checkpoint_label = CHECKPOINTS[str(checkpoint)]
         for axes, measure in zip(row, SHOWN_STEP_MEASURES, strict=True):
-            _draw_curves(axes, rows[rows["measure"] == measure], "step", STEP_MARKS)
+            of_measure = rows[rows["measure"] == measure]
+            _draw_curves(axes, of_measure, "step", STEP_MARKS)
             axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
-            axes.set_title(f"{CHECKPOINTS[str(checkpoint)]}: {STEP_MEASURES[measure]}")
+            axes.set_title(f"{checkpoint_label}: {STEP_MEASURES[measure]}")
         row[0].set_ylabel("Cosine (95 % interval)")
     for axes in panels[-1]:
         axes.set_xlabel(xlabel)
@@ -198,14 +288,21 @@ def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
     return figure
 
 
-def _curve_panels(rows: int, columns: int, panel_height: float) -> tuple[Figure, Any]:
+def _create_curve_panels(rows: int, columns: int, panel_height: float) -> tuple[Figure, Any]:
+    """Return a figure and its panels `[rows, columns]`, with space for labels to the right of each panel."""
     width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
     height = HEAD + rows * panel_height + (rows - 1) * GAP + FOOT
     figure = Figure(figsize=(width, height))
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    sides = {"left": LEFT / width, "right": 1 - LABELS / width, "bottom": FOOT / height, "top": 1 - HEAD / height}
     panel_width = (width - LEFT - LABELS - (columns - 1) * PANEL_DISTANCE) / columns
-    figure.subplots_adjust(**sides, wspace=PANEL_DISTANCE / panel_width, hspace=GAP / panel_height)
+    figure.subplots_adjust(
+        left=LEFT / width,
+        right=1 - LABELS / width,
+        bottom=FOOT / height,
+        top=1 - HEAD / height,
+        wspace=PANEL_DISTANCE / panel_width,
+        hspace=GAP / panel_height,
+    )
     return figure, panels
 
 
@@ -214,11 +311,12 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
     known = rows.dropna(subset="mean")
     for name, mark in marks.items():
         curve = known[known[column] == name]
-        if len(curve):
-            color = style.darken_for_contrast(mark.color)
-            label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
-            axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
-            _draw_interval(axes, curve, color, 0.25)
+        if curve.empty:
+            continue
+        color = style.darken_for_contrast(mark.color)
+        label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
+        axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
+        _draw_interval(axes, curve, color, 0.25)
     _set_layer_ticks(axes, rows)
 
 
@@ -231,50 +329,120 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     reviews = reviews[reviews["method"] == method]
     means = weighted.query("method == @method and weight == 'review' and tokens_of == 'all' and layer != 'all'")
     means = means.assign(layer=means["layer"].astype(int))
-    layers, ratios, tokens = sorted(reviews["layer"].unique()), reviews["mean"], reviews["tokens"]
     figure = Figure(figsize=(style.TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
-    axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
-    margin = 0.04 * max(np.ptp(ratios), 0.01)
-    axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # ratios are in [0, 1]
+    axes = _add_review_axes(figure, reviews, xlabel)
     axes.set_ylabel(f"Mixing ratio, mean over a review's tokens\n({RATIO_MARKS[method].label})")
-    axes.tick_params("x", length=0)
-    for edge in layers[1:]:
-        axes.axvline(edge - 0.5, color="0.9", linewidth=0.6, zorder=0)
-    handles: list[Any] = []
-    checkpoints = [name for name in REVIEW_LOOKS if name in set(reviews["checkpoint"])]
-    sides = [(-0.25, " (left)"), (0.25, " (right)")] if len(checkpoints) > 1 else [(0.0, "")]
-    width = SWARM_WIDTH / len(checkpoints)
-    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
-    for name, (center, side) in zip(checkpoints, sides, strict=True):
+    measured = set(reviews["checkpoint"])
+    checkpoints = [name for name in REVIEW_LOOKS if name in measured]
+    swarm_width = SWARM_WIDTH / len(checkpoints)
+    shortest = reviews["tokens"].min()
+    longest = reviews["tokens"].max()
+    shading = LogNorm(shortest, longest + 1)
+    handles = []
+    for name, side in zip(checkpoints, SWARM_SIDES[len(checkpoints)], strict=True):
         rows = reviews[reviews["checkpoint"] == name]
-        offsets = rows.groupby("layer")["mean"].transform(_swarm, limits=axes.get_ylim(), width=width, step=step)
-        cmap, shape = style.high_contrast_cmap(REVIEW_LOOKS[name][0]), REVIEW_LOOKS[name][1]
-        shades: Any = {"c": rows["tokens"], "cmap": cmap, "norm": LogNorm(tokens.min(), tokens.max() + 1)}
-        dots: Any = {"s": DOT**2, "marker": shape, "linewidths": 0, "rasterized": len(rows) > MAX_VECTOR_DOTS}
-        axes.scatter(rows["layer"] + center + offsets, rows["mean"], **shades, **dots)
-        label = CHECKPOINTS[name] + side
-        handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
+        handle = _draw_swarms(axes, rows, name, side, swarm_width, shading)
+        handles.append(handle)
         checkpoint_means = means[means["checkpoint"] == name]
-        x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
-        low, high = (_mask_few_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
-        interval = [mean - low, high - mean]
-        for color, thickness in (("white", 1.6), ("black", 0.9)):  # a white outline separates lines from dark dots
-            axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
-            lines: Any = {"ecolor": color, "elinewidth": thickness, "capthick": thickness, "zorder": 3}
-            axes.errorbar(x, mean, interval, fmt="none", capsize=1.5, **lines)
-    mean_label = "mean over reviews, 95 % interval"
-    handles.append(Line2D([], [], color="black", marker="|", markersize=6, linewidth=0.9, label=mean_label))
-    title = f"The darker a dot, the longer the review, from {tokens.min()} to {tokens.max()} tokens"
+        _draw_review_means(axes, checkpoint_means, side.offset, swarm_width)
+    mean_handle = Line2D(
+        [],
+        [],
+        color="black",
+        marker="|",
+        markersize=6,
+        linewidth=0.9,
+        label="mean over reviews, 95 % interval",
+    )
+    handles.append(mean_handle)
+    title = f"The darker a dot, the longer the review, from {shortest} to {longest} tokens"
     figure.legend(handles=handles, title=title, title_fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
-def _swarm(values: pd.Series, limits: tuple[float, float], width: float, step: float) -> npt.NDArray[np.float64]:
+def _add_review_axes(figure: Figure, reviews: pd.DataFrame, xlabel: str) -> Axes:
+    """Add axes with the limits of the reviews' ratios, and with lines between layers."""
+    layers = sorted(reviews["layer"].unique())
+    left = layers[0] - 0.55
+    right = layers[-1] + 0.55
+    axes = figure.add_subplot(xlim=(left, right), xticks=layers, xlabel=xlabel)
+    ratios = reviews["mean"]
+    margin = 0.04 * max(np.ptp(ratios), 0.01)
+    bottom = max(ratios.min() - margin, -0.005)  # ratios are in [0, 1]
+    top = min(ratios.max() + margin, 1.005)
+    axes.set_ylim(bottom, top)
+    axes.tick_params("x", length=0)
+    for layer in layers[1:]:
+        axes.axvline(layer - 0.5, color="0.9", linewidth=0.6, zorder=0)
+    return axes
+
+
+def _draw_swarms(
+    axes: Axes,
+    rows: pd.DataFrame,
+    checkpoint: str,
+    side: SwarmSide,
+    width: float,
+    shading: Normalize,
+) -> Line2D:
+    """Draw a checkpoint's reviews as dots side by side, darker for longer reviews, and return the legend entry."""
+    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
+    by_layer = rows.groupby("layer")["mean"]
+    offsets = by_layer.transform(_place_in_swarm, limits=axes.get_ylim(), width=width, step=step)
+    cmap_name, marker = REVIEW_LOOKS[checkpoint]
+    cmap = style.high_contrast_cmap(cmap_name)
+    axes.scatter(
+        rows["layer"] + side.offset + offsets,
+        rows["mean"],
+        c=rows["tokens"],
+        cmap=cmap,
+        norm=shading,
+        s=DOT**2,
+        marker=marker,
+        linewidths=0,
+        rasterized=len(rows) > MAX_VECTOR_DOTS,
+    )
+    label = CHECKPOINTS[checkpoint] + side.suffix
+    return Line2D([], [], color=cmap(0.5), marker=marker, linestyle="none", label=label)
+
+
+def _draw_review_means(axes: Axes, means: pd.DataFrame, offset: float, width: float) -> None:
+    """Draw the means over reviews as horizontal lines with intervals; a white outline separates them from dark dots."""
+    x = means["layer"] + offset
+    mean = means["mean"]
+    low = _mask_few_texts(means, "ci_low")
+    high = _mask_few_texts(means, "ci_high")
+    interval = [mean - low, high - mean]
+    for color, thickness in (("white", 1.6), ("black", 0.9)):
+        axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
+        axes.errorbar(
+            x,
+            mean,
+            interval,
+            fmt="none",
+            capsize=1.5,
+            ecolor=color,
+            elinewidth=thickness,
+            capthick=thickness,
+            zorder=3,
+        )
+
+
+def _place_in_swarm(
+    values: pd.Series,
+    limits: tuple[float, float],
+    width: float,
+    step: float,
+) -> npt.NDArray[np.float64]:
     """Return offsets along x, at most `width`, that place values of similar height side by side."""
-    bins = values.groupby(((values - limits[0]) / (limits[1] - limits[0]) * SWARM_BINS).astype(int))
+    bottom, top = limits
+    heights = (values - bottom) / (top - bottom)
+    bin_numbers = (heights * SWARM_BINS).astype(int)
+    bins = values.groupby(bin_numbers)
     counts = bins.transform("size")
-    offsets = bins.cumcount() - (counts - 1) / 2
-    return np.asarray(offsets * min(step, 2 * width / max(1, counts.max() - 1)))
+    ranks = bins.cumcount() - (counts - 1) / 2
+    largest_step = 2 * width / max(1, counts.max() - 1)
+    return np.asarray(ranks * min(step, largest_step))
 
 
 def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
@@ -283,52 +451,105 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     `rows` are the rows of `features/measure/tokens.parquet` for one text and its layers. Each checkpoint has a strip of
     the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus pretrained.
     """
-    method = preferred_ratio(rows.columns)
-    ratios = {
-        str(name): part.pivot_table(index="layer", columns="position", values=method, dropna=False)
-        for name, part in rows.groupby("checkpoint", sort=False)
-    }
-    colors: Any = ScalarMappable(Normalize(0, 1), style.share_cmap())
-    strips = [(CHECKPOINTS[name], cells, colors) for name, cells in ratios.items()]
-    bars = {f"{RATIO_MARKS[method].label}, one scale in all texts": colors}
-    if len(ratios) == len(CHECKPOINTS):
-        difference = ratios["finetuned"] - ratios["pretrained"]
-        colors = ScalarMappable(Normalize(-1, 1), style.change_cmap())
-        strips.append(("Difference", difference, colors))
-        bars["fine-tuned \N{MINUS SIGN} pretrained"] = colors
+    strips = _list_strips(rows)
     labels = text.labels[:MAX_STRIP_TOKENS]
-    per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
-    lines = [labels[start : start + per_line] for start in range(0, len(labels), per_line)]
-    # Distances from the top to the bottoms of lines including labels, for the lines that fit on a page.
+    tokens_per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
+    lines = []
+    for start in range(0, len(labels), tokens_per_line):
+        lines.append(labels[start : start + tokens_per_line])
     strip_height = ROW_HEIGHT * len(text.layers)
-    lengths = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
-    bottoms = np.cumsum(len(strips) * (strip_height + STRIP_GAP) + np.array(lengths) + STRIP_GAP)
-    bottoms = bottoms[: max(1, int((bottoms <= style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT).sum()))]
+    bottoms = _stack_lines(lines, len(strips) * (strip_height + STRIP_GAP))
     height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    left, width = STRIPS_LEFT / style.TWO_COLUMNS, STRIPS_WIDTH / style.TWO_COLUMNS
-    for line, top in enumerate(height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])):
-        for number, (name, strip, colors) in enumerate(strips):
+    left = STRIPS_LEFT / style.TWO_COLUMNS
+    width = STRIPS_WIDTH / style.TWO_COLUMNS
+    tops = height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])
+    for line_number, top in enumerate(tops):
+        first_token = line_number * tokens_per_line
+        positions = range(first_token, first_token + tokens_per_line)
+        for number, strip in enumerate(strips):
             bottom = top - (number + 1) * strip_height - number * STRIP_GAP
             axes = figure.add_axes((left, bottom / height, width, strip_height / height))
-            cells = strip.reindex(columns=range(line * per_line, (line + 1) * per_line))
-            axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
-            _label_tokens(axes, lines[line] if number == len(strips) - 1 else [], "x")
-            outer = sorted({0, len(strip) - 1})
-            axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
-            axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
-            axes.set_ylabel(name, fontsize=6.5, rotation=0, ha="right", va="center")
-            axes.spines[:].set_visible(False)
-    for place, (meaning, colors) in enumerate(bars.items()):
-        box = figure.add_axes((left + place * width / 2, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
-        bar = figure.colorbar(colors, cax=box, orientation="horizontal")
-        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
-        bar.set_label(meaning, fontsize=6, labelpad=1)
-    shown = sum(map(len, lines[: len(bottoms)]))
-    part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
+            is_last = number == len(strips) - 1
+            token_labels = lines[line_number] if is_last else []
+            _draw_strip(axes, strip, positions, token_labels, text)
+    _add_strip_scales(figure, strips, height)
+    shown = sum(len(line) for line in lines[: len(bottoms)])
+    part = ""
+    if shown < len(text.tokens):
+        part = f", its first {shown} of {len(text.tokens)} tokens"
     title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
     return figure
+
+
+def _list_strips(rows: pd.DataFrame) -> list[Strip]:
+    """Return a strip of the preferred ratio for each checkpoint, and their difference if there are two."""
+    method = preferred_ratio(rows.columns)
+    ratio_scale = StripScale(
+        f"{RATIO_MARKS[method].label}, one scale in all texts",
+        ScalarMappable(Normalize(0, 1), style.share_cmap()),
+    )
+    ratios = {}
+    strips = []
+    for name, checkpoint_rows in rows.groupby("checkpoint", sort=False):
+        checkpoint = str(name)
+        cells = checkpoint_rows.pivot_table(index="layer", columns="position", values=method, dropna=False)
+        ratios[checkpoint] = cells
+        strips.append(Strip(CHECKPOINTS[checkpoint], cells, ratio_scale))
+    if len(ratios) == len(CHECKPOINTS):
+        difference = ratios["finetuned"] - ratios["pretrained"]
+        difference_scale = StripScale(
+            "fine-tuned \N{MINUS SIGN} pretrained",
+            ScalarMappable(Normalize(-1, 1), style.change_cmap()),
+        )
+        strips.append(Strip("Difference", difference, difference_scale))
+    return strips
+
+
+def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
+    """Return the distances from the top to the bottoms of lines including token labels, in inches.
+
+    Only the lines that fit on a page are returned, but at least one.
+    """
+    label_lengths = []
+    for line in lines:
+        longest = max(style.text_width(label, style.LABEL_SIZE) for label in line)
+        label_lengths.append(longest / 72)
+    bottoms = np.cumsum(strips_height + np.array(label_lengths) + STRIP_GAP)
+    available = style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT
+    fitting = int((bottoms <= available).sum())
+    return bottoms[: max(1, fitting)]
+
+
+def _draw_strip(axes: Axes, strip: Strip, positions: range, token_labels: list[str], text: TextLayers) -> None:
+    """Draw the tokens at `positions` of a strip, with the numbers of the first and of the last layer."""
+    cells = strip.cells.reindex(columns=positions)
+    colors = strip.scale.colors
+    axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
+    _label_tokens(axes, token_labels, "x")
+    outer_rows = sorted({0, len(strip.cells) - 1})
+    layer_labels = []
+    for row in outer_rows:
+        layer_labels.append(layer_label(text.layers[row], text.encoder))
+    axes.set_yticks(outer_rows, layer_labels)
+    axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
+    axes.set_ylabel(strip.name, fontsize=6.5, rotation=0, ha="right", va="center")
+    axes.spines[:].set_visible(False)
+
+
+def _add_strip_scales(figure: Figure, strips: Sequence[Strip], height: float) -> None:
+    """Add a colour bar below the strips for each of their scales."""
+    left = STRIPS_LEFT / style.TWO_COLUMNS
+    width = STRIPS_WIDTH / style.TWO_COLUMNS
+    bottom = (STRIPS_FOOT - 0.14) / height
+    scales = dict.fromkeys(strip.scale for strip in strips)
+    for place, scale in enumerate(scales):
+        bar_left = left + place * width / 2
+        box = figure.add_axes((bar_left, bottom, 0.47 * width, 0.07 / height))
+        bar = figure.colorbar(scale.colors, cax=box, orientation="horizontal")
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar.set_label(scale.label, fontsize=6, labelpad=1)
 
 
 def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
@@ -338,78 +559,125 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     row's sum over the whole text. The much larger diagonal is drawn to the right of the matrix instead, next to the
     contribution of the rest of the text.
     """
-    part, depth = short_part(text.tokens, MAX_MATRIX_TOKENS), len(text.layers)
+    part = short_part(text.tokens, MAX_MATRIX_TOKENS)
     labels = [text.labels[place] for place in part]
-    layers = [text.layers[place] for place in sorted({0, depth // 2, depth - 1})]
+    depth = len(text.layers)
+    shown_places = sorted({0, depth // 2, depth - 1})
+    layers = [text.layers[place] for place in shown_places]
     height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    sides: Any = {"left": MATRIX_LEFT / style.TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS}
-    sides |= {"top": 1 - MATRIX_HEAD / height, "bottom": MATRIX_FOOT / height}
-    spaces = {"hspace": MATRIX_GAP / MATRIX, "wspace": 0.06, "width_ratios": [*[1.0] * len(layers), 0.04]}
-    grid = figure.subplots(len(methods), len(layers) + 1, squeeze=False, gridspec_kw=sides | spaces)
+    grid = _add_matrix_grid(figure, len(methods), len(layers), height)
     for row, method in enumerate(methods):
-        shares = row_shares(run.matrix(checkpoint, document, method)[[layer - 1 for layer in layers]])[:, part]
-        others = np.where(np.eye(len(part), dtype=bool), np.float32(np.nan), shares[:, :, part])
-        known = others[np.isfinite(others)]
-        scale = Normalize(0, (float(np.percentile(known, PERCENTILE)) if len(known) else 0) or 1)
-        last = row == len(methods) - 1
+        is_last = row == len(methods) - 1
+        layer_indices = [layer - 1 for layer in layers]
+        matrices = run.matrix(checkpoint, document, method)[layer_indices]
+        shares = row_shares(matrices)[:, part]
+        is_diagonal = np.eye(len(part), dtype=bool)
+        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])
+        scale = Normalize(0, _find_scale_end(others))
         for column, layer in enumerate(layers):
             axes = grid[row, column]
             _draw_matrix(axes, others[column], scale)
-            _label_tokens(axes, labels if last else [], "x")
+            _label_tokens(axes, labels if is_last else [], "x")
             _label_tokens(axes, labels if column == 0 else [], "y")
-            _draw_sides(axes, shares[column], part, last)
+            _draw_sides(axes, shares[column], part, is_last)
             if row == 0:
                 axes.set_title(layer_label(layer, text.encoder), pad=3)
         name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
         middle = 1 - (MATRIX_HEAD + row * (MATRIX + MATRIX_GAP) + MATRIX / 2) / height
         figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
-        bar = figure.colorbar(ScalarMappable(scale, MATRIX_COLORS), cax=grid[row, -1], extend="max", extendfrac=0.04)
-        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
-        bar.ax.yaxis.set_major_locator(MaxNLocator(5))
-        bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
-    tokens = "" if len(part) == len(text.tokens) else f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+        _add_matrix_scale(figure, grid[row, -1], scale)
+    is_whole_text = len(part) == len(text.tokens)
+    if is_whole_text:
+        tokens = ""
+        rest = ""
+    else:
+        tokens = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+        rest = " and from the rest of the text,"
     title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: what each token takes from the others"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
-    rest = " and from the rest of the text," if tokens else ""
-    figure.text(0.5, 0.04 / height, MATRIX_NOTE.format(rest=rest), ha="center", va="bottom", fontsize=5.5)
+    note = MATRIX_NOTE.format(rest=rest)
+    figure.text(0.5, 0.04 / height, note, ha="center", va="bottom", fontsize=5.5)
     return figure
 
 
+def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -> Any:
+    """Add axes `[methods, layers + 1]` for matrices, with a narrow last column for colour bars."""
+    spaces: Any = {
+        "left": MATRIX_LEFT / style.TWO_COLUMNS,
+        "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS,
+        "top": 1 - MATRIX_HEAD / height,
+        "bottom": MATRIX_FOOT / height,
+        "hspace": MATRIX_GAP / MATRIX,
+        "wspace": 0.06,
+        "width_ratios": [1.0] * layers + [0.04],
+    }
+    return figure.subplots(methods, layers + 1, squeeze=False, gridspec_kw=spaces)
+
+
+def _find_scale_end(cells: npt.NDArray[np.float32]) -> float:
+    """Return a high percentile of the finite cells, or 1 without positive cells."""
+    known = cells[np.isfinite(cells)]
+    if not len(known):
+        return 1.0
+    end = float(np.percentile(known, PERCENTILE))
+    return end or 1.0
+
+
+def _add_matrix_scale(figure: Figure, box: Axes, scale: Normalize) -> None:
+    """Draw the colour bar of a row of matrices, in percent."""
+    colors = ScalarMappable(scale, MATRIX_COLORS)
+    bar = figure.colorbar(colors, cax=box, extend="max", extendfrac=0.04)
+    bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
+
+
 def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -> None:
+    """Draw the contributions of other tokens; rows without a known contribution are grey."""
     number = len(cells)
     ends = [-0.5, number - 0.5]
-    axes.imshow(cells, colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0)), scale, aspect="auto")
-    for place in np.flatnonzero(np.isnan(cells).all(axis=1)):
-        axes.fill_between(ends, place - 0.5, place + 0.5, color=UNKNOWN, linewidth=0)
+    cmap = colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0))
+    axes.imshow(cells, cmap, scale, aspect="auto")
+    is_unknown = np.isnan(cells).all(axis=1)
+    for row in np.flatnonzero(is_unknown):
+        axes.fill_between(ends, row - 0.5, row + 0.5, color=UNKNOWN, linewidth=0)
     axes.plot(ends, ends, color="0.6", linewidth=0.5)
-    axes.add_patch(Rectangle((-0.5, -0.5), number, number, fill=False, edgecolor="0.6", linewidth=0.4))
+    frame = Rectangle((-0.5, -0.5), number, number, fill=False, edgecolor="0.6", linewidth=0.4)
+    axes.add_patch(frame)
     axes.spines[:].set_visible(False)
 
 
-def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: bool) -> None:
+def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_last: bool) -> None:
     """Draw the contributions of the token itself and of the rest of the text, with means in % below."""
     number = len(part)
-    columns = {"itself": shares[np.arange(number), list(part)]}
+    rows = np.arange(number)
+    columns = {"itself": shares[rows, list(part)]}
     if number < shares.shape[1]:
-        columns["rest of text"] = np.delete(shares, part, axis=1).sum(axis=1)
+        outside = np.delete(shares, part, axis=1)
+        columns["rest of text"] = outside.sum(axis=1)
     width = SIDE_COLUMN_WIDTH * number
     left = number - 0.5 + width / 3
-    extent = (left, left + width * len(columns), number - 0.5, -0.5)
+    bottom = number - 0.5
+    right = left + width * len(columns)
+    cells = np.stack(list(columns.values()), axis=1)
     cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)
-    axes.imshow(np.stack([*columns.values()], axis=1), cmap, Normalize(0, 1), aspect="auto", extent=extent)
+    axes.imshow(cells, cmap, Normalize(0, 1), aspect="auto", extent=(left, right, bottom, -0.5))
     below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
     for place, (name, values) in enumerate(columns.items()):
-        bottom = (left + (place + 0.5) * width, number - 0.5)
+        middle = left + (place + 0.5) * width
         known = values[np.isfinite(values)]
         if len(known):
-            axes.annotate(f"{100 * known.mean():.0f}", bottom, (0, -1.5), fontsize=4.5, **below)
-        if last:
-            axes.annotate(name, bottom, (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
-    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(number - 0.5, -0.5))
+            percent = 100 * known.mean()
+            axes.annotate(f"{percent:.0f}", (middle, bottom), (0, -1.5), fontsize=4.5, **below)
+        if is_last:
+            axes.annotate(name, (middle, bottom), (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
+    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, -0.5))
 
 
 def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
     """Write the labels of tokens along the axis `side`, x or y."""
-    axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=90 if side == "x" else 0)
-    axes.set(**{f"{side}ticks": range(len(labels)), f"{side}ticklabels": labels})
+    rotation = 90 if side == "x" else 0
+    axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=rotation)
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    axis.set_ticks(range(len(labels)), labels)

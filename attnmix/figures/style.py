@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -22,15 +22,20 @@ from matplotlib.textpath import text_to_path
 
 from attnmix.figures.labels import LESS_COLOURS, SHARE_COLOURS, Mark
 
-ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
+ONE_COLUMN = 3.3  # inches, as the following sizes
+TWO_COLUMNS = 7.0
+PAGE_HEIGHT = 9.5
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
-CONTRAST, TEXT_CONTRAST = 3.0, 4.5  # WCAG 2.2's minimum contrast to white for marks and text
+CONTRAST = 3.0  # WCAG 2.2's minimum contrast to white for marks
+TEXT_CONTRAST = 4.5  # WCAG 2.2's minimum contrast to white for text
 ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # same widths as Helvetica; embedded in PDFs as Type 42
-LABEL_SIZE, CURVE_LABEL_SIZE = 5, 6  # points, for tokens and curves
+LABEL_SIZE = 5  # points, for tokens
+CURVE_LABEL_SIZE = 6  # points, for curves
 LABEL_X = 1.06  # left end of curve labels, in panel widths
 LINE_HEIGHT = 1.25  # in font sizes
-# Offsets from a point to the centre of its label, in font sizes.
-DISTANCES, ANGLES = (0.9, 1.7, 2.8, 4.2, 6.0), np.pi * np.arange(12) / 6
+MIN_EXTENT = 1e-3  # of the points on a map, in units of the map
+DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
+ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
 # Costs of a label's place, in multiples of a displacement from its point by one font size.
 COVERED_POINT_COST = 0.3  # for each covered point
@@ -44,6 +49,15 @@ METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
     "svg": {"Date": None, "Creator": None},
 }
+
+
+class CurveEnd(NamedTuple):
+    """The last point of a curve in data coordinates, with the label and colour of the curve."""
+
+    x: float
+    y: float
+    label: str
+    color: str
 
 
 @contextmanager
@@ -60,22 +74,28 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
 @cache
 def _characters(families: tuple[str, ...]) -> frozenset[str]:
     """Return all characters available in at least one of the font families."""
-    fonts = (get_font(findfont(FontProperties(family=[family]))) for family in families)
-    return frozenset(chr(code) for font in fonts for code in font.get_charmap())
+    characters: set[str] = set()
+    for family in families:
+        file = findfont(FontProperties(family=[family]))
+        codes = get_font(file).get_charmap()
+        characters.update(map(chr, codes))
+    return frozenset(characters)
+
+
+def _find_available_characters() -> frozenset[str]:
+    """Return all characters available in the current fonts."""
+    families = mpl.rcParams["font.family"]
+    return _characters(tuple(families))
 
 
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
     """Return installed fonts for characters of `texts` missing in the style's fonts; warn of missing glyphs."""
     with paper_style():
         missing = set(filter(str.isprintable, chain.from_iterable(texts)))
-        missing -= _characters(tuple(mpl.rcParams["font.family"]))
-    # matplotlib cannot draw colour fonts, and Last Resort contains only placeholders.
-    installed = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == entry.variant == "normal"}
-    known = {
-        name: _characters((name,))
-        for name, file in sorted(installed.items() if missing else [])
-        if not name.startswith("Last Resort") and FaceFlags.COLOR not in get_font(file).face_flags
-    }
+        missing -= _find_available_characters()
+    if not missing:
+        return []
+    known = {name: _characters((name,)) for name in _list_installed_fonts()}
     fonts: list[str] = []
     while missing and known:
         # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.
@@ -85,15 +105,39 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
         fonts.append(best)
         missing -= known[best]
     if missing:
-        examples = ", ".join(f"{char} (U+{ord(char):04X})" for char in sorted(missing)[:10])
-        logging.warning("no installed font has %d of the characters, such as %s", len(missing), examples)
+        examples = []
+        for character in sorted(missing)[:10]:
+            examples.append(f"{character} (U+{ord(character):04X})")
+        logging.warning("no installed font has %d of the characters, such as %s", len(missing), ", ".join(examples))
+    return fonts
+
+
+def _list_installed_fonts() -> list[str]:
+    """Return the sorted names of the installed upright fonts that matplotlib can draw."""
+    files = {}
+    for entry in fontManager.ttflist:
+        if entry.style == "normal" and entry.variant == "normal":
+            files[entry.name] = entry.fname
+    fonts = []
+    for name, file in sorted(files.items()):
+        # matplotlib cannot draw colour fonts, and Last Resort contains only placeholders.
+        has_colours = FaceFlags.COLOR in get_font(file).face_flags
+        if not has_colours and not name.startswith("Last Resort"):
+            fonts.append(name)
     return fonts
 
 
 def printable(text: str) -> str:
     """Replace characters missing in the figures' fonts by their code points, `<U+1F600>`."""
-    known = set(filter(str.isprintable, _characters(tuple(mpl.rcParams["font.family"])).intersection(text)))
-    return "".join(char if char in known or char in JOINERS else f"<U+{ord(char):04X}>" for char in text)
+    available = _find_available_characters()
+    shown = []
+    for character in text:
+        is_drawn = character in available and character.isprintable()
+        if is_drawn or character in JOINERS:
+            shown.append(character)
+        else:
+            shown.append(f"<U+{ord(character):04X}>")
+    return "".join(shown)
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | None = None) -> None:
@@ -107,19 +151,27 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | N
         figure.savefig(saved, dpi=dpi, metadata=METADATA[suffix])
         if suffix == "svg":
             text = saved.read_text(encoding="utf-8")
-            saved.write_text(text.replace("font-family: 'Arimo'", f"font-family: {SVG_FONTS}"), encoding="utf-8")
+            text = text.replace("font-family: 'Arimo'", f"font-family: {SVG_FONTS}")
+            saved.write_text(text, encoding="utf-8")
 
 
 def contrast_to_white(color: Any) -> float:
     """Return the contrast ratio to white of WCAG 2.2, from 1 to 21."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-    return 1.05 / (float(np.dot(linear, (0.2126, 0.7152, 0.0722))) + 0.05)
+    linear = []
+    for part in to_rgb(color):
+        if part <= 0.04045:
+            linear.append(part / 12.92)
+        else:
+            linear.append(((part + 0.055) / 1.055) ** 2.4)
+    luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+    return 1.05 / (luminance + 0.05)
 
 
 @cache
 def darken_for_contrast(color: str, contrast: float = CONTRAST) -> str:
     """Return the colour, or its lightest darker shade with sufficient contrast to white."""
-    shades = (to_hex(factor * np.array(to_rgb(color))) for factor in np.linspace(1, 0, 256))
+    components = np.array(to_rgb(color))
+    shades = (to_hex(factor * components) for factor in np.linspace(1, 0, 256))
     return next(shade for shade in shades if contrast_to_white(shade) >= contrast)
 
 
@@ -144,20 +196,33 @@ def change_cmap() -> LinearSegmentedColormap:
 
 def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
     """Return legend entries for `marks`."""
-    looks: Any = {"linestyle": "none", "markersize": size}
-    return [
-        Line2D([], [], marker=mark.marker, color=darken_for_contrast(mark.color), label=mark.label, **looks)
-        for mark in marks
-    ]
+    handles = []
+    for mark in marks:
+        handle = Line2D(
+            [],
+            [],
+            marker=mark.marker,
+            markersize=size,
+            color=darken_for_contrast(mark.color),
+            label=mark.label,
+            linestyle="none",
+        )
+        handles.append(handle)
+    return handles
 
 
 def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
     """Set limits around the points `[vectors, 2]`, with the same scale on both axes."""
-    low, high = xy.min(axis=0), xy.max(axis=0)
+    low = xy.min(axis=0)
+    high = xy.max(axis=0)
     figure: Any = axes.figure
     inches = np.array(axes.get_position().size) * figure.get_size_inches()
-    half = inches * (np.maximum(high - low, 1e-3) / inches).max() * AXIS_MARGIN / 2
-    (left, bottom), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
+    extent = np.maximum(high - low, MIN_EXTENT)
+    units_per_inch = (extent / inches).max()
+    half = inches * units_per_inch * AXIS_MARGIN / 2
+    middle = (low + high) / 2
+    left, bottom = middle - half
+    right, top = middle + half
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
@@ -168,29 +233,58 @@ def label_curves(axes: Axes) -> None:
     """
     from scipy.optimize import isotonic_regression  # slow import, not needed for figures without curves
 
-    curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    ends = [(*np.asarray(line.get_xydata())[-1], str(line.get_label()), str(line.get_color())) for line in curves]
+    ends = _list_curve_ends(axes)
     if not ends:
         return
-    ends.sort(key=lambda end: end[1])
     figure: Any = axes.figure
     bottom, top = axes.get_ylim()
-    wanted = np.array([(y - bottom) / (top - bottom) for _, y, _, _ in ends])
     panel_height = axes.get_position().height * figure.get_figheight() * 72
-    line_heights = np.array([label.count("\n") + 1 for _, _, label, _ in ends]) * CURVE_LABEL_SIZE * LINE_HEIGHT
-    heights = line_heights / panel_height
+    wanted = np.array([(end.y - bottom) / (top - bottom) for end in ends])
+    lines = np.array([end.label.count("\n") + 1 for end in ends])
+    heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
     # `stacked` are the centres of labels without gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
-    bottoms = np.clip(isotonic_regression(wanted - stacked).x, 0, max(0.0, 1 - heights.sum()))
-    for (x, y, label, color), center in zip(ends, bottoms + stacked, strict=True):
-        arrow: Any = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1}
-        looks: Any = {"color": darken_for_contrast(color, TEXT_CONTRAST), "va": "center", "fontsize": CURVE_LABEL_SIZE}
-        axes.annotate(label, (x, y), (LABEL_X, center), textcoords="axes fraction", arrowprops=arrow, **looks)
+    displacements = isotonic_regression(wanted - stacked).x
+    free_height = max(0.0, 1 - heights.sum())
+    bottoms = np.clip(displacements, 0, free_height)
+    for end, center in zip(ends, bottoms + stacked, strict=True):
+        arrow: Any = {
+            "arrowstyle": "-",
+            "color": end.color,
+            "linewidth": 0.5,
+            "relpos": (0, 0.5),
+            "shrinkA": 1,
+        }
+        axes.annotate(
+            end.label,
+            (end.x, end.y),
+            (LABEL_X, center),
+            textcoords="axes fraction",
+            arrowprops=arrow,
+            color=darken_for_contrast(end.color, TEXT_CONTRAST),
+            va="center",
+            fontsize=CURVE_LABEL_SIZE,
+        )
+
+
+def _list_curve_ends(axes: Axes) -> list[CurveEnd]:
+    """Return the ends of the labelled curves, from bottom to top."""
+    ends = []
+    for line in axes.lines:
+        label = str(line.get_label())
+        if label.startswith("_"):
+            continue
+        x, y = np.asarray(line.get_xydata())[-1]
+        ends.append(CurveEnd(x, y, label, str(line.get_color())))
+    ends.sort(key=lambda end: end.y)
+    return ends
 
 
 def text_width(text: str, size: float) -> float:
     """Return the width of a text in points."""
-    return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0])
+    font = FontProperties(size=size)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
 
 
 def place_labels(
@@ -287,10 +381,21 @@ def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: i
     """Return at most `number` labels by farthest-point sampling, starting near the centre."""
     indices = list(labels)
     points = xy[indices]
-    places = [int(np.argmin(np.square(points - points.mean(axis=0)).sum(axis=1)))]
-    distance = np.full(len(points), np.inf)
-    while len(places) < min(number, len(points)):
-        distance = np.minimum(distance, np.square(points - points[places[-1]]).sum(axis=1))
-        distance[places] = -1
-        places.append(int(np.argmax(distance)))
-    return {indices[place]: labels[indices[place]] for place in places}
+    distances_to_centre = _measure_squared_distances(points, points.mean(axis=0))
+    chosen = [int(np.argmin(distances_to_centre))]
+    distances_to_chosen = np.full(len(points), np.inf)
+    while len(chosen) < min(number, len(points)):
+        distances_to_last = _measure_squared_distances(points, points[chosen[-1]])
+        distances_to_chosen = np.minimum(distances_to_chosen, distances_to_last)
+        distances_to_chosen[chosen] = -1
+        chosen.append(int(np.argmax(distances_to_chosen)))
+    return {indices[place]: labels[indices[place]] for place in chosen}
+
+
+def _measure_squared_distances(
+    points: npt.NDArray[np.float64],
+    centre: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Return the squared distance of each point `[points, 2]` to `centre` `[2]`."""
+    distances: npt.NDArray[np.float64] = np.square(points - centre).sum(axis=1)
+    return distances

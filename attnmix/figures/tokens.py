@@ -1,6 +1,7 @@
 """Captured tokens for display: labels, words, sentences, and texts."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 from unicodedata import category
 
@@ -38,13 +39,17 @@ class DisplayToken(NamedTuple):
     def text(self) -> str:
         """The token's part of the text without surrounding spaces; the label if this is empty."""
         text = self.label.strip(SPACE)
-        return (text if self.begins else text.removeprefix(WORDPIECE_PREFIX)) or self.label
+        if not self.begins:
+            text = text.removeprefix(WORDPIECE_PREFIX)
+        return text or self.label
 
     @property
     def short_label(self) -> str:
         """The printable label, truncated to `MAX_LABEL` characters."""
         label = _printable(self.label)
-        return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+        if len(label) <= MAX_LABEL:
+            return label
+        return f"{label[: MAX_LABEL - 1]}…"
 
 
 class TextLayers(NamedTuple):
@@ -63,7 +68,9 @@ class TextLayers(NamedTuple):
     @property
     def suffix(self) -> str:
         """` of the decoder` in an encoder-decoder model; otherwise empty."""
-        return self.name and f" of the {self.name}"
+        if not self.name:
+            return ""
+        return f" of the {self.name}"
 
 
 class CapturedTexts(NamedTuple):
@@ -77,25 +84,47 @@ class CapturedTexts(NamedTuple):
 
     def reading(self, site: Site) -> int:
         """Return the index in `readings` of the input tokens at a site."""
-        in_decoder = site.point == DECODER_INPUT or (self.encoder is not None and site.layer > self.encoder)
-        return int(in_decoder and len(self.readings) > 1)
+        is_decoder_layer = self.encoder is not None and site.layer > self.encoder
+        is_in_decoder = is_decoder_layer or site.point == DECODER_INPUT
+        if is_in_decoder and len(self.readings) > 1:
+            return 1
+        return 0
 
     def class_label(self, token_class: str) -> str:
         """Return the distinct labels of a token class, such as `<s>`."""
-        labels = (token.label for reading in self.readings for token in reading if token.token_class == token_class)
-        return " ".join(dict.fromkeys(labels))
+        labels: list[str] = []
+        for reading in self.readings:
+            for token in reading:
+                if token.token_class == token_class and token.label not in labels:
+                    labels.append(token.label)
+        return " ".join(labels)
 
     def rows(self, document: str) -> npt.NDArray[np.int64]:
         """Return the rows of one text."""
-        return np.flatnonzero(self.tokens["document"] == document)
+        is_in_document = self.tokens["document"] == document
+        return np.flatnonzero(is_in_document)
 
     def text_layers(self, document: str, layers: int) -> list[TextLayers]:
         """Return one text with all layers of a model; in encoder-decoder models, separate entries for both stacks."""
-        tokens = [[reading[row] for row in self.rows(document)] for reading in self.readings]
-        if self.encoder is None:
-            return [TextLayers("", range(1, layers + 1), None, tokens[0])]
-        decoder = TextLayers("decoder", range(self.encoder + 1, layers + 1), self.encoder, tokens[1])
-        return [TextLayers("", range(1, self.encoder + 1), self.encoder, tokens[0]), decoder]
+        rows = self.rows(document)
+        last_layer = layers if self.encoder is None else self.encoder
+        stacks = [
+            TextLayers(
+                name="",
+                layers=range(1, last_layer + 1),
+                encoder=self.encoder,
+                tokens=[self.readings[0][row] for row in rows],
+            )
+        ]
+        if self.encoder is not None:
+            decoder = TextLayers(
+                name="decoder",
+                layers=range(self.encoder + 1, layers + 1),
+                encoder=self.encoder,
+                tokens=[self.readings[1][row] for row in rows],
+            )
+            stacks.append(decoder)
+        return stacks
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
         """Return labels of special tokens and single-token words, or else of all tokens, for each of `readings`.
@@ -103,25 +132,38 @@ class CapturedTexts(NamedTuple):
         The keys are indices into `positions`.
         """
         rows = self.rows(document)
-        rows = rows[np.searchsorted(self.tokens["position"].to_numpy()[rows], positions)]
+        all_positions = self.tokens["position"].to_numpy()
+        places = np.searchsorted(all_positions[rows], positions)
         labels = []
         for reading in self.readings:
-            starts = words(reading)
-            whole = {
-                index: reading[row].short_label
-                for index, row in enumerate(rows)
-                if reading[row].special or (len(starts[row]) > 1 and starts[row] == reading[row].text.strip().lower())
-            }
-            labels.append(whole or {index: reading[row].short_label for index, row in enumerate(rows)})
+            reading_words = words(reading)
+            all_labels = {}
+            word_labels = {}
+            for index, row in enumerate(rows[places]):
+                token = reading[row]
+                word = reading_words[row]
+                all_labels[index] = token.short_label
+                is_whole_word = len(word) > 1 and word == token.text.strip().lower()
+                if token.special or is_whole_word:
+                    word_labels[index] = token.short_label
+            labels.append(word_labels or all_labels)
         return labels
 
     def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
         """Return masks of `tokens` for each of `readings`, by class of the special tokens that occur."""
         keys = ["document", "position"]
-        rows = pd.MultiIndex.from_frame(self.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
-        classes = [np.array([token.token_class for token in reading])[rows] for reading in self.readings]
-        masks = {name: [each == name for each in classes] for name in SPECIAL_MARKERS}
-        return {name: each for name, each in masks.items() if np.any(each)}
+        captured = pd.MultiIndex.from_frame(self.tokens[keys])
+        rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
+        classes_by_reading = []
+        for reading in self.readings:
+            classes = np.array([token.token_class for token in reading])
+            classes_by_reading.append(classes[rows])
+        masks = {}
+        for token_class in SPECIAL_MARKERS:
+            masks_by_reading = [classes == token_class for classes in classes_by_reading]
+            if np.any(masks_by_reading):
+                masks[token_class] = masks_by_reading
+        return masks
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
@@ -129,22 +171,47 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
 
     `steps` are the steps of `geometry.csv`; the first cross-attention marks the start of the decoder.
     """
-    texts = [_display_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
-    readings = [[token for text in texts for token in text]]
-    if DECODER_TOKEN in tokens:  # decoder inputs are shifted right by one, after the start token
-        start = tokens[DECODER_TOKEN].iloc[0]
-        start_class = next((token.token_class for token in readings[0] if token.label == start), START_CLASS)
-        first = DisplayToken(start, True, start_class)
-        readings.append([token for text in texts for token in (first, *text[:-1])])
-    crossing = steps.loc[steps["step"] == "cross_attention", "layer"]
-    return CapturedTexts(tokens, readings, int(crossing.min()) - 1 if len(readings) > 1 and len(crossing) else None)
+    texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
+    encoder_inputs: list[DisplayToken] = []
+    for text in texts:
+        encoder_inputs.extend(text)
+    readings = [encoder_inputs]
+    if DECODER_TOKEN in tokens:
+        start_label = tokens[DECODER_TOKEN].iloc[0]
+        readings.append(_shift_right(texts, start_label))
+    cross_attention_layers = steps.loc[steps["step"] == "cross_attention", "layer"]
+    encoder = None
+    if len(readings) > 1 and len(cross_attention_layers):
+        encoder = int(cross_attention_layers.min()) - 1
+    return CapturedTexts(tokens, readings, encoder)
 
 
-def _display_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
-    labels, end_before = rows["label"], rows["end"].shift(fill_value=-1)
-    spaced = labels.str.startswith((SPACE, NEWLINE)) | labels.shift(fill_value="").str.endswith((SPACE, NEWLINE))
-    begins = spaced | (rows["start"] > end_before) | (end_before < 0) | (rows["word"] < 0)
+def _create_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
+    """Return the tokens of one text, for its rows of `tokens.parquet`."""
+    labels = rows["label"]
+    previous_labels = labels.shift(fill_value="")
+    previous_ends = rows["end"].shift(fill_value=-1)
+    begins = labels.str.startswith((SPACE, NEWLINE))
+    begins |= previous_labels.str.endswith((SPACE, NEWLINE))
+    begins |= rows["start"] > previous_ends
+    begins |= previous_ends < 0
+    begins |= rows["word"] < 0
     return list(map(DisplayToken, labels, begins, rows["token_class"], rows["word"]))
+
+
+def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> list[DisplayToken]:
+    """Return the decoder inputs of all texts, which are shifted right by one after the start token."""
+    start_class = START_CLASS
+    for token in chain.from_iterable(texts):
+        if token.label == start_label:
+            start_class = token.token_class
+            break
+    start = DisplayToken(start_label, begins=True, token_class=start_class)
+    decoder_inputs = []
+    for text in texts:
+        decoder_inputs.append(start)
+        decoder_inputs.extend(text[:-1])
+    return decoder_inputs
 
 
 def words(tokens: Sequence[DisplayToken]) -> list[str]:
@@ -155,28 +222,48 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
     texts: list[str] = []
     start = 0  # index of the first token of the current word
     for place, token in enumerate(tokens):
-        text = "" if token.special or token.text == SAME_CHARACTER else token.text.strip(SPACE + NEWLINE)
-        same_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
-        if same_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
+        text = ""
+        if not token.special and token.text != SAME_CHARACTER:
+            text = token.text.strip(SPACE + NEWLINE)
+        is_same_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
+        if is_same_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
             texts[start] += text
             text = ""
         else:
             start = place
         texts.append(text)
-    texts = [text if text in UNKNOWN else text.lower() for text in texts]
-    return [text if any(map(str.isalnum, text)) else "" for text in texts]
+    return [_normalise_word(text) for text in texts]
+
+
+def _normalise_word(text: str) -> str:
+    """Return the text in lower case, and an empty string for punctuation; names of unknown tokens are not changed."""
+    if text not in UNKNOWN:
+        text = text.lower()
+    has_letters = any(char.isalnum() for char in text)
+    return text if has_letters else ""
 
 
 def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
     """Return the index ranges of a text's complete sentences, including closing characters after their ends."""
-    complete, start, ended = [], 0, False
+    complete = []
+    start = 0
+    has_ended = False
     for place, token in enumerate(tokens):
-        closing = all(char in SENTENCE_ENDS or category(char) in CLOSING for char in token.text)
-        if token.special or (ended and not closing):
-            complete += [range(start, place)] * ended
-            start = place + token.special
-        ended = not token.special and closing and (ended or bool(set(token.text) & SENTENCE_ENDS))
-    return [*complete, range(start, len(tokens))] if ended else complete
+        is_closing = all(char in SENTENCE_ENDS or category(char) in CLOSING for char in token.text)
+        begins_sentence = has_ended and not is_closing
+        if has_ended and (token.special or begins_sentence):
+            complete.append(range(start, place))
+        if token.special:
+            start = place + 1
+            has_ended = False
+            continue
+        if begins_sentence:
+            start = place
+        has_end = not SENTENCE_ENDS.isdisjoint(token.text)
+        has_ended = is_closing and (has_ended or has_end)
+    if has_ended:
+        complete.append(range(start, len(tokens)))
+    return complete
 
 
 def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
@@ -186,7 +273,8 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
     """
     if len(tokens) <= limit:
         return range(len(tokens))
-    return max((each for each in sentences(tokens) if len(each) <= limit), key=len, default=range(limit))
+    short_sentences = [sentence for sentence in sentences(tokens) if len(sentence) <= limit]
+    return max(short_sentences, key=len, default=range(limit))
 
 
 def _printable(text: str) -> str:

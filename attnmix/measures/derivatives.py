@@ -81,19 +81,33 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
         base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
         for stack, point in zip(family_of(base.config).stacks, points, strict=False):
-            layers = [call for call in calls if call.stack == stack]
-            start = features.get(Site(layers[0].number - 1, point), layers[0].whole.hidden)[0]
-            chains.append(Chain(start, torch.nn.Sequential(*optional_modules(base, stack.embedding)), layers))
-    return [chain._replace(layers=list(map(_differentiable, chain.layers))) for chain in chains]
+            stack_calls = [call for call in calls if call.stack == stack]
+            first = stack_calls[0]
+            start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
+            chain = Chain(
+                start_TW=start_1TW[0],
+                embed=torch.nn.Sequential(*optional_modules(base, stack.embedding)),
+                layers=stack_calls,
+            )
+            chains.append(chain)
+    # Copies of layers are made after the hooks have been removed.
+    differentiable = []
+    for chain in chains:
+        layers = [_replace_activation(call) for call in chain.layers]
+        differentiable.append(chain._replace(layers=layers))
+    return differentiable
 
 
-def _differentiable(call: LayerCall) -> LayerCall:
+def _replace_activation(call: LayerCall) -> LayerCall:
     """Return the layer; replace an activation unsupported by `torch.func` by its counterpart in transformers."""
     if call.stack.activation is None:
         return call
-    layer = copy.deepcopy(call.module, {id(each): each for each in call.module.parameters()})  # shared parameters
-    layer.set_submodule(call.stack.feed_forward[1], ACT2FN[call.stack.activation])
-    return replace(call, whole=replace(call.whole, module=layer))
+    shared_parameters = {id(parameter): parameter for parameter in call.module.parameters()}
+    layer = copy.deepcopy(call.module, shared_parameters)
+    activation_path = call.stack.feed_forward[1]
+    layer.set_submodule(activation_path, ACT2FN[call.stack.activation])
+    whole = replace(call.whole, module=layer)
+    return replace(call, whole=whole)
 
 
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
@@ -109,9 +123,9 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     else:
         norms = [_chain_norms(chain, directions, seed) for chain in chains]
     return JacobianNorms(
-        torch.cat([each.entries_LTT for each in norms]),
-        torch.cat([each.block_LT for each in norms]),
-        torch.cat([each.sum_LT for each in norms]),
+        entries_LTT=torch.cat([part.entries_LTT for part in norms]),
+        block_LT=torch.cat([part.block_LT for part in norms]),
+        sum_LT=torch.cat([part.sum_LT for part in norms]),
     )
 
 
@@ -121,42 +135,60 @@ def levels(norms: JacobianNorms) -> Tensor:
     NaN for a token with zero derivatives.
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
-    added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
-    others_LFT = torch.stack([added_LT, norms.block_LT, norms.sum_LT], dim=1)
-    return others_LFT / (others_LFT + own_LT.unsqueeze(1))
+    others_LTT = norms.entries_LTT - torch.diag_embed(own_LT)
+    sum_of_norms_LT = others_LTT.sum(-1)
+    others_LFT = torch.stack([sum_of_norms_LT, norms.block_LT, norms.sum_LT], dim=1)
+    total_LFT = others_LFT + own_LT.unsqueeze(1)
+    return others_LFT / total_LFT
 
 
 def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
-    basis_KW = _orthonormal(chain.start_TW, directions, seed)
+    basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
-    size = max(1, _pass_tokens(basis_KW) // len(chain.start_TW))
-    blocks = [_chain_squares(chain, directions_KW) for directions_KW in basis_KW.split(size)]
-    squares, common = zip(*blocks, strict=True)
-    squares_KLTT, common_KLT = torch.cat(squares), torch.cat(common)
+    tokens = len(chain.start_TW)
+    directions_per_pass = max(1, _get_pass_tokens(basis_KW) // tokens)
+    squares = []
+    common = []
+    for directions_KW in basis_KW.split(directions_per_pass):
+        block_squares_KLTT, block_common_KLT = _chain_squares(chain, directions_KW)
+        squares.append(block_squares_KLTT)
+        common.append(block_common_KLT)
+    squares_KLTT = torch.cat(squares)
+    common_KLT = torch.cat(common)
     block_KLT = squares_KLTT.sum(-1) - squares_KLTT.diagonal(dim1=-2, dim2=-1)
-    return JacobianNorms(_norm(squares_KLTT, width), _norm(block_KLT, width), _norm(common_KLT, width))
+    return JacobianNorms(
+        entries_LTT=_norm(squares_KLTT, width),
+        block_LT=_norm(block_KLT, width),
+        sum_LT=_norm(common_KLT, width),
+    )
 
 
 def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
     """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` of some directions."""
-    tokens, directions, layers = len(chain.start_TW), len(directions_KW), len(chain.layers)
+    tokens = len(chain.start_TW)
+    directions = len(directions_KW)
+    layers = len(chain.layers)
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
     common = []  # by layer, response to a common perturbation of all other sources
     for call in chain.layers:
         hidden = call.whole.hidden
         common.append(hidden.new_zeros(directions, *hidden[0].shape))
     sources = torch.arange(tokens, device=directions_KW.device)
-    for sources_S in sources.split(max(1, _pass_tokens(directions_KW) // (tokens * directions))):
+    sources_per_pass = max(1, _get_pass_tokens(directions_KW) // (tokens * directions))
+    for sources_S in sources.split(sources_per_pass):
         same_ST = (sources_S[:, None] == sources).to(directions_KW)
-        start_RTW = torch.einsum("st,kw->sktw", same_ST, directions_KW).flatten(0, 1)
-        moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
+        start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
+        moved_RTD = differentials(chain.embed, chain.start_TW, start_SKTW.flatten(0, 1))
         for place, call in enumerate(chain.layers):
-            moved_RTD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
+            moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
+            moved_RTD = moved_R1TD.squeeze(1)
             moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))
             common[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
-            squares_KLTT[:, place, :, sources_S] = moved_SKTD.square().sum(-1).double().permute(1, 2, 0)
-    common_KLT = torch.stack([moved_KTD.square().sum(-1) for moved_KTD in common], dim=1)
+            squares_SKT = moved_SKTD.square().sum(-1).double()
+            squares_KLTT[:, place, :, sources_S] = squares_SKT.permute(1, 2, 0)
+    common_squares = [moved_KTD.square().sum(-1) for moved_KTD in common]
+    common_KLT = torch.stack(common_squares, dim=1)
     return squares_KLTT, common_KLT.double()
 
 
@@ -164,28 +196,39 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of one layer, from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of every direction."""
     x_1TD, heads_1TE, output_1TD = _layer_graph(call)
     tokens, width = output_1TD.shape[1:]
-    basis_KD = _orthonormal(output_1TD[0].detach(), directions, seed)
+    basis_KD = _draw_directions(output_1TD[0].detach(), directions, seed)
     directions = len(basis_KD)
     every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
     # sum_i r_k J_ij, and r_k at each token's output, backpropagated to its own head outputs.
-    input_KTD, heads_KTE = (gradient.squeeze(1) for gradient in _gradients(output_1TD, (x_1TD, heads_1TE), every_K1TD))
+    input_K1TD, heads_K1TE = _backpropagate(output_1TD, (x_1TD, heads_1TE), every_K1TD)
+    input_KTD = input_K1TD.squeeze(1)
+    heads_KTE = heads_K1TE.squeeze(1)
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # The derivatives from other tokens are subtracted below.
     targets = torch.arange(tokens, device=basis_KD.device)
-    for targets_S in targets.split(max(1, _pass_tokens(x_1TD) // (tokens * directions))):
+    targets_per_pass = max(1, _get_pass_tokens(x_1TD) // (tokens * directions))
+    for targets_S in targets.split(targets_per_pass):
         same_ST = (targets_S[:, None] == targets).to(basis_KD)
-        alone_RTE = torch.einsum("st,kte->skte", same_ST, heads_KTE).flatten(0, 1)
-        (moved_R1TD,) = _gradients(heads_1TE, (x_1TD,), alone_RTE.unsqueeze(1))
+        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
+        heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)
+        (moved_R1TD,) = _backpropagate(heads_1TE, (x_1TD,), heads_R1TE)
         moved_SKTD = moved_R1TD.squeeze(1).unflatten(0, (len(targets_S), directions))
-        from_others_SKTD = moved_SKTD * (1 - same_ST)[:, None, :, None]
+        is_other_ST = 1 - same_ST
+        from_others_SKTD = moved_SKTD * is_other_ST[:, None, :, None]
         own_KTD -= from_others_SKTD.sum(0)
-        squares_KTT[:, targets_S] = from_others_SKTD.square().sum(-1).double().transpose(0, 1)
-        common_KT[:, targets_S] = from_others_SKTD.sum(2).square().sum(-1).double().T
+        squares_SKT = from_others_SKTD.square().sum(-1).double()
+        squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
+        common_SKD = from_others_SKTD.sum(2)
+        common_KT[:, targets_S] = common_SKD.square().sum(-1).double().T
     block_KT = squares_KTT.sum(-1)
-    squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_KTD.square().sum(-1))
-    norms = (_norm(squares_K, width) for squares_K in (squares_KTT, block_KT, common_KT))
-    return JacobianNorms(*(norm.unsqueeze(0) for norm in norms))
+    own_squares_KT = own_KTD.square().sum(-1)
+    squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
+    return JacobianNorms(
+        entries_LTT=_norm(squares_KTT, width).unsqueeze(0),
+        block_LT=_norm(block_KT, width).unsqueeze(0),
+        sum_LT=_norm(common_KT, width).unsqueeze(0),
+    )
 
 
 def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,28 +236,31 @@ def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     x_1TD = call.whole.hidden.detach().clone().requires_grad_()
     heads: list[Tensor] = []
     path, _ = call.stack.places()["attention_heads"]
-    hook = call.module.get_submodule(path).register_forward_pre_hook(lambda _module, inputs: heads.append(inputs[0]))
+    module = call.module.get_submodule(path)
+    hook = module.register_forward_pre_hook(lambda _module, inputs: heads.append(inputs[0]))
     with torch.enable_grad(), attention_by(explicit()):
         output_1TD = call.whole(x_1TD)
     hook.remove()
     return x_1TD, heads[0], output_1TD
 
 
-def _gradients(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
+def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
     """Return the vector-Jacobian products of `output` for each input, batched over the first axis of `along`."""
     return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
 
 
-def _orthonormal(vectors: Tensor, directions: int, seed: int) -> Tensor:
+def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
     """Return random orthonormal directions `[K, width]` in the space of the vectors, with K at most the width."""
     width = vectors.shape[-1]
+    number = min(directions, width)
     generator = torch.Generator().manual_seed(seed)
-    random_WK = torch.randn(width, min(directions, width), generator=generator, dtype=torch.float64)
+    random_WK = torch.randn(width, number, generator=generator, dtype=torch.float64)
     directions_KW: Tensor = torch.linalg.qr(random_WK).Q.T
     return directions_KW.to(vectors)
 
 
-def _pass_tokens(vectors: Tensor) -> int:
+def _get_pass_tokens(vectors: Tensor) -> int:
+    """Return the number of tokens of all tangents in one pass through a layer, on the device of the vectors."""
     return PASS_TOKENS if vectors.is_cpu else DEVICE_PASS_TOKENS
 
 
@@ -228,9 +274,11 @@ def _norm(squares_K: Tensor, width: int) -> Tensor:
     directions = len(squares_K)
     mean = squares_K.mean(0)
     spread = squares_K.var(0, correction=0)
-    variance = spread / max(1, directions - 1) * (1 - directions / width)
+    undrawn_share = 1 - directions / width
+    variance = spread / max(1, directions - 1) * undrawn_share
     relative = torch.where(mean > 0, variance / mean.square(), 0)
-    norm: Tensor = (mean * width).sqrt() * (1 + relative / 8)
+    biased_norm = (mean * width).sqrt()
+    norm: Tensor = biased_norm * (1 + relative / 8)
     return norm
 
 
@@ -266,7 +314,8 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, *options = inputs
-        slope = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=options[0] if options else "none")
+        approximate = options[0] if options else "none"
+        slope = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
         context.save_for_forward(slope)
 
     @staticmethod
@@ -293,6 +342,11 @@ class _LeanDerivatives(TorchFunctionMode):
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
     """Return the derivative of `function` at a point along each tangent, batched over the first axis."""
+
+    def differentiate(tangent: Tensor) -> Tensor:
+        derivative: Tensor = jvp(function, (at,), (tangent,))[1]
+        return derivative
+
     with attention_by(explicit()), _LeanDerivatives(), forward_derivatives():
-        moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
-    return moved
+        derivatives: Tensor = vmap(differentiate)(along)
+    return derivatives

@@ -4,7 +4,7 @@ Computation is batched over texts and points. Shapes: `...` texts and points, T 
 W distinct words.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -37,7 +37,9 @@ class Cloud:
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
         """Prepare vectors with a mask `[..., T]` of tokens (default: all rows are tokens)."""
-        self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool) if mask is None else mask
+        self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
+        if mask is not None:
+            self.mask = mask
         mask_T1 = self.mask.unsqueeze(-1)
         self.vectors = vectors
         self.width = vectors.shape[-1]
@@ -46,10 +48,12 @@ class Cloud:
         if mask is not None:
             x_TD.masked_fill_(~mask_T1, 0)
         length_T = x_TD.norm(dim=-1)
-        inverse_length_1T = (1 / length_T.clamp_min(SHORTEST)).unsqueeze(-2)
-        self.unit_sum_D = inverse_length_1T.matmul(x_TD).squeeze(-2)
+        inverse_length_T = 1 / length_T.clamp_min(SHORTEST)
+        unit_sum_1D = inverse_length_T.unsqueeze(-2).matmul(x_TD)
+        self.unit_sum_D = unit_sum_1D.squeeze(-2)
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
-        self.centred_TD = x_TD.addcmul_(mask_T1, mean_D.unsqueeze(-2), value=-1)  # zeros for padding
+        mean_1D = mean_D.unsqueeze(-2)
+        self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)  # zeros for padding
         # The Gram matrix is T x T or D x D, whichever is smaller; long texts avoid T x T.
         self.by_tokens = vectors.shape[-2] <= self.width
         if self.by_tokens:
@@ -63,8 +67,10 @@ class Cloud:
         self.varies = self.centred_norm > ROUNDING * self.norm
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
-        self.own_hsic = hsic.where(self.varies & (hsic > ROUNDING * square), torch.nan)
-        self.gram_NN.masked_fill_(~self.varies[..., None, None], 0)  # These would be rounding errors or NaN.
+        is_precise = hsic > ROUNDING * square
+        self.own_hsic = hsic.where(self.varies & is_precise, torch.nan)
+        is_constant = ~self.varies
+        self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # These would be rounding errors or NaN.
 
 
 class Words:
@@ -72,14 +78,17 @@ class Words:
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
         """Select distinct words by token IDs `[..., T]`; padding repeats an ID of the text."""
-        first = []  # by text: position of the first occurrence of each word
+        first_places = []  # by text: position of the first occurrence of each word
         for text_ids in ids.reshape(-1, ids.shape[-1]):
             _, places = np.unique(text_ids, return_index=True)
-            first.append(places)
-        most = max(map(len, first))
-        padded = [np.append(places, np.full(most - len(places), places[0])) for places in first]
-        places_W = np.stack(padded).reshape(*ids.shape[:-1], most)
-        first_W = torch.as_tensor(places_W, device=words_TD.device)
+            first_places.append(places)
+        most_words = max(map(len, first_places))
+        padded = []
+        for places in first_places:
+            padding = np.full(most_words - len(places), places[0])
+            padded.append(np.append(places, padding))
+        place_W = np.stack(padded).reshape(*ids.shape[:-1], most_words)
+        first_W = torch.as_tensor(place_W, device=words_TD.device)
         self.ids_T = torch.as_tensor(ids, device=words_TD.device)
         self.ids_W = self.ids_T.gather(-1, first_W)
         different_WD = torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2)
@@ -89,15 +98,17 @@ class Words:
         """Return True for vectors `[..., points, T, D]` with the largest cosine to the token's own word."""
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
-        chunk_rows = max(1, NEAREST_NUMBERS // self.unit_WD[..., 0].numel())
+        words = self.unit_WD[..., 0].numel()
+        chunk_rows = max(1, NEAREST_NUMBERS // words)
         nearest = []
         for chunk in rows.split(chunk_rows, -2):
             products = chunk @ self.unit_WD.mT
             nearest.append(products.argmax(-1))
+        tokens = self.ids_T.shape[-1]
         nearest_ids = self.ids_W.gather(-1, torch.cat(nearest, -1))
-        by_point = nearest_ids.view(*texts, -1, self.ids_T.shape[-1])
-        own = by_point == self.ids_T.unsqueeze(-2)
-        return own.view(vectors.shape[:-1])
+        ids_by_point = nearest_ids.view(*texts, -1, tokens)
+        is_own = ids_by_point == self.ids_T.unsqueeze(-2)
+        return is_own.view(vectors.shape[:-1])
 
 
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
@@ -111,24 +122,33 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
       estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
     """
     measures = geometry_but_rank(cloud, start, words)
-    measures[..., RANK] = _effective_rank(cloud.gram_NN.cpu()).to(measures)
+    ranks = _compute_effective_rank(cloud.gram_NN.cpu())
+    measures[..., RANK] = ranks.to(measures)
     return measures
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes."""
     tokens = cloud.tokens.expand_as(cloud.norm)
-    cosines = cloud.unit_sum_D.square().sum(-1) - tokens
+    sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
+    mean_cosine = sum_of_cosines / (tokens * (tokens - 1))
+    cka = _compute_cka(cloud, start)
     measures = {
-        "mean_cosine": (cosines / (tokens * (tokens - 1))).where(tokens > 1, torch.nan),
+        "mean_cosine": mean_cosine.where(tokens > 1, torch.nan),
         "effective_rank_bound": (tokens - 1).clamp_max(cloud.width),
         "residual_share": cloud.centred_norm / cloud.norm,
-        "cka_input": _cka(cloud, start).where(tokens >= 4, torch.nan),
+        "cka_input": cka.where(tokens >= 4, torch.nan),
     }
     if words is not None:
-        measures["own_nearest"] = (words.own_nearest(cloud.vectors) & cloud.mask).sum(-1) / tokens
-    undefined = torch.full_like(tokens, torch.nan)
-    return torch.stack([measures.get(name, undefined) for name in GEOMETRY_MEASURES], dim=-1)
+        is_own_nearest = words.own_nearest(cloud.vectors) & cloud.mask
+        measures["own_nearest"] = is_own_nearest.sum(-1) / tokens
+    return _stack_measures(measures, GEOMETRY_MEASURES, like=tokens)
+
+
+def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
+    """Return measures `[..., names]`; NaN, in the shape of `like`, for missing ones."""
+    undefined = torch.full_like(like, torch.nan)
+    return torch.stack([measures.get(name, undefined) for name in names], dim=-1)
 
 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
@@ -140,34 +160,39 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     sizes = lengths if cloud.by_tokens else [cloud.width] * len(lengths)
     if cloud.gram_NN.is_cpu:
         ranks: Future[Tensor] = Future()
-        ranks.set_result(torch.stack(_ranks_by_text(cloud.gram_NN, sizes, map)))
+        ranks.set_result(_compute_ranks(cloud.gram_NN, sizes, map))
         return ranks
-    return _fetching_thread().submit(_fetched_ranks, cloud.gram_NN, sizes)
+    return _get_fetching_thread().submit(_fetch_ranks, cloud.gram_NN, sizes)
 
 
-def _fetched_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
-    return torch.stack(_ranks_by_text(gram.cpu(), sizes, _solving_threads().map))
+def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Copy products from another device, and return the effective ranks, computed in parallel."""
+    return _compute_ranks(gram.cpu(), sizes, _get_solving_threads().map)
 
 
-def _ranks_by_text(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> list[Tensor]:
-    """Return the effective ranks of each text's points, from the products without padding."""
-    grams = [gram_PNN[:, :size, :size] for gram_PNN, size in zip(gram_BPNN, sizes, strict=True)]
-    return list(apply(_effective_rank, grams))
+def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
+    """Return the effective ranks `[texts, points]`, from the products without padding."""
+    grams = []
+    for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
+        grams.append(gram_PNN[:, :size, :size])
+    ranks = list(apply(_compute_effective_rank, grams))
+    return torch.stack(ranks)
 
 
 @cache
-def _fetching_thread() -> ThreadPoolExecutor:
+def _get_fetching_thread() -> ThreadPoolExecutor:
+    """Return the thread that copies products from other devices."""
     return ThreadPoolExecutor(1)
 
 
 @cache
-def _solving_threads() -> ThreadPoolExecutor:
+def _get_solving_threads() -> ThreadPoolExecutor:
     """Return one thread per core, with single-threaded LAPACK: nested threads were 16 times slower on 16 cores."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 @torch.inference_mode()
-def _effective_rank(gram: Tensor) -> Tensor:
+def _compute_effective_rank(gram: Tensor) -> Tensor:
     """Return the effective rank from products `[..., N, N]`; NaN if all are 0."""
     values = torch.linalg.eigvalsh(gram)
     # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would matter.
@@ -178,15 +203,18 @@ def _effective_rank(gram: Tensor) -> Tensor:
     return ranks
 
 
-def _cka(cloud: Cloud, start: Cloud) -> Tensor:
+def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
+    """Return the linear CKA of two clouds."""
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
         # The precision of the vectors suffices, as a sum of squares has no cancellation.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
-        product = (first_TD.mT @ second_TD).double().norm(dim=(-2, -1)).square()
-    return _hsic(product, cloud, start) / (cloud.own_hsic * start.own_hsic).sqrt()
+        product_DD = (first_TD.mT @ second_TD).double()
+        product = product_DD.norm(dim=(-2, -1)).square()
+    hsic = _hsic(product, cloud, start)
+    return hsic / (cloud.own_hsic * start.own_hsic).sqrt()
 
 
 def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
@@ -198,7 +226,9 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     tokens = first.tokens
     both = (first.squares_T * second.squares_T).sum(-1)
     sums = first.squares_T.sum(-1) * second.squares_T.sum(-1)
-    estimate: Tensor = product - both + sums / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
+    sums_term = sums / ((tokens - 1) * (tokens - 2))
+    product_term = 2 * both / (tokens - 2)
+    estimate: Tensor = product - both + sums_term - product_term
     return estimate
 
 
@@ -209,8 +239,9 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     `distance_previous` and `norm` are lengths relative to the length of the input. `heads` (concatenated heads) has
     another basis than the residual stream: its cosines are not meaningful, and undefined if the widths differ.
     """
-    start, before = layer_pass.x, layer_pass.x
+    start = layer_pass.x
     start_length_T = start.norm(dim=-1)
+    before = start
     before_length_T = start_length_T
     steps = []
     for vectors in _step_vectors(layer_pass).values():
@@ -223,16 +254,18 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
             if vectors.shape == before.shape:
                 measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
                 measures["distance_previous"] = (vectors - before).norm(dim=-1) / start_length_T
-            before, before_length_T = vectors, length_T
-        undefined_T = torch.full_like(start_length_T, torch.nan)
-        steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
+            before = vectors
+            before_length_T = length_T
+        steps.append(_stack_measures(measures, STEP_MEASURES, like=start_length_T))
     return torch.stack(steps, dim=-2)
 
 
 def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     """Return the vectors after each of `STEP_POINTS`; None for steps that the family lacks."""
     features = layer_pass.features
-    vectors = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
+    vectors: dict[str, Tensor | None] = {}
+    for step, point in STEP_POINTS.items():
+        vectors[step] = features.get(point) if point else None
     # The second skip connection is not captured in post-LN layers, and is the output of pre-LN layers.
     if layer_pass.block.output_norm.absent:
         vectors["ffn_skip"] = features["layer_output"]
@@ -245,4 +278,5 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
 def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
     """Return the cosines of vectors from the products of their lengths; 0 for vectors of length 0."""
     products_T: Tensor = (first * second).sum(-1)
-    return products_T / lengths_T.clamp_min(torch.finfo(lengths_T.dtype).tiny)
+    smallest = torch.finfo(lengths_T.dtype).tiny
+    return products_T / lengths_T.clamp_min(smallest)

@@ -39,16 +39,20 @@ def head_factors(block: Block, heads: int) -> Tensor:
     The QR decomposition in float64 avoids sqrt(u Gram u^T), which would lose half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
-    factors: Tensor = torch.linalg.qr(W_HdD.double().mT, mode="r").R.mT.to(W_HdD)
-    return factors
+    R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R
+    factors_HdR: Tensor = R_HRd.mT.to(W_HdD)
+    return factors_HdR
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     """Return the mixing ratios of heads `[..., T, H]` in one layer; 0 for tokens without contributions."""
-    heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
-    own_THd = layer_pass.diagonal.unsqueeze(-1) * layer_pass.attention.value.transpose(-3, -2)
+    heads = len(factors_HdR)
+    heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
+    value_THd = layer_pass.attention.value.transpose(-3, -2)
+    own_THd = layer_pass.diagonal.unsqueeze(-1) * value_THd
+    others_THd = heads_THd - own_THd
     own_THR = torch.einsum("...thd,hdr->...thr", own_THd, factors_HdR)
-    others_THR = torch.einsum("...thd,hdr->...thr", heads_THd - own_THd, factors_HdR)
+    others_THR = torch.einsum("...thd,hdr->...thr", others_THd, factors_HdR)
     return Split(own_THR, others_THR).share()
 
 
@@ -57,19 +61,23 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
     Raise `InputError` for attention scores with an additive bias.
     """
+
+    def read_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
+        return layer_heads(base, layer_pass.document(0), layers)
+
     batch = padded([ids.tolist()], 0, base.device)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
-    return joined_heads(
-        map_layers(lambda layer_pass: layer_heads(base, layer_pass.document(0), layers), base, batch, points)
-    )
+    by_layer = map_layers(read_layer, base, batch, points)
+    return joined_heads(by_layer)
 
 
 def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
     """Return the head tensors of one document in one of `layers` layers; none for a family without queries and keys."""
     if HEADS in family_of(base.config).absent():
         return {}
-    key_heads = getattr(base.config, "num_key_value_heads", None) or len(layer_pass.attention.query)
-    return _layer_parts(layer_pass, checkpoint_name(base), key_heads, layers)
+    heads = len(layer_pass.attention.query)
+    key_heads = getattr(base.config, "num_key_value_heads", None) or heads
+    return _read_parts(layer_pass, checkpoint_name(base), key_heads, layers)
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
@@ -77,11 +85,13 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])
-        parts[name] = stacked.cpu().numpy().astype(np.int32 if name == "reach" else np.float32)
+        dtype = np.int32 if name == "reach" else np.float32
+        parts[name] = stacked.cpu().numpy().astype(dtype)
     return parts
 
 
-def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
+def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
+    """Return the head tensors of one layer, including all vectors of a short text."""
     call = layer_pass.attention
     block = layer_pass.block
     features = layer_pass.features
@@ -90,45 +100,60 @@ def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int)
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     attended_HTd = features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
     given_HTD = attended_HTd @ W_HdD
+    source_HTD = call.value @ W_HdD
     parts = {
         "query": call.query,
         "key": call.key[first_of_group],
         "log_sums": call.log_sums,
-        "reach": _reach(call, f"{model}: layer {layer_pass.call.number}"),
+        "reach": _find_reach(call, f"{model}: layer {layer_pass.call.number}"),
         "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
-        "source_norms": (call.value @ W_HdD).norm(dim=-1),
+        "source_norms": source_HTD.norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }
-    if 4 * given_HTD.numel() * layers > VECTOR_BYTES:
+    given_bytes = 4 * given_HTD.numel() * layers
+    if given_bytes > VECTOR_BYTES:
         return parts
+    results = [features[point] for point in RESULTS if point in features]
     parts["value"] = call.value[first_of_group]
     parts["attended"] = attended_HTd
     parts["given"] = given_HTD
     parts["output_bias"] = block.output.b
     parts["input"] = layer_pass.x
-    parts["result"] = next(features[point] for point in RESULTS if point in features)
-    norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
-    present = [name for name, norm in norms.items() if not norm.absent]
-    for name in present:
-        parts[name] = torch.stack([norms[name].gamma, norms[name].beta])
-    if present:
+    parts["result"] = results[0]
+    parts.update(_read_norms(block))
+    return parts
+
+
+def _read_norms(block: Block) -> dict[str, Tensor]:
+    """Return the weights of the norms after attention, and the constants of both if there is one."""
+    norms = {
+        "attention_output_norm": block.attention_output_norm,
+        "attention_norm": block.attention_norm,
+    }
+    parts = {}
+    for name, norm in norms.items():
+        if not norm.absent:
+            parts[name] = torch.stack([norm.gamma, norm.beta])
+    if parts:
         constants = [[norm.eps, float(norm.centred)] for norm in norms.values()]
         parts["norm_constants"] = torch.tensor(constants, dtype=torch.float64)
     return parts
 
 
-def _reach(call: AttentionCall, where: str) -> Tensor:
+def _find_reach(call: AttentionCall, where: str) -> Tensor:
     """Return each token's first and last visible key `[T, 2]`; raise `InputError` for any other mask."""
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
+        first = torch.zeros_like(tokens)
         last = tokens if call.causal else tokens[-1].expand(len(tokens))
-        return torch.stack([torch.zeros_like(tokens), last], dim=-1)
-    visible = (call.mask == 0).all(0)
-    hidden = (call.mask < FAR_BELOW).all(0)
-    first = visible.int().argmax(-1)
-    last = tokens[-1] - visible.flip(-1).int().argmax(-1)
-    inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
-    if not torch.equal(visible, inside) or not torch.equal(hidden, ~inside):
+        return torch.stack([first, last], dim=-1)
+    is_visible = (call.mask == 0).all(0)
+    is_hidden = (call.mask < FAR_BELOW).all(0)
+    first = is_visible.int().argmax(-1)
+    distance_from_end = is_visible.flip(-1).int().argmax(-1)
+    last = tokens[-1] - distance_from_end
+    is_inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
+    if not torch.equal(is_visible, is_inside) or not torch.equal(is_hidden, ~is_inside):
         raise InputError(
             f"{where} adds numbers of its own to attention's scores, or leaves out tokens between others; heads can be "
             "kept only where a mask leaves each token one row of neighbours"

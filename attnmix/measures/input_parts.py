@@ -58,25 +58,29 @@ class Tangents(AfterAttention):
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
         p_NW, *gates = self.inputs
-        derivative_NW = _derivative(self.block.feed_forward[1], p_NW)
+        activation = self.block.feed_forward[1]
+        derivative_NW = _differentiate(activation, p_NW)
         if not gates:
             return (derivative_NW,)
-        return gates[0] * derivative_NW, self.block.feed_forward[1](p_NW)
+        return gates[0] * derivative_NW, activation(p_NW)
 
     @cached_property
     def constant(self) -> Tensor:
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
-        linear_NW = _derivative(activation, p_NW) * p_NW
-        remainder_NW: Tensor = -gates[0] * linear_NW if gates else activation(p_NW) - linear_NW
+        linear_NW = _differentiate(activation, p_NW) * p_NW
+        if gates:
+            return -gates[0] * linear_NW
+        remainder_NW: Tensor = activation(p_NW) - linear_NW
         return remainder_NW
 
 
-def _derivative(activation: Module, p_NW: Tensor) -> Tensor:
+def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
     """Return g'(p) of an elementwise activation."""
     with torch.enable_grad():
         input_NW = p_NW.detach().requires_grad_()
-        derivative_NW: Tensor = torch.autograd.grad(activation(input_NW).sum(), input_NW)[0]
+        total = activation(input_NW).sum()
+        derivative_NW: Tensor = torch.autograd.grad(total, input_NW)[0]
     return derivative_NW
 
 
@@ -92,19 +96,18 @@ a gated network `chord` is the same integral along both factors, and `tangent` t
 
 def parts_obstacle(family: Family) -> str | None:
     """Return why the vectors of a family cannot be decomposed; None if they can."""
-    stack = family.stacks[0]
-    return (
-        None
-        if stack.feed_forward_network
-        else "its feed-forward network is neither an activation between two Linears nor gated"
-    )
+    if family.stacks[0].feed_forward_network:
+        return None
+    return "its feed-forward network is neither an activation between two Linears nor gated"
 
 
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
     """Return the parts `[J, T, D]` of the first layer's input: each token is its own source, the biases' part is 0."""
-    positions = torch.arange(len(x_TD), device=x_TD.device)[sources]
+    tokens = torch.arange(len(x_TD), device=x_TD.device)
+    positions = tokens[sources]
+    numbers = tokens[: len(positions)]
     parts_JTD = x_TD.new_zeros(len(positions) + 1, *x_TD.shape)
-    parts_JTD[torch.arange(len(positions), device=x_TD.device), positions] = x_TD[positions]
+    parts_JTD[numbers, positions] = x_TD[positions]
     return parts_JTD
 
 
@@ -118,7 +121,8 @@ def through_layer(
     layer = _AffineLayer(layer_pass, values, rows, rule)
     # The biases come first, because they cache quantities of the whole vectors that all blocks need.
     biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
-    sources = _in_threads(layer.output, _cached_sources(parts_JTD[:-1], layer.rest.preactivation_NW))
+    blocks = _split_sources(parts_JTD[:-1], layer.rest.preactivation_NW)
+    sources = _apply_in_threads(layer.output, blocks)
     return torch.cat([*sources, biases_1RD])
 
 
@@ -126,14 +130,17 @@ class _AffineLayer:
     """A layer as an affine map for one forward pass of a document, at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
-        block = self.block = layer_pass.block
-        self.values, self.rows = values, rows
+        block = layer_pass.block
+        self.block = block
+        self.values = values
+        self.rows = rows
         self.weights_HRT = layer_pass.attention.weights(rows)
         self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
         self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
         # A feed-forward network parallel to attention reads the layer's input.
         read_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
-        self.rest = RULES[rule](block, read_RD, None, _preactivation(block, read_RD))
+        preactivation_RW = _compute_preactivation(block, read_RD)
+        self.rest = RULES[rule](block, read_RD, None, preactivation_RW)
         self.output_deviation_R1 = read_RD.new_ones(())
         if not block.output_norm.absent:
             stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
@@ -146,63 +153,76 @@ class _AffineLayer:
         Sources pass only the linear part of the layer; its biases are added to the biases' part.
         """
         block = self.block
-        stream, added = self.rest.stream, self.rest.added
+        stream = self.rest.stream
+        added = self.rest.added
         if are_biases:
-            stream, added = self.rest.stream_with_biases, self.rest.added_with_biases
-        entering_JTD = _normed(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
-        values_JTE = _mapped(self.values, entering_JTD, are_biases)
-        values_JHTd = values_JTE.unflatten(-1, (len(self.weights_HRT), -1)).transpose(1, 2)
-        mixed_JRE = (self.weights_HRT @ values_JHTd).transpose(1, 2).flatten(-2)
-        projected_JRD = _mapped(block.output, mixed_JRE, are_biases)
-        attention_JRD = _normed(block.attention_output_norm, projected_JRD, self.attention_deviation_R1, are_biases)
+            stream = self.rest.stream_with_biases
+            added = self.rest.added_with_biases
+        heads = len(self.weights_HRT)
+        normed_JTD = _apply_norm(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
+        values_JTE = _apply_linear(self.values, normed_JTD, are_biases)
+        values_JHTd = values_JTE.unflatten(-1, (heads, -1)).transpose(1, 2)
+        mixed_JHRd = self.weights_HRT @ values_JHTd
+        mixed_JRE = mixed_JHRd.transpose(1, 2).flatten(-2)
+        projected_JRD = _apply_linear(block.output, mixed_JRE, are_biases)
+        attention_JRD = _apply_norm(block.attention_output_norm, projected_JRD, self.attention_deviation_R1, are_biases)
         input_JRD = parts_JTD[:, self.rows]
         stream_JRD = attention_JRD + input_JRD
         if not block.stack.parallel:
             stream_JRD = stream(stream_JRD)
             input_JRD = stream_JRD
         output_JRD = stream_JRD + added(input_JRD)
-        return _normed(block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
+        return _apply_norm(block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
 
 
-def _mapped(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
+def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
     """Return parts after an affine map; its bias is added to the biases' part."""
     products = parts @ affine.W
-    return products + affine.b if are_biases else products
+    if not are_biases:
+        return products
+    return products + affine.b
 
 
-def _normed(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
+def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
     """Return parts after a norm that divides by `deviation`; its beta is added to the biases' part."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
-    return divided + norm.beta if are_biases else divided
+    if not are_biases:
+        return divided
+    return divided + norm.beta
 
 
-def _in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
+def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
     """Apply `function` to each block, in one thread per core if that is faster."""
-    threads = None if torch.is_grad_enabled() else task_threads(blocks[0].device)
+    threads = None
+    if not torch.is_grad_enabled():
+        threads = task_threads(blocks[0].device)
     if threads is None or len(blocks) < 2:
-        return list(map(function, blocks))
+        return [function(block) for block in blocks]
     without_derivatives = torch.no_grad()(function)  # Gradient mode is local to a thread.
     return list(threads.map(without_derivatives, blocks))
 
 
-def _cached_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
+def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
     """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
-    blocks: tuple[Tensor, ...] = parts_JRD.split(max(1, CACHED_NUMBERS // preactivation_RW.numel()))
+    sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
+    blocks: tuple[Tensor, ...] = parts_JRD.split(sources_per_block)
     return blocks
 
 
-def _preactivation(block: Block, residual_RD: Tensor) -> Tensor:
+def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
     """Return the output `[R, W]` of the network's first Linear from the vectors after the skip connection."""
-    first = block.feed_forward[0][0]
-    stream_RD = _affine_norm(block.attention_norm, residual_RD)
-    return _affine_norm(block.feed_forward_norm, stream_RD) @ first.W + first.b
+    linear = block.feed_forward[0][0]
+    stream_RD = _apply_whole_norm(block.attention_norm, residual_RD)
+    read_RD = _apply_whole_norm(block.feed_forward_norm, stream_RD)
+    return read_RD @ linear.W + linear.b
 
 
-def _affine_norm(norm: Norm, whole: Tensor) -> Tensor:
+def _apply_whole_norm(norm: Norm, whole: Tensor) -> Tensor:
+    """Return the output of a norm for whole vectors."""
     return norm.part(whole, whole) + norm.beta
 
 
@@ -211,7 +231,8 @@ class _Level:
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
         tokens = len(whole_TD)
-        self.whole_TD, self.bias_TD = whole_TD, bias_TD
+        self.whole_TD = whole_TD
+        self.bias_TD = bias_TD
         self.length_TT = whole_TD.new_zeros(tokens, tokens)
         self.projection_TT = whole_TD.new_zeros(tokens, tokens)
         self.own_TD = torch.zeros_like(whole_TD)
@@ -227,9 +248,16 @@ class _Level:
 
     def bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
-        others_TD = self.sources_TD - self.own_TD
-        cosine_T: Tensor = (others_TD * self.bias_TD).sum(-1) / (others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1))
+        others_TD = self.others_TD
+        products_T = (others_TD * self.bias_TD).sum(-1)
+        lengths_T = others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1)
+        cosine_T: Tensor = products_T / lengths_T
         return cosine_T
+
+    @property
+    def others_TD(self) -> Tensor:
+        """The sum of the parts of all other tokens."""
+        return self.sources_TD - self.own_TD
 
 
 class PartsReader:
@@ -240,11 +268,15 @@ class PartsReader:
         if rule not in RULES:
             raise InputError(f"rule: {rule!r}; allowed: {', '.join(RULES)}")
         family = family_of(base.config)
-        if obstacle := parts_obstacle(family):
+        obstacle = parts_obstacle(family)
+        if obstacle:
             raise InputError(f"parts: the model family {family.model_type} cannot be taken apart: {obstacle}")
-        self.base, self.rule, self.stack = base, rule, family.stacks[0]
-        layer = next(module for path, module in base.named_modules() if self.stack.is_layer(path))
-        self.width = Block(layer, self.stack).feed_forward[0][0].W.shape[1]
+        self.base = base
+        self.rule = rule
+        self.stack = family.stacks[0]
+        layers = [module for path, module in base.named_modules() if self.stack.is_layer(path)]
+        first_linear = Block(layers[0], self.stack).feed_forward[0][0]
+        self.width = first_linear.W.shape[1]
         self.values: list[Linear] = []
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
@@ -264,7 +296,8 @@ class PartsReader:
         Raise `InputError` if parts and biases do not sum to the model's vectors.
         """
         levels: list[_Level] = []
-        for sources in self._blocks(batch["input_ids"].shape[-1]):
+        tokens = batch["input_ids"].shape[-1]
+        for sources in self._blocks(tokens):
             for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources, advance)):
                 if sources.start == 0:
                     levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
@@ -273,14 +306,15 @@ class PartsReader:
             self._check_sum(number, level.sources_TD + level.bias_TD, level.whole_TD)
         length_KTT = torch.stack([level.length_TT for level in levels])
         own_KT = torch.stack([level.own_TD.norm(dim=-1) for level in levels])
-        others_KT = torch.stack([(level.sources_TD - level.own_TD).norm(dim=-1) for level in levels])
+        others_KT = torch.stack([level.others_TD.norm(dim=-1) for level in levels])
+        others_lengths_KT = length_KTT.sum(-1) - own_KT
         return {
             "length": length_KTT,
             "projection": torch.stack([level.projection_TT for level in levels]),
             "own": own_KT,
             "others": others_KT,
             "own_share": own_KT / (own_KT + others_KT),
-            "coherence": others_KT / (length_KTT.sum(-1) - own_KT),
+            "coherence": others_KT / others_lengths_KT,
             "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
             "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
             "bias_cosine": torch.stack([level.bias_cosine() for level in levels]),
@@ -289,12 +323,17 @@ class PartsReader:
 
     def steps(self, tokens: int) -> int:
         """Return the number of layer passes in `read` for a document of this length."""
-        return len(self._blocks(tokens)) * layer_counts(self.base)[0]
+        layers = layer_counts(self.base)[0]
+        return len(self._blocks(tokens)) * layers
 
     def _blocks(self, tokens: int) -> list[slice]:
         """Return the blocks of sources that are propagated through the layers together."""
         size = max(1, BLOCK_NUMBERS // (tokens * self.width))
-        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+        blocks = []
+        for start in range(0, tokens, size):
+            stop = min(start + size, tokens)
+            blocks.append(slice(start, stop))
+        return blocks
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
@@ -304,20 +343,25 @@ class PartsReader:
         """
         levels = self._levels(batch, None)
         _, input_JTD = levels[0]
-        shares_KRT = torch.stack(
-            [
-                torch.stack([self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions])
-                for whole_TD, parts_JTD in levels
-            ]
-        )
-        biases_KT = torch.stack([projection(parts_JTD[-1], whole_TD).detach() for whole_TD, parts_JTD in levels])
-        return {"projection": shares_KRT, "bias_projection": biases_KT[:, list(positions)]}
+        shares = []
+        biases = []
+        for whole_TD, parts_JTD in levels:
+            rows = [self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
+            shares.append(torch.stack(rows))
+            bias_T = projection(parts_JTD[-1], whole_TD)
+            biases.append(bias_T.detach())
+        biases_KT = torch.stack(biases)
+        return {
+            "projection": torch.stack(shares),
+            "bias_projection": biases_KT[:, list(positions)],
+        }
 
     def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
         """Return the signed share `[T]` of each source in one token's vector, which is linear in the input."""
-        share = projection(parts_JTD[0], whole_TD)[position]
-        (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
-        return (gradient_JTD[0] * input_JTD[0]).sum(-1).detach()
+        share_T = projection(parts_JTD[0], whole_TD)
+        (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
+        products_TD = gradient_JTD[0] * input_JTD[0]
+        return products_TD.sum(-1).detach()
 
     def _levels(
         self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
@@ -337,10 +381,11 @@ class PartsReader:
             document = layer_pass.document(0)
             with torch.set_grad_enabled(sources is None):
                 if not levels:
-                    levels.append((document.x, _first_parts(document.x, sources)))
+                    levels.append((document.x, _create_first_parts(document.x, sources)))
+                _, input_JTD = levels[-1]
                 values = self.values[layer_pass.call.number - 1]
-                parts_JTD = through_layer(document, values, levels[-1][1], rule=self.rule)
-            levels.append((document.features["layer_output"], parts_JTD))
+                output_JTD = through_layer(document, values, input_JTD, rule=self.rule)
+            levels.append((document.features["layer_output"], output_JTD))
             advance()
 
         with torch.no_grad():
@@ -355,12 +400,16 @@ class PartsReader:
             if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 
+        first_token = {name: tensor[:, :1] for name, tensor in batch.items()}
         with torch.inference_mode():
-            run_layers(self.base, {name: tensor[:, :1] for name, tensor in batch.items()}, visit, POINTS)
+            run_layers(self.base, first_token, visit, POINTS)
         return [Linear(value.W.clone(), value.b.clone()) for value in maps]
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:
-        error = float((sum_TD - whole_TD).abs().max() / whole_TD.abs().max().clamp_min(1e-30))
+        """Raise `InputError` if the parts of a level do not sum to the model's vectors."""
+        largest = whole_TD.abs().max().clamp_min(1e-30)
+        largest_error = (sum_TD - whole_TD).abs().max()
+        error = float(largest_error / largest)
         tolerance = TOLERANCES[whole_TD.dtype]
         if not error <= tolerance:
             raise InputError(
@@ -370,20 +419,24 @@ class PartsReader:
             )
 
 
-def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
+def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
+    """Return the parts of the first layer's input; a single differentiable part if `sources` is None."""
     if sources is not None:
         return embedding_parts(x_TD, sources)
-    return torch.stack([x_TD, torch.zeros_like(x_TD)]).requires_grad_()
+    biases_TD = torch.zeros_like(x_TD)
+    return torch.stack([x_TD, biases_TD]).requires_grad_()
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
     """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; NaN for undefined values."""
+    projection_KT = parts["projection"].sum(-1)
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
+    is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,
-        "others_projection": parts["projection"].sum(-1) - own_projection_KT,
+        "others_projection": projection_KT - own_projection_KT,
         "bias_length": parts["biases"] / parts["whole"],
-        "ill_conditioned": (parts["bias_cosine"] < OPPOSITE_COSINE).to(own_projection_KT),
+        "ill_conditioned": is_ill_conditioned_KT.to(own_projection_KT),
     }
     return torch.stack([quantities[name] for name in QUANTITIES])
 
@@ -399,16 +452,21 @@ def source_shares(parts: dict[str, Tensor]) -> Tensor:
     length_LTT.diagonal(dim1=-2, dim2=-1).zero_()
     lengths_LT1 = length_LTT.sum(-1, keepdim=True)
     portion_LTT = torch.where(lengths_LT1 > 0, length_LTT / lengths_LT1, 0)
-    return (1 - own_LT)[..., None] * portion_LTT + torch.diag_embed(own_LT)
+    others_LT1 = (1 - own_LT)[..., None]
+    return others_LT1 * portion_LTT + torch.diag_embed(own_LT)
 
 
 def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:
     """Return `source_shares` of a text; None for a text of more than `MAX_PARTS_TOKENS` tokens."""
     if len(ids) > MAX_PARTS_TOKENS:
         return None
-    return source_shares(reader.read(padded([ids.tolist()], 0, reader.base.device)))
+    batch = padded([ids.tolist()], 0, reader.base.device)
+    parts = reader.read(batch)
+    return source_shares(parts)
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
     """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection on them."""
-    return (parts * whole_TD).sum(-1) / whole_TD.square().sum(-1)
+    products = (parts * whole_TD).sum(-1)
+    squares_T = whole_TD.square().sum(-1)
+    return products / squares_T

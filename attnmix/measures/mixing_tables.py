@@ -99,7 +99,8 @@ class CorpusMeasures:
     @property
     def layers(self) -> range:
         """Layer numbers, from 1."""
-        return range(1, self.first["ratios_by_token_class"].values.shape[2] + 1)
+        ratios_DGLM = self.first["ratios_by_token_class"].values
+        return range(1, ratios_DGLM.shape[2] + 1)
 
     @property
     def sources(self) -> list[str]:
@@ -137,7 +138,9 @@ class MeanTables:
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
         """Return the mean of each available checkpoint, and of the paired difference if both are available."""
-        names = mean.checkpoints or [name for name in self.sums if name != RANDOM]
+        names = mean.checkpoints
+        if not names:
+            names = [name for name in self.sums if name != RANDOM]
         select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
         means = {}
         for name in names:
@@ -150,10 +153,14 @@ class MeanTables:
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
         """Add the difference of two values of the first column of `mean`, with `label` in that column."""
         column = next(iter(mean.labels))
-        difference = mean._replace(labels={**mean.labels, column: [label]})
+        labels = {**mean.labels, column: [label]}
+        difference = mean._replace(labels=labels)
+        first_place, second_place = places
         for checkpoint, both in means.items():
-            first, second = (Resampled(*(np.asarray(part)[..., place, :] for part in both)) for place in places)
-            self.parts[mean.table].append(mean_rows(difference, checkpoint, first.minus(second)))
+            first = _select_value(both, first_place)
+            second = _select_value(both, second_place)
+            rows = mean_rows(difference, checkpoint, first.minus(second))
+            self.parts[mean.table].append(rows)
 
     def add_table(self, name: str) -> None:
         """Add a table that may remain empty."""
@@ -161,7 +168,12 @@ class MeanTables:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by name."""
-        return {name: _table(name, parts) for name, parts in self.parts.items()}
+        return {name: _join_rows(name, parts) for name, parts in self.parts.items()}
+
+
+def _select_value(means: Resampled, place: int) -> Resampled:
+    """Return the means of one value of the first axis of a mean with two axes."""
+    return Resampled(*(np.asarray(part)[..., place, :] for part in means))
 
 
 class Paired(Protocol):
@@ -196,12 +208,13 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
     columns["documents"] = means.documents
-    if SIMULTANEOUS[0] in TABLE_COLUMNS[mean.table]:
+    has_simultaneous = SIMULTANEOUS[0] in TABLE_COLUMNS[mean.table]
+    if has_simultaneous:
         _, low, high = means.simultaneous()
         columns.update(zip(SIMULTANEOUS, (low, high), strict=True))
     if mean.more is not None:
         columns.update(mean.more(checkpoint, means))
-    rows = _rows(mean.table, checkpoint, mean.labels, columns)
+    rows = _create_rows(mean.table, checkpoint, mean.labels, columns)
     if mean.complete:
         return rows
     is_known = ~np.isnan(rows["mean"])
@@ -210,10 +223,12 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return one row per combination of the labels; the last label varies fastest."""
-    return _table(table, [_rows(table, checkpoint, labels, columns)])
+    rows = _create_rows(table, checkpoint, labels, columns)
+    return _join_rows(table, [rows])
 
 
-def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
+def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
+    """Return the cells of one row per combination of the labels, by column."""
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
     for place, name in enumerate(labels):
@@ -228,20 +243,22 @@ def _rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any
     return {name: cells.get(name, missing) for name in TABLE_COLUMNS[table]}
 
 
-def _table(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
+def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
     """Return a table of all rows, with token and document counts as nullable integers."""
-    columns = {column: list(chain.from_iterable(rows[column] for rows in parts)) for column in TABLE_COLUMNS[name]}
-    counts = {column: pd.array(columns[column], dtype="Int64") for column in COUNTS if column in columns}
-    return pd.DataFrame(columns | counts)
+    columns: dict[str, Any] = {}
+    for column in TABLE_COLUMNS[name]:
+        cells = list(chain.from_iterable(rows[column] for rows in parts))
+        columns[column] = pd.array(cells, dtype="Int64") if column in COUNTS else cells
+    return pd.DataFrame(columns)
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, groups and, if available, identities, by name."""
-    tables = _ratio_tables(measured)
+    tables = _create_ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
     if measured.identities:
-        finished["identities"] = _identity_table(measured.identities)
+        finished["identities"] = _create_identity_table(measured.identities)
     return finished
 
 
@@ -250,21 +267,23 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
     `mixing_by_group` is limited to the sources of pairs.
     """
-    tables = _ratio_tables(measured)
+    tables = _create_ratio_tables(measured)
     _add_sources(tables, measured)
     finished = tables.tables()
-    finished.setdefault("mixing_by_group", pd.DataFrame(columns=list(TABLE_COLUMNS["mixing_by_group"])))
+    if "mixing_by_group" not in finished:
+        columns = list(TABLE_COLUMNS["mixing_by_group"])
+        finished["mixing_by_group"] = pd.DataFrame(columns=columns)
     return finished
 
 
-def _ratio_tables(measured: CorpusMeasures) -> MeanTables:
+def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """Return the extensible tables of ratios and their controls."""
     sums = dict(measured.sums)
     if "random_weights" in measured.random:
         sums[RANDOM] = measured.random
     tables = MeanTables(sums, measured.draws)
-    ratios = {"layer": measured.layers, "method": measured.methods}
-    true_means = tables.add(Mean("mixing", ratios, ratios_of("all")))
+    labels = {"layer": measured.layers, "method": measured.methods}
+    true_means = tables.add(Mean("mixing", labels, ratios_of("all")))
     _add_controls(tables, measured, true_means)
     return tables
 
@@ -283,8 +302,14 @@ def weighted_table(
             "layer": ["all", *measured.layers],
             "method": measured.methods,
         }
-        more = _depth if (subset, weight) == ("all", "token") else None
-        tables.add(Mean("mixing_weighted", labels, ratios_with_all_layers(subset, weight), more=more))
+        has_depth = subset == "all" and weight == "token"
+        mean = Mean(
+            "mixing_weighted",
+            labels,
+            ratios_with_all_layers(subset, weight),
+            more=_correlate_with_depth if has_depth else None,
+        )
+        tables.add(mean)
     return tables.tables()["mixing_weighted"]
 
 
@@ -292,17 +317,24 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
     """Add `mixing_controls`: every ratio under each measured control, and the true ratio minus the control."""
     tables.add_table("mixing_controls")
     for name in CONTROLS:
-        if name not in (measured.random if name == "random_weights" else measured.first):
+        is_random = name == "random_weights"
+        sums = measured.random if is_random else measured.first
+        if name not in sums:
             continue
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
-        checkpoints = (RANDOM,) if name == "random_weights" else ()
         means_of_same_documents = true_means
-        if name == "corpus_value" and (measured.first["corpus_value"].counts == 0).any():
+        if name == "corpus_value" and (sums[name].counts == 0).any():
             # Documents without this value are excluded from the compared true ratio as well.
             present = Mean("mixing", labels, ratios_where_present(name))
             means_of_same_documents = tables.resample(present)
-        difference = true_minus_control(means_of_same_documents)
-        tables.add(Mean("mixing_controls", labels, name, checkpoints, difference))
+        mean = Mean(
+            "mixing_controls",
+            labels,
+            name,
+            checkpoints=(RANDOM,) if is_random else (),
+            more=true_minus_control(means_of_same_documents),
+        )
+        tables.add(mean)
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
@@ -312,7 +344,8 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
         _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    heads = range(measured.first["by_head"].values.shape[1])  # indices from 0, as in `without_heads`
+    head_sums = measured.first["by_head"].values
+    heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
     # Ratios are NaN for missing heads of a stack with fewer heads.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
     _add_group(tables, measured, "head", heads, by_head, "by_head")
@@ -333,17 +366,25 @@ def _add_group(
     labels: Labels,
     sums: str | SelectSums,
 ) -> None:
-    labels = {"grouping": [grouping], "group": groups} | labels
-    tables.add(Mean("mixing_by_group", labels, sums, checkpoints=tuple(measured.sums), complete=False))
+    """Add the ratios of each group of tokens, without empty groups."""
+    mean = Mean(
+        "mixing_by_group",
+        labels={"grouping": [grouping], "group": groups} | labels,
+        sums=sums,
+        checkpoints=tuple(measured.sums),
+        complete=False,
+    )
+    tables.add(mean)
 
 
-def _identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
+def _create_identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
     """Return `identities`: the largest error of each checked identity."""
     frames = []
     for checkpoint, (largest, checked) in identities.items():
         labels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
-        frames.append(table_rows("identities", checkpoint, labels, columns).query("documents > 0"))
+        rows = table_rows("identities", checkpoint, labels, columns)
+        frames.append(rows.query("documents > 0"))
     return pd.concat(frames)
 
 
@@ -353,7 +394,9 @@ def ratios_of(subset: str) -> SelectSums:
 
     def select(sums: CorpusSums) -> Sums:
         values_DGLM, tokens_DG11 = sums[f"ratios_by_{grouping}"]
-        return Sums(values_DGLM[:, groups].sum(1), tokens_DG11[:, groups].sum(1))
+        values_DLM = values_DGLM[:, groups].sum(1)
+        tokens_D11 = tokens_DG11[:, groups].sum(1)
+        return Sums(values_DLM, tokens_D11)
 
     return select
 
@@ -378,44 +421,61 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
     def select(sums: CorpusSums) -> Sums:
         values, tokens = select_layers(sums)
-        values = np.concatenate([values.mean(1, keepdims=True), values], axis=1)
+        mean_over_layers = values.mean(1, keepdims=True)
+        values = np.concatenate([mean_over_layers, values], axis=1)
         if weight == "token":
             return Sums(values, tokens)
-        return Sums(values / np.maximum(tokens, 1), (tokens > 0).astype(np.float64))
+        means = values / np.maximum(tokens, 1)
+        has_tokens = (tokens > 0).astype(np.float64)
+        return Sums(means, has_tokens)
 
     return select
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
     """Return the sums of the ratios by document length `[D, lengths, layers, methods]`."""
-    values, tokens = ratios_of_all(sums)
-    membership_DG = np.eye(len(LENGTHS))[length_class(tokens.ravel())]
+    values_DLM, tokens_D11 = ratios_of_all(sums)
+    length_D = length_class(tokens_D11.ravel())
+    membership_DG = np.eye(len(LENGTHS))[length_D]
     membership_DG11 = membership_DG[..., None, None]
-    return Sums(values[:, None] * membership_DG11, tokens[:, None] * membership_DG11)
+    values_DGLM = values_DLM[:, None] * membership_DG11
+    tokens_DG11 = tokens_D11[:, None] * membership_DG11
+    return Sums(values_DGLM, tokens_DG11)
 
 
-def _depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
+def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
     """Return the rank correlation with depth, in the rows for all layers together."""
-    by_layer = Resampled(means.mean[1:], means.samples[:, 1:], means.documents[1:])
-    columns = {name: np.full(means.mean.shape, np.nan) for name in _DEPTH}
+    by_layer = Resampled(
+        mean=means.mean[1:],
+        samples=means.samples[:, 1:],
+        documents=means.documents[1:],
+    )
+    columns = {}
     for name, correlation in zip(_DEPTH, spearman_with_depth(by_layer), strict=True):
-        columns[name][0] = correlation
+        column = np.full(means.mean.shape, np.nan)
+        column[0] = correlation
+        columns[name] = column
     return columns
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
     """Return a function that creates the columns of true means minus control means, paired by document."""
 
-    def columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
+    def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         if checkpoint not in true_means:
             return {}
         difference = true_means[checkpoint].minus(means)
-        mean, low, high = difference.interval()
-        _, simultaneous_low, simultaneous_high = difference.simultaneous()
-        ends = (mean, low, high, simultaneous_low, simultaneous_high)
-        return dict(zip(_TRUE_MINUS_CONTROL, ends, strict=True))
+        interval = difference.interval()
+        simultaneous = difference.simultaneous()
+        return {
+            "below": interval.mean,
+            "below_low": interval.low,
+            "below_high": interval.high,
+            "below_simultaneous_low": simultaneous.low,
+            "below_simultaneous_high": simultaneous.high,
+        }
 
-    return columns
+    return create_columns
 
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
@@ -424,8 +484,9 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         start = 0
         for chunk in in_chunks(sums):
             values, tokens = ratios_of_all(chunk)
-            texts = measured.texts.iloc[start : start + len(values)]
-            start += len(values)
+            stop = start + len(values)
+            texts = measured.texts.iloc[start:stop]
+            start = stop
             labels = {"document": texts["document"], "layer": measured.layers, "method": measured.methods}
             label_D11 = texts["label"].to_numpy()[:, None, None]
             columns = {
@@ -440,17 +501,16 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     """Return `reports/metrics/measure.json`: headline ratios and own shares after the last layer, by checkpoint."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
-    written: dict[str, Any] = {}
     headlines = [method for method in methods if RATIOS[method].headline]
+    written: dict[str, Any] = {}
     for name, errors in tables["identities"].groupby("checkpoint", sort=False):
-        values = {method: means[name, method] for method in headlines}
+        checkpoint = str(name)
+        values = {method: means[checkpoint, method] for method in headlines}
         values["identity_error"] = errors["largest_error_ppm"].max() / 1e6
-        own = tables["exchange"].query("checkpoint == @name and quantity == 'own_share'")
-        own = own[own["donor"].isin(DONOR_KINDS)]
-        if len(own):
-            last = own[own["layer"] == own["layer"].max()].astype({"mean": float})
-            values["own_share"] = last.set_index("donor")["mean"].to_dict()
-        written[str(name)] = values
+        own_shares = _read_last_own_shares(tables["exchange"], checkpoint)
+        if own_shares:
+            values["own_share"] = own_shares
+        written[checkpoint] = values
     if len(written) == 2:
         method = preferred_ratio(methods)
         is_change = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
@@ -458,3 +518,14 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
         written[DIFFERENCE] = {method: change.to_dict()}
     written["documents"] = int(rows["documents"].iloc[0])
     return written
+
+
+def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
+    """Return the own shares after the last layer by kind of donors; empty if they were not measured."""
+    rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
+    rows = rows[rows["donor"].isin(DONOR_KINDS)]
+    if rows.empty:
+        return {}
+    last = rows[rows["layer"] == rows["layer"].max()].astype({"mean": float})
+    means: dict[str, float] = last.set_index("donor")["mean"].to_dict()
+    return means

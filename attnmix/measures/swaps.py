@@ -47,21 +47,26 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     y_BTD = layer(x_BTD)
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
-    def moved(exchanged_TT: Tensor) -> Tensor:
+    def exchange(exchanged_TT: Tensor) -> Tensor:
+        """Return the displacement of each token in its own exchange."""
         outputs = []
         for exchanged_T in exchanged_TT:
-            outputs.append(layer(torch.where(exchanged_T[:, None], donor_BTD, x_BTD)))
-        return _own_rows(torch.stack(outputs)) - y_BTD
+            input_BTD = torch.where(exchanged_T[:, None], donor_BTD, x_BTD)
+            outputs.append(layer(input_BTD))
+        return _select_own_rows(torch.stack(outputs)) - y_BTD
 
-    return _share_of_others(moved(others_TT & ~own_TT), moved(own_TT), y_BTD)
+    others_moved_BTD = exchange(others_TT & ~own_TT)
+    own_moved_BTD = exchange(own_TT)
+    return _compute_share(others_moved_BTD, own_moved_BTD, y_BTD)
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
     """Return the next texts of the same class as text `number` and of another class (`DONORS`), or None."""
-    others = np.roll(np.arange(len(classes)), -number)[1:]
-    same = classes[others] == classes[number]
+    all_texts = np.arange(len(classes))
+    others = np.roll(all_texts, -number)[1:]
+    is_same_class = classes[others] == classes[number]
     donors: list[int | None] = []
-    for candidates in (others[same], others[~same]):
+    for candidates in (others[is_same_class], others[~is_same_class]):
         donors.append(int(candidates[0]) if len(candidates) else None)
     return donors
 
@@ -75,7 +80,9 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
     donors = document_chains(base, donor_batch["input_ids"])
     with attention_by(explicit(), base):
         ratios_LST = layer_swap_ratios(chains, donors).double()
-    return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
+    missing_tokens = len(ids) - tokens
+    padded_LST = torch.nn.functional.pad(ratios_LST, (0, missing_tokens), value=torch.nan)
+    return padded_LST.cpu().numpy()
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
@@ -87,13 +94,12 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
     for chain, donor in zip(chains, donors, strict=True):
         for call, other in zip(chain.layers, donor.layers, strict=True):
             with torch.no_grad(), attention_by(explicit()):
-                ratios += _layer_swap_ratios(call, other.whole.hidden)
-    stacked: Tensor = torch.stack(ratios).unflatten(0, (-1, len(SWAPS)))
-    return stacked
+                ratios.append(_compute_layer_swaps(call, other.whole.hidden))
+    return torch.stack(ratios)
 
 
-def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
-    """Return both `SWAPS` of one layer.
+def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
+    """Return both `SWAPS` of one layer `[2, T]`.
 
     Each token has a separate exchange and only its own output is used. As only attention mixes tokens, the heads are
     computed for all exchanges, and the rest of the layer for one row of each.
@@ -101,54 +107,63 @@ def _layer_swap_ratios(call: LayerCall, donor_1TD: Tensor) -> list[Tensor]:
     block = Block(call.module, call.stack)
     attention = call.attending["attention"]
     x_1TD = call.whole.hidden
-    own_T1T1 = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)[:, None, :, None]
+    tokens = x_1TD.shape[1]
+    own_TT = torch.eye(tokens, dtype=torch.bool, device=x_1TD.device)
+    own_T1T1 = own_TT[:, None, :, None]
 
-    def heads(input_1TD: Tensor) -> Tensor:
+    def compute_heads(input_1TD: Tensor) -> Tensor:
         return heads_output(attention, block.input_norm(input_1TD))
 
-    def output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
+    def compute_output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
         projected_BTD = heads_BTE @ block.output.W + block.output.b
         return block.rest(call, input_BTD, block.attention_output_norm(projected_BTD))
 
-    heads_1TE = heads(x_1TD)
+    heads_1TE = compute_heads(x_1TD)
     others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
     own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
-    exchanged_heads = vmap(heads)(torch.cat([others_exchanged_T1TD, own_exchanged_T1TD]))
-    others_1TE, own_1TE = map(_own_rows, exchanged_heads.chunk(2))
+    exchanged_T1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])
+    others_heads_T1TE, own_heads_T1TE = vmap(compute_heads)(exchanged_T1TD).chunk(2)
+    others_heads_1TE = _select_own_rows(others_heads_T1TE)
+    own_heads_1TE = _select_own_rows(own_heads_T1TE)
     inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
-    heads_3TE = torch.cat([heads_1TE, others_1TE, own_1TE])
-    y_1TD, others_1TD, own_1TD = output(inputs_3TD, heads_3TE).split(1)
-    swap_T = _share_of_others(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
+    heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
+    y_1TD, others_1TD, own_1TD = compute_output(inputs_3TD, heads_3TE).split(1)
+    swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
 
     move_1TD = donor_1TD - x_1TD
     own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
-    moved = differentials(heads, x_1TD, torch.cat([move_1TD[None], own_moves_T1TD]))
-    own_moved_1TE = _own_rows(moved[1:])
-    others_moved_1TE = moved[0] - own_moved_1TE  # a derivative is linear
+    all_moves = torch.cat([move_1TD[None], own_moves_T1TD])
+    moved_heads = differentials(compute_heads, x_1TD, all_moves)
+    own_moved_1TE = _select_own_rows(moved_heads[1:])
+    others_moved_1TE = moved_heads[0] - own_moved_1TE  # a derivative is linear
     inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
     moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
     with forward_derivatives():
-        moved_2TD = jvp(output, inputs, (moves_2TD, moves_2TE))[1]
-    derivative_T = _share_of_others(moved_2TD[:1], moved_2TD[1:], y_1TD)
-    return [swap_T, derivative_T]
+        moved_2TD = jvp(compute_output, inputs, (moves_2TD, moves_2TE))[1]
+    derivative_T = _compute_share(moved_2TD[:1], moved_2TD[1:], y_1TD)
+    return torch.stack([swap_T, derivative_T])
 
 
-def _own_rows(exchanged_TBTx: Tensor) -> Tensor:
+def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
     """Return each token's vectors `[B, T, x]` in its own exchange."""
     return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
 
 
-def _share_of_others(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """Return a / (a + o) `[T]` from displacements of the output y by each token's others, and by the token itself."""
-    output_length_T = y_BTD.square().sum(-1).mean(0).sqrt()
-    least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * output_length_T
-
-    def length(moved_BTD: Tensor) -> Tensor:
-        length_T = moved_BTD.square().sum(-1).mean(0).sqrt()
-        return torch.where(length_T > least_T, length_T, 0)
-
-    others_T = length(others_BTD)
-    total_T = others_T + length(own_BTD)
+    precision = torch.finfo(y_BTD.dtype).eps
+    smallest_T = ROUNDING * precision * _measure_length(y_BTD)
+    others_T = _measure_length(others_BTD)
+    others_T = torch.where(others_T > smallest_T, others_T, 0)
+    own_T = _measure_length(own_BTD)
+    own_T = torch.where(own_T > smallest_T, own_T, 0)
+    total_T = others_T + own_T
     share_T: Tensor = (others_T / total_T).masked_fill(total_T == 0, 0)
     return share_T
+
+
+def _measure_length(vectors_BTD: Tensor) -> Tensor:
+    """Return the root mean squared length `[T]` over the batch."""
+    length_T: Tensor = vectors_BTD.square().sum(-1).mean(0).sqrt()
+    return length_T

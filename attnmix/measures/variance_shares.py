@@ -62,8 +62,11 @@ class Products(NamedTuple):
 
     def shares(self) -> Doubles:
         """Return the shares of `PARTS` in the mean squared length `[..., X, 4]`; unbiased, may be negative."""
-        parts = (self.corpus, self.same - self.corpus, self.within - self.same, self.square - self.within)
-        return np.stack(parts, -1) / self.square[..., None]
+        of_class = self.same - self.corpus
+        of_text = self.within - self.same
+        of_token = self.square - self.within
+        parts = np.stack([self.corpus, of_class, of_text, of_token], -1)
+        return parts / self.square[..., None]
 
     def cosines(self) -> Doubles:
         """Return `COSINES` `[..., X, 3]`, of vectors of length 1."""
@@ -76,45 +79,64 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     Classes must have three texts or more, as a leave-one-out sample needs a pair of each class.
     """
     classes = np.asarray(classes_N)
-    gram_XNN = _gram(texts)
-    same_NN = classes[:, None] == classes
-    np.fill_diagonal(same_NN, False)
-    different_NN = ~np.eye(len(classes), dtype=bool)
-    in_class_XN = (gram_XNN * same_NN).sum(-1)
-    all_XN = (gram_XNN * different_NN).sum(-1)
-    size_N = same_NN.sum(-1)
-    squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
-    whole = _products(in_class_XN, all_XN, size_N, squares_XN, within_XN, np.ones(len(classes), bool))
+    gram_XNN = _compute_gram(texts)
+    is_same_NN = classes[:, None] == classes
+    np.fill_diagonal(is_same_NN, False)
+    is_different_NN = ~np.eye(len(classes), dtype=bool)
+    in_class_XN = (gram_XNN * is_same_NN).sum(-1)
+    all_XN = (gram_XNN * is_different_NN).sum(-1)
+    size_N = is_same_NN.sum(-1)
+    squares_XN = texts.squares_NX.T
+    within_XN = texts.within_NX.T
+    whole = _average_products(
+        in_class=in_class_XN,
+        all_texts=all_XN,
+        size=size_N,
+        squares=squares_XN,
+        within=within_XN,
+        is_kept=np.ones(len(classes), bool),
+    )
     # Without text u, the sums of text t exclude its product with u.
-    in_class_XNN = in_class_XN[:, None] - gram_XNN * same_NN
-    all_XNN = all_XN[:, None] - gram_XNN
-    size_NN = size_N - same_NN
-    without = _products(in_class_XNN, all_XNN, size_NN, squares_XN[:, None], within_XN[:, None], different_NN)
-    return _transposed(whole), _transposed(without)
+    without = _average_products(
+        in_class=in_class_XN[:, None] - gram_XNN * is_same_NN,
+        all_texts=all_XN[:, None] - gram_XNN,
+        size=size_N - is_same_NN,
+        squares=squares_XN[:, None],
+        within=within_XN[:, None],
+        is_kept=is_different_NN,
+    )
+    return _transpose(whole), _transpose(without)
 
 
-def _transposed(means: Products) -> Products:
+def _transpose(means: Products) -> Products:
     """Return the mean products with the sites last."""
     return Products(*(mean.T for mean in means))
 
 
-def _products(
-    in_class: Doubles, all_texts: Doubles, size: Array, squares: Doubles, within: Doubles, kept: npt.NDArray[np.bool_]
+def _average_products(
+    in_class: Doubles,
+    all_texts: Doubles,
+    size: Array,
+    squares: Doubles,
+    within: Doubles,
+    is_kept: npt.NDArray[np.bool_],
 ) -> Products:
-    """Return the mean products over the `kept` texts of the last axis, from each text's sums over other texts."""
-    number = kept.sum(-1)
+    """Return the mean products over the kept texts of the last axis, from each text's sums over other texts."""
+    number = is_kept.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         # Mean over different texts of the class; NaN if there are none.
-        mean_in_class = np.where(kept, in_class / size, 0)
-    pairs_apart = (kept * (number[..., None] - 1 - size)).sum(-1)
-    apart = ((all_texts - in_class) * kept).sum(-1)
-    corpus = ((mean_in_class * (size + 1)) * kept).sum(-1) + apart
+        mean_in_class = np.where(is_kept, in_class / size, 0)
+    texts_of_other_classes = number[..., None] - 1 - size
+    pairs_apart = (is_kept * texts_of_other_classes).sum(-1)
+    apart = ((all_texts - in_class) * is_kept).sum(-1)
+    sums_in_class = mean_in_class * (size + 1)
+    corpus = (sums_in_class * is_kept).sum(-1) + apart
     with np.errstate(invalid="ignore", divide="ignore"):
         other = np.where(pairs_apart > 0, apart / pairs_apart, np.nan)
         return Products(
-            square=(squares * kept).sum(-1) / number,
-            within=(within * kept).sum(-1) / number,
-            same=(mean_in_class * kept).sum(-1) / number,
+            square=(squares * is_kept).sum(-1) / number,
+            within=(within * is_kept).sum(-1) / number,
+            same=(mean_in_class * is_kept).sum(-1) / number,
             other=other,
             corpus=corpus / number**2,
         )
@@ -123,29 +145,37 @@ def _products(
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
     """Return the 95 % quantile of the share `class` `[X]` under permutation of the texts' classes."""
     classes = np.asarray(classes_N)
-    gram_XNN = _gram(texts)
+    gram_XNN = _compute_gram(texts)
     generator = np.random.default_rng(seed)
-    different_NN = ~np.eye(len(classes), dtype=bool)
-    all_XN = (gram_XNN * different_NN).sum(-1)
-    squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
-    kept = np.ones(len(classes), bool)
+    is_different_NN = ~np.eye(len(classes), dtype=bool)
+    all_XN = (gram_XNN * is_different_NN).sum(-1)
+    class_index = PARTS.index("class")
     shares = []
     for _ in range(PERMUTATIONS):
         permuted = generator.permutation(classes)
-        same_NN = (permuted[:, None] == permuted) & different_NN
-        in_class_XN = (gram_XNN * same_NN).sum(-1)
-        means = _products(in_class_XN, all_XN, same_NN.sum(-1), squares_XN, within_XN, kept)
-        shares.append(means.shares()[..., PARTS.index("class")])
+        is_same_NN = (permuted[:, None] == permuted) & is_different_NN
+        means = _average_products(
+            in_class=(gram_XNN * is_same_NN).sum(-1),
+            all_texts=all_XN,
+            size=is_same_NN.sum(-1),
+            squares=texts.squares_NX.T,
+            within=texts.within_NX.T,
+            is_kept=np.ones(len(classes), bool),
+        )
+        shares.append(means.shares()[..., class_index])
     return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of texts with at least two tokens, and a class (-1: none) of at least three such texts."""
-    chosen_N = (classes_N >= 0) & (tokens_N > 1)
-    same_NN = classes_N[:, None] == classes_N
-    size_N = (same_NN & chosen_N).sum(-1)  # number of texts in each text's class
-    return np.asarray(chosen_N & (size_N >= 3))
+    is_chosen_N = (classes_N >= 0) & (tokens_N > 1)
+    is_same_NN = classes_N[:, None] == classes_N
+    size_N = (is_same_NN & is_chosen_N).sum(-1)  # number of texts in each text's class
+    return np.asarray(is_chosen_N & (size_N >= 3))
 
 
-def _gram(texts: Moments) -> Doubles:
-    return np.asarray(np.einsum("nxd,mxd->xnm", texts.means_NXD, texts.means_NXD, optimize=True))
+def _compute_gram(texts: Moments) -> Doubles:
+    """Return the products of all pairs of mean vectors `[X, N, N]`."""
+    means_NXD = texts.means_NXD
+    gram_XNN = np.einsum("nxd,mxd->xnm", means_NXD, means_NXD, optimize=True)
+    return np.asarray(gram_XNN)

@@ -69,46 +69,60 @@ class AttentionCall:
 
     def document(self, place: int) -> Self:
         """Return one text of a batch."""
-        tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        tensors: Any = {}
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor):
+                tensors[name] = part[place]
         return replace(self, **tensors)
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
         """Return selected texts of a batch, truncated to `tokens`."""
         first = slice(tokens)
-        vectors = {name: getattr(self, name)[places, :, first] for name in ("query", "key", "value", "log_sums")}
-        mask = None if self.mask is None else self.mask[places, :, first, first]
-        return replace(self, mask=mask, **vectors)
+        return replace(
+            self,
+            query=self.query[places, :, first],
+            key=self.key[places, :, first],
+            value=self.value[places, :, first],
+            log_sums=self.log_sums[places, :, first],
+            mask=None if self.mask is None else self.mask[places, :, first, first],
+        )
 
     def diagonal(self) -> Tensor:
         """Return a_ii `[B, T, H]`."""
-        return self.one_key(self.key, None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1))
+        mask = None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1)
+        return self.one_key(self.key, mask)
 
     def to_first(self) -> Tensor:
         """Return a_i0 `[B, T, H]`."""
-        return self.one_key(self.key[..., :1, :], None if self.mask is None else self.mask[..., 0])
+        mask = None if self.mask is None else self.mask[..., 0]
+        return self.one_key(self.key[..., :1, :], mask)
 
     def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
         """Return a_ij `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which must be visible to that query."""
-        scores = _capped((self.query * key).sum(-1) * self.scaling, self.softcap)
+        products = (self.query * key).sum(-1)
+        scores = _cap(products * self.scaling, self.softcap)
         if mask is not None:
             scores = scores + mask
-        return (scores - self.log_sums).exp().transpose(-1, -2)
+        weights = (scores - self.log_sums).exp()
+        return weights.transpose(-1, -2)
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return a_ij `[B, H, rows, T]`."""
         scores = self.scores(rows).to(self.log_sums.dtype)
-        return scores.sub_(self.log_sums[..., rows].unsqueeze(-1)).exp_()
+        log_sums = self.log_sums[..., rows].unsqueeze(-1)
+        return scores.sub_(log_sums).exp_()
 
     def scores(self, rows: slice = slice(None)) -> Tensor:
         """Return the input of the softmax, `[B, H, rows, T]`."""
         products = self.query[..., rows, :] @ self.key.mT
-        scores = _capped(products.mul_(self.scaling), self.softcap)
+        scores = _cap(products.mul_(self.scaling), self.softcap)
         if self.mask is not None:
             scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
             tokens = torch.arange(self.key.shape[-2], device=scores.device)  # a static cache includes later keys
             queries = tokens[: self.query.shape[-2]]
-            scores = scores.masked_fill_(tokens > queries[rows].unsqueeze(-1), -torch.inf)
+            is_later = tokens > queries[rows].unsqueeze(-1)
+            scores = scores.masked_fill_(is_later, -torch.inf)
         return scores
 
     def weighted_sums(self, values: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
@@ -117,25 +131,30 @@ class AttentionCall:
         The latter, `[B, H, T]`, is 1 except for a softmax with a sink. Memory is linear in T.
         """
         all_values = torch.cat(list(values), -1) if values else self.value[..., :0]
-        contexts, row_sums = [], []
+        contexts = []
+        row_sums = []
         for rows in self.blocks():
             weights = self.weights(rows)
             contexts.append(weights @ all_values)
             row_sums.append(weights.sum(-1))
-        return torch.cat(contexts, -2).chunk(max(1, len(values)), -1), torch.cat(row_sums, -1)
+        context = torch.cat(contexts, -2)
+        return context.chunk(max(1, len(values)), -1), torch.cat(row_sums, -1)
 
     def blocks(self) -> Iterator[slice]:
         """Yield blocks of rows, to compute attention weights in bounded memory."""
         *shape, tokens, _ = self.key.shape
-        size = max(1, BLOCK_ELEMENTS // (tokens * math.prod(shape)))
-        yield from (slice(start, start + size) for start in range(0, tokens, size))
+        row_elements = tokens * math.prod(shape)
+        size = max(1, BLOCK_ELEMENTS // row_elements)
+        for start in range(0, tokens, size):
+            yield slice(start, start + size)
 
 
 def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """Compute attention with transformers' `sdpa`, or with `attend` for capped scores (Gemma 2), unsupported there."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
-    return attend(module, *arguments, **options)[0].transpose(1, 2).contiguous(), None
+    context, _ = attend(module, *arguments, **options)
+    return context.transpose(1, 2).contiguous(), None
 
 
 _function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_unobserved)
@@ -143,7 +162,8 @@ _function: ContextVar[AttentionFunction] = ContextVar("attention function", defa
 
 def implementation_of(config: Any) -> str:
     """Return the `attn_implementation` that makes a model's attention observable."""
-    return EAGER if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
+    has_own_attention = any(stack.own_attention for stack in family_of(config).stacks)
+    return EAGER if has_own_attention else OBSERVED
 
 
 @contextmanager
@@ -161,7 +181,7 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
 
 
 _dispatching_classes: dict[type[Module], type[Module]] = {}
-"""The results of `_dispatching_class`, by module class."""
+"""The results of `_create_dispatching_class`, by module class."""
 
 
 def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
@@ -172,14 +192,15 @@ def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
     """
     for module in modules:
         kind = type(module)
-        if not hasattr(kind, DISPATCHING):
-            if kind not in _dispatching_classes:
-                _dispatching_classes[kind] = _dispatching_class(kind)
-            module.__class__ = _dispatching_classes[kind]
-            undo.callback(setattr, module, "__class__", kind)
+        if hasattr(kind, DISPATCHING):
+            continue
+        if kind not in _dispatching_classes:
+            _dispatching_classes[kind] = _create_dispatching_class(kind)
+        module.__class__ = _dispatching_classes[kind]
+        undo.callback(setattr, module, "__class__", kind)
 
 
-def _dispatching_class(kind: type[Module]) -> type[Module]:
+def _create_dispatching_class(kind: type[Module]) -> type[Module]:
     """Return a subclass of `kind` with a forward pass that redirects its product, if an editor or function is set."""
 
     @wraps(kind.forward)
@@ -189,7 +210,12 @@ def _dispatching_class(kind: type[Module]) -> type[Module]:
         with _SoftmaxProduct(self):
             return kind.forward(self, *arguments, **options)
 
-    return type(kind.__name__, (kind,), {"forward": forward, DISPATCHING: True, "__module__": kind.__module__})
+    attributes = {
+        "forward": forward,
+        DISPATCHING: True,
+        "__module__": kind.__module__,
+    }
+    return type(kind.__name__, (kind,), attributes)
 
 
 class _SoftmaxProduct(TorchFunctionMode):
@@ -204,20 +230,29 @@ class _SoftmaxProduct(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function in (torch.matmul, torch.bmm) and self.scores is not None:
+            scores = self.scores
+            self.scores = None
             weights, value = args
-            scores, self.scores = self.scores, None
-            heads = value.reshape(*scores.shape[:2], *value.shape[-2:])
-            editor = active_editor(self.module)
-            if editor is not None:
-                edited_weights, edited_value = editor(self.module, weights.reshape(scores.shape), heads)
-                return (edited_weights @ edited_value).reshape(*weights.shape[:-1], heads.shape[-1])
-            queries = heads.new_zeros(*scores.shape[:-1], heads.shape[-1])
-            keys = torch.zeros_like(heads)
-            context, _ = _function.get()(self.module, queries, keys, heads, scores.to(heads.dtype), scaling=1.0)
-            return context.transpose(1, 2).reshape(*weights.shape[:-1], heads.shape[-1])
+            return self._compute_product(scores, weights, value)
         if function is softmax:
             self.scores = args[0]
         return function(*args, **kwargs or {})
+
+    def _compute_product(self, scores: Tensor, weights: Tensor, value: Tensor) -> Tensor:
+        """Return the product of weights and values by the module's editor, or else by the attention function."""
+        heads = value.reshape(*scores.shape[:2], *value.shape[-2:])
+        width = heads.shape[-1]
+        product_shape = (*weights.shape[:-1], width)
+        editor = active_editor(self.module)
+        if editor is not None:
+            edited_weights, edited_value = editor(self.module, weights.reshape(scores.shape), heads)
+            return (edited_weights @ edited_value).reshape(product_shape)
+        attention = _function.get()
+        queries = heads.new_zeros(*scores.shape[:-1], width)
+        keys = torch.zeros_like(heads)
+        mask = scores.to(heads.dtype)
+        context, _ = attention(self.module, queries, keys, heads, mask, scaling=1.0)
+        return context.transpose(1, 2).reshape(product_shape)
 
 
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
@@ -238,11 +273,12 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
     """
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-        call = _call(module, *arguments, **options)
+        call = _read_call(module, *arguments, **options)
         if listen is not None:
             listen(module, call)
         weights = _softmax(call.scores(), options.get("s_aux"))
-        return (weights @ call.value).transpose(1, 2).contiguous(), None
+        context = weights @ call.value
+        return context.transpose(1, 2).contiguous(), None
 
     return function
 
@@ -251,16 +287,19 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return attention weights for `scores` `[B, H, rows, T]`; with `sinks`, rows sum to less than 1."""
     if sinks is None:
         return torch.softmax(scores, -1)
-    return (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
+    log_sums = _add_sink(torch.logsumexp(scores, -1), sinks)
+    return (scores - log_sums.unsqueeze(-1)).exp()
 
 
 def active_editor(module: Module) -> AttentionEditor | None:
     """Return the editor of an attention module, or None without an active intervention."""
     editor: AttentionEditor | None = module.__dict__.get(EDITOR)
-    return editor if editor is not None and editor.is_active else None
+    if editor is None or not editor.is_active:
+        return None
+    return editor
 
 
-def _edited(
+def _attend_edited(
     editor: AttentionEditor, module: Any, *arguments: Any, dropout_rate: float = 0.0, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return head outputs after applying `editor`, and the edited weights.
@@ -268,30 +307,33 @@ def _edited(
     Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
     is computed in float32, and dropout is applied to the weights.
     """
-    call = _call(module, *arguments, **options)
+    call = _read_call(module, *arguments, **options)
     scores = call.scores()
     is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # fully masked rows of padding
     scores = scores.masked_fill(is_hidden, 0)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = _softmax(scores.to(softmax_dtype), options.get("s_aux")).to(call.value.dtype)
+    weights = _softmax(scores.to(softmax_dtype), options.get("s_aux"))
+    weights = weights.to(call.value.dtype)
     weights = weights.masked_fill(is_hidden, 0)
     weights = dropout(weights, dropout_rate, training=module.training)
     weights, value = editor(module, weights, call.value)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+    context = weights @ value
+    return context.transpose(1, 2).contiguous(), weights
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
     """Return head outputs `[B, H, T, d]` and the call including its softmax denominators, in memory linear in T."""
-    call = _call(module, *arguments, **options)
-    context, log_sums = _context(call)
+    call = _read_call(module, *arguments, **options)
+    context, log_sums = _compute_context(call)
     sinks = options.get("s_aux")
     if sinks is None:
         return context, replace(call, log_sums=log_sums)
-    whole = _with_sink(log_sums, sinks)
-    return context * (log_sums - whole).exp().unsqueeze(-1), replace(call, log_sums=whole)
+    log_sums_with_sink = _add_sink(log_sums, sinks)
+    share_without_sink = (log_sums - log_sums_with_sink).exp()
+    return context * share_without_sink.unsqueeze(-1), replace(call, log_sums=log_sums_with_sink)
 
 
-def _call(
+def _read_call(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -305,24 +347,41 @@ def _call(
     """Return the arguments of an attention function as an `AttentionCall` with empty `log_sums`."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
-        key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
+        key = key.repeat_interleave(groups, dim=1)
+        value = value.repeat_interleave(groups, dim=1)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    causal, mask = bool(is_causal) and attention_mask is None and query.shape[2] > 1, None
-    if attention_mask is not None:
-        same_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
-        mask = attention_mask[..., :1, :] if same_rows else attention_mask
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
-        mask = mask.to(query.dtype).expand(attention_mask.shape)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return AttentionCall(query, key, value, mask, causal, scaling, softcap, query.new_empty(0))
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    has_several_queries = query.shape[2] > 1
+    return AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        mask=_convert_mask(attention_mask, query.dtype),
+        causal=bool(is_causal) and attention_mask is None and has_several_queries,
+        scaling=scaling,
+        softcap=softcap,
+        log_sums=query.new_empty(0),
+    )
 
 
-def _context(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return an additive mask; None without a mask."""
+    if attention_mask is None:
+        return None
+    has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
+    mask = attention_mask[..., :1, :] if has_equal_rows else attention_mask
+    if mask.dtype == torch.bool:
+        is_masked = ~mask
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(is_masked, -torch.inf)
+    return mask.to(dtype).expand(attention_mask.shape)
+
+
+def _compute_context(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return head outputs `[B, H, T, d]` and `log_sums`."""
     if call.query.device.type != "cpu" or call.softcap is not None:
-        return _by_rows(call)
+        return _attend_by_rows(call)
     # The kernel behind `sdpa` on a CPU also returns the denominators.
     context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
@@ -330,32 +389,42 @@ def _context(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return context, log_sums
 
 
-def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _attend_by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Compute head outputs and `log_sums` by blocks of rows, on any device."""
-    contexts, log_sums = [], []
+    contexts = []
+    log_sums = []
     for rows in call.blocks():
         scores = call.scores(rows)
-        sums = torch.logsumexp(scores, -1)
-        log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # 0 for fully masked rows, as in the CPU kernel
-        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ call.value)
+        block_sums = torch.logsumexp(scores, -1)
+        is_masked = block_sums == -torch.inf
+        block_sums = block_sums.masked_fill(is_masked, 0)  # 0 for fully masked rows, as in the CPU kernel
+        weights = (scores - block_sums.unsqueeze(-1)).exp()
+        log_sums.append(block_sums)
+        contexts.append(weights @ call.value)
     return torch.cat(contexts, -2), torch.cat(log_sums, -1)
 
 
-def _with_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
+def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
     """Add each head's sink `[H]`, an extra softmax input without a value."""
-    return torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
+    sinks_1H1 = sinks.to(log_sums).view(1, -1, 1)
+    return torch.logaddexp(log_sums, sinks_1H1)
 
 
-def _capped(scores: Tensor, softcap: float | None) -> Tensor:
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+def _cap(scores: Tensor, softcap: float | None) -> Tensor:
+    """Return scores limited to -softcap to softcap, if there is a limit."""
+    if softcap is None:
+        return scores
+    return softcap * torch.tanh(scores / softcap)
 
 
 def _dispatch(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of `module` with its active editor, or else with the function of `attention_by`."""
     editor = active_editor(module)
     if editor is not None:
-        return _edited(editor, module, *arguments, dropout_rate=options.pop("dropout", None) or 0.0, **options)
-    return _function.get()(module, *arguments, **options)
+        dropout_rate = options.pop("dropout", None) or 0.0
+        return _attend_edited(editor, module, *arguments, dropout_rate=dropout_rate, **options)
+    function = _function.get()
+    return function(module, *arguments, **options)
 
 
 AttentionInterface.register(OBSERVED, _dispatch)

@@ -30,7 +30,8 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     """Write the checkpoint `folder`; raise `InputError` unless `file` holds a classifier of `like`'s architecture."""
     check_new_folder("--to", folder)
     try:
-        state = _state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        state = _find_state_dict(loaded)
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         problem = str(error) if type(error) is ValueError else type(error).__name__
         allowed = "a state dict, which holds tensors alone, or a checkpoint of plain values with one in it"
@@ -42,20 +43,27 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     except Exception as error:  # transformers raises many exception types for unreadable models
         raise InputError(f"--like: {like}: {in_one_line(error)}") from error
     try:
-        model.load_state_dict(_renamed(state, model))
+        model.load_state_dict(_rename_tensors(state, model))
     except RuntimeError as error:
-        raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
+        problem = " ".join(str(error).split())
+        raise InputError(f"{file} does not fit --like: {problem[:300]}") from error
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 
 
-def _renamed(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a state dict, renamed to match `model`."""
     body = f"{model.base_model_prefix}."
-    first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
-    encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
-    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # also removes the prefix of DataParallel
+    body_names = [name for name in model.state_dict() if name.startswith(body)]
+    first = body_names[0].removeprefix(body)
+    encoders = [name.removesuffix(first) for name in state if name.endswith(first)]
+    encoder = encoders[0] if encoders else body
+    prefixes = {
+        "": "",
+        encoder.removesuffix(body): "",  # for example the prefix of DataParallel
+        encoder: body,
+    }
     heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(heads) == 1:
         linear, _ = last_linear(model)
@@ -63,20 +71,23 @@ def _renamed(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.T
     renamed = {}
     for name, tensor in state.items():
         longest = max(filter(name.startswith, prefixes), key=len)
-        renamed[prefixes[longest] + name.removeprefix(longest)] = tensor
+        new_name = prefixes[longest] + name.removeprefix(longest)
+        renamed[new_name] = tensor
     return renamed
 
 
-def _state_dict(loaded: Any) -> dict[str, torch.Tensor]:
+def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     """Return the tensors by name, without buffers, of a state dict or of a state dict nested in a dictionary."""
     states = {}
     if isinstance(loaded, Mapping):
-        states = {key: value for key, value in {"": loaded, **loaded}.items() if _holds_tensors(value)}
+        candidates = {"": loaded, **loaded}
+        states = {key: value for key, value in candidates.items() if _holds_tensors(value)}
     usual = [key for key in ("", *STATE_KEYS) if key in states]
     if not usual and len(states) != 1:
-        raise ValueError(f"it holds {len(states)} state dicts ({', '.join(map(str, states)) or 'none'})")
-    state = states[usual[0]] if usual else next(iter(states.values()))
-    return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
+        keys = ", ".join(map(str, states)) or "none"
+        raise ValueError(f"it holds {len(states)} state dicts ({keys})")
+    key = usual[0] if usual else next(iter(states))
+    return {name: tensor for name, tensor in states[key].items() if not name.endswith(BUFFERS)}
 
 
 def _holds_tensors(value: Any) -> bool:

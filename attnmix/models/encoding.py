@@ -28,11 +28,13 @@ PASS_COST_TOKENS = 128  # overhead of a forward pass, in tokens
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
     """Return unpadded token IDs with special tokens, truncated to `max_length`; pairs are truncated longest first."""
-    encoded: list[list[int]] = tokenizer(*_sides(texts), truncation=True, max_length=max_length)["input_ids"]
-    return encoded
+    first, second = _split_pairs(texts)
+    encoding = tokenizer(first, second, truncation=True, max_length=max_length)
+    ids: list[list[int]] = encoding["input_ids"]
+    return ids
 
 
-def _sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
+def _split_pairs(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
     """Return the first and second texts of pairs, or the texts and None; all texts must be pairs, or none."""
     if not any(isinstance(text, tuple) for text in texts):
         return list(map(str, texts)), None
@@ -58,20 +60,33 @@ def tokenize_texts(
 
     Offsets in a pair refer to the joined text, `whole_text`; word indices continue in the second text.
     """
-    texts, tokenized = list(texts), []
-    first, second = _sides(texts)
-    encodings = tokenizer(first, second, truncation=max_length is not None, max_length=max_length).encodings or []
+    texts = list(texts)
+    first, second = _split_pairs(texts)
+    is_truncated = max_length is not None
+    encodings = tokenizer(first, second, truncation=is_truncated, max_length=max_length).encodings or []
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    tokenized = []
     for name, text, encoding in zip(names, texts, encodings, strict=True):
         table = token_table(tokenizer, name, text, encoding, pairs=isinstance(text, tuple))
         if isinstance(text, str):
             truncated = sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
         else:
             truncated = len(tokenizer(*text)["input_ids"]) - len(table)
-        unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
-        counts = {"tokens": len(table), "whole_tokens": len(table) + truncated, "unknown_tokens": unknown}
-        types = encoding.type_ids if "token_type_ids" in tokenizer.model_input_names else [0] * len(table)
+        counts = {
+            "tokens": len(table),
+            "whole_tokens": len(table) + truncated,
+            "unknown_tokens": count_unknown(tokenizer, encoding.ids),
+        }
+        types = encoding.type_ids if has_types else [0] * len(table)
         tokenized.append(TokenizedText(table, counts, types))
     return tokenized
+
+
+def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int:
+    """Return the number of unknown tokens; 0 if the tokenizer has no such token."""
+    if tokenizer.unk_token_id is None:
+        return 0
+    return ids.count(tokenizer.unk_token_id)
 
 
 def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
@@ -79,31 +94,38 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
 
     With `pairs`, it includes the segment column, also for a single text among pairs.
     """
-    special = np.array(encoding.special_tokens_mask, bool)
+    is_special = np.array(encoding.special_tokens_mask, bool)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
-    shifts = 0 if isinstance(text, str) else (segments == 1) * (len(text[0]) + len(PAIR_SEPARATOR))
-    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T + shifts
+    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+    if isinstance(text, tuple):
+        second_start = len(text[0]) + len(PAIR_SEPARATOR)
+        shift = (segments == 1) * second_start
+        start = start + shift
+        end = end + shift
     offsets = list(zip(start.tolist(), end.tolist(), strict=True))
     whole = whole_text(text)
-    words, labels = _words_and_labels(tokenizer, whole, encoding, offsets)
+    words, labels = _label_tokens(tokenizer, whole, encoding, offsets)
     columns = {
         "document": name,
         "position": np.arange(len(words), dtype=np.int32),
         "token_id": np.array(encoding.ids, np.int32),
         "token": tokenizer.convert_ids_to_tokens(encoding.ids),
         "label": labels,
-        "start": np.where(special, -1, start),
-        "end": np.where(special, -1, end),
+        "start": np.where(is_special, -1, start),
+        "end": np.where(is_special, -1, end),
         "word": words,
-        "token_class": _token_classes(tokenizer, whole, encoding, offsets, words),
+        "token_class": _classify_tokens(tokenizer, whole, encoding, offsets, words),
     }
     if pairs:
-        columns[SEGMENT] = np.where(special, -1, segments).astype(np.int8)
+        columns[SEGMENT] = np.where(is_special, -1, segments).astype(np.int8)
     return pd.DataFrame(columns)
 
 
-def _words_and_labels(
-    tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, offsets: Sequence[tuple[int, int]]
+def _label_tokens(
+    tokenizer: PreTrainedTokenizerFast,
+    text: str,
+    encoding: Any,
+    offsets: Sequence[tuple[int, int]],
 ) -> tuple[list[int], list[str]]:
     """Return each token's word index (from 0; -1 for special tokens) and readable label.
 
@@ -114,28 +136,34 @@ def _words_and_labels(
     """
     names = tokenizer.convert_ids_to_tokens(encoding.ids)
     is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
-    words, labels = [-1] * len(names), list(names)
-    number, word_end, label_end = -1, 0, 0
+    words = [-1] * len(names)
+    labels = list(names)
+    number = -1  # of the current word
+    word_end = 0
+    label_end = 0
     for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
         if encoding.special_tokens_mask[i]:
             continue
-        seam = text[max(word_end - 1, 0) : word_end].strip(" ") + text[word_end : start + 1]
+        last_character = text[max(word_end - 1, 0) : word_end].strip(" ")
+        seam = last_character + text[word_end : start + 1]
         is_parted = any(character.isspace() or _is_punctuation(character) for character in seam)
         if number < 0 or is_parted:
             number += 1
-        words[i], word_end = number, end
+        words[i] = number
+        word_end = end
         if is_word_piece or name == tokenizer.unk_token:
             continue
         if not name.strip(WHITESPACE):
             labels[i] = name.translate(WHITESPACE_MARKS)
             continue
-        spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
+        leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
         piece = text[max(start, label_end) : end].lstrip(" ") or SAME_CHARACTER
-        labels[i], label_end = spaces + piece.translate(WHITESPACE_MARKS), end
+        labels[i] = SPACE * leading_spaces + piece.translate(WHITESPACE_MARKS)
+        label_end = end
     return words, labels
 
 
-def _token_classes(
+def _classify_tokens(
     tokenizer: PreTrainedTokenizerFast,
     text: str,
     encoding: Any,
@@ -143,24 +171,32 @@ def _token_classes(
     words: Sequence[int],
 ) -> list[str]:
     """Return the class of each token, one of `TOKEN_CLASSES`; spaces without a following word are `punctuation`."""
-    pieces = Counter(words)
+    pieces_of_word = Counter(words)
     start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     classes = []
     for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, offsets, strict=True)):
+        is_special = word < 0
+        is_start = token == start_id and (position == 0 or start_id != end_id)
+        is_single_token = pieces_of_word[word] == 1
         piece = text[start:end].strip()
-        if word < 0:
-            name = "cls" if token == start_id and (position == 0 or start_id != end_id) else "sep"
-        elif all(map(_is_punctuation, piece)) and (piece or pieces[word] == 1):
+        is_punctuation = all(map(_is_punctuation, piece)) and (piece or is_single_token)
+        if is_special:
+            name = "cls" if is_start else "sep"
+        elif is_punctuation:
             name = "punctuation"
+        elif is_single_token:
+            name = "word"
         else:
-            name = "subword" if pieces[word] > 1 else "word"
+            name = "subword"
         classes.append(name)
     return classes
 
 
 def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PS"
+    """Return True for punctuation and symbols."""
+    category = unicodedata.category(character)
+    return category[0] in "PS"
 
 
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
@@ -168,26 +204,38 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
 
     Each occurrence of a word counts with the share of its characters not covered by known tokens.
     """
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(re.findall(r"\w+", text))
     if not words:
         return
     encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
-    lost: dict[str, float] = {}
+    unknown_shares: dict[str, float] = {}
     for word, encoding in zip(words, encodings, strict=True):
-        places: dict[bool, set[int]] = {True: set(), False: set()}
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            places[token != tokenizer.unk_token_id].update(range(start, end))
-        # The offsets of a leading-space token include the first character, even of an unknown word.
-        known = places[True] - places[False]
-        if len(known) < len(word):
-            lost[word] = 1 - len(known) / len(word)
-    share = sum(words[word] * part for word, part in lost.items()) / words.total()
-    extent = f"{100 * share:.1f} % of the words of {len(texts)} {'text' if len(texts) == 1 else 'texts'}"
+        known = _count_known_characters(encoding, tokenizer.unk_token_id)
+        if known < len(word):
+            unknown_shares[word] = 1 - known / len(word)
+    unknown_words = sum(words[word] * share for word, share in unknown_shares.items())
+    share = unknown_words / words.total()
+    noun = "text" if len(texts) == 1 else "texts"
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} {noun}"
     if share > MAX_UNKNOWN_SHARE:
-        problem = f"has no token for {extent}, such as {', '.join(map(repr, list(lost)[:3]))}"
+        examples = ", ".join(repr(word) for word in list(unknown_shares)[:3])
+        problem = f"has no token for {extent}, such as {examples}"
         raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
-    if lost:
+    if unknown_shares:
         logging.info("unknown to the model's tokenizer: %s", extent)
+
+
+def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
+    """Return the number of characters of a word that are covered by known tokens only."""
+    known: set[int] = set()
+    unknown: set[int] = set()
+    for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        characters = unknown if token == unknown_id else known
+        characters.update(range(start, end))
+    # The offsets of a leading-space token include the first character, even of an unknown word.
+    return len(known - unknown)
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int = PASS_COST_TOKENS) -> list[list[int]]:
@@ -198,19 +246,24 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
-    least, begins = np.zeros(len(ordered) + 1), np.zeros(len(ordered) + 1, dtype=int)
-    for end in range(1, len(ordered) + 1):
+    texts = len(ordered)
+    lowest_costs = np.zeros(texts + 1)  # of the first texts, by their number
+    last_batch_starts = np.zeros(texts + 1, dtype=int)
+    for end in range(1, texts + 1):
         # Total cost of the first `end` texts, for each start of their last batch (`first` or later).
         longest = int(ordered[end - 1])
-        most_texts = max(1, batch_tokens // longest)
-        first = max(0, end - most_texts)
-        costs = least[first:end] + longest * np.arange(end - first, 0, -1)
-        begins[end] = first + int(costs.argmin())
-        least[end] = costs.min() + pass_cost
-    batches, end = [], len(ordered)
+        max_texts = max(1, batch_tokens // longest)
+        first = max(0, end - max_texts)
+        batch_sizes = np.arange(end - first, 0, -1)
+        costs = lowest_costs[first:end] + longest * batch_sizes
+        last_batch_starts[end] = first + int(costs.argmin())
+        lowest_costs[end] = costs.min() + pass_cost
+    batches = []
+    end = texts
     while end:
-        batches.append(order[begins[end] : end].tolist())
-        end = begins[end]
+        start = last_batch_starts[end]
+        batches.append(order[start:end].tolist())
+        end = start
     return batches[::-1]
 
 
@@ -219,6 +272,7 @@ def padded(
 ) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `attention_mask`, `[batch, tokens]`, padded on the right."""
     texts = [torch.tensor(text, dtype=torch.long) for text in encoded]
+    ones = [torch.ones_like(text) for text in texts]
     ids = pad_sequence(texts, batch_first=True, padding_value=pad_token_id)
-    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+    mask = pad_sequence(ones, batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

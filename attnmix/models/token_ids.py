@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import MASK, TokenIds
 from attnmix.core.store.texts import Text
-from attnmix.models.encoding import TokenizedText, token_table
+from attnmix.models.encoding import TokenizedText, count_unknown, token_table
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from incomplete UTF-8 sequences
 END_ROLES = ("cls", "sep", "bos", "eos")
@@ -38,13 +37,14 @@ def read_ids(
     """
     texts = []
     lengths = {len(text.ids) for text in given}
+    has_equal_lengths = len(lengths) == 1 and len(given) > 1
+    batch = given if has_equal_lengths else ()
+    end_ids = _list_special_ids(tokenizer, END_ROLES)
     for number, text in enumerate(given):
         where = f"{key}: number {number}"
         _check_vocabulary(tokenizer, text.ids, rows, where)
-        batch = given if len(lengths) == 1 and len(given) > 1 else ()
-        content = _without_padding(tokenizer, text, batch, where)
-        ends = {getattr(tokenizer, f"{role}_token_id") for role in END_ROLES}
-        if set(content.ids) <= ends:
+        content = _remove_padding(tokenizer, text, batch, where)
+        if end_ids.issuperset(content.ids):
             raise InputError(f"{where}: the text is empty")
         if max_length is not None and len(content.ids) > max_length:
             raise InputError(f"{where} has {len(content.ids)} token ids; allowed: at most {max_length}")
@@ -57,13 +57,22 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], ro
     for number in ids:
         if not 0 <= number < rows:
             raise InputError(f"{key} holds the token id {number}; allowed: 0 to {rows - 1}")
-    for number, token in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+    tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    for number, token in zip(ids, tokens, strict=True):
         if token is None:
             raise InputError(f"{key} holds the token id {number}; allowed: those of the tokenizer's tokens")
 
 
-def _without_padding(
-    tokenizer: PreTrainedTokenizerFast, text: TokenIds, batch: Iterable[TokenIds], key: str
+def _list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int | None]:
+    """Return the IDs of the tokenizer's special tokens with these roles, including None for missing ones."""
+    return {getattr(tokenizer, f"{role}_token_id") for role in roles}
+
+
+def _remove_padding(
+    tokenizer: PreTrainedTokenizerFast,
+    text: TokenIds,
+    batch: Iterable[TokenIds],
+    key: str,
 ) -> TokenIds:
     """Remove a dedicated padding token from the ends of a text.
 
@@ -74,16 +83,16 @@ def _without_padding(
     pad = tokenizer.pad_token_id
     if pad is None or pad not in text.ids:
         return text
-    others = [place for place, number in enumerate(text.ids) if number != pad]
-    first, last = (others[0], others[-1]) if others else (len(text.ids), -1)
+    padding_before = _count_leading(text.ids, pad)
+    padding_after = _count_leading(text.ids[::-1], pad)
     if has_own_padding(tokenizer):
-        part = slice(first, last + 1)
+        part = slice(padding_before, len(text.ids) - padding_after)
         check_no_padding(tokenizer, text.ids[part], key)
-        return replace(text, ids=text.ids[part], types=text.types and text.types[part])
+        types = text.types and text.types[part]
+        return replace(text, ids=text.ids[part], types=types)
     if text.masked:
         return text
-    padding_before, padding_behind = first, len(text.ids) - 1 - last
-    for end, repeated in ((0, padding_before), (-1, padding_behind)):
+    for end, repeated in ((0, padding_before), (-1, padding_after)):
         others_lack_it = any(other.ids[end] != pad for other in batch)
         if repeated > 1 or (repeated == 1 and others_lack_it):
             problem = f"{tokenizer.pad_token} at an end, which pads texts and is a token of them"
@@ -91,10 +100,19 @@ def _without_padding(
     return text
 
 
+def _count_leading(ids: Sequence[int], padding: int) -> int:
+    """Return the number of padding tokens before the first other token."""
+    for place, number in enumerate(ids):
+        if number != padding:
+            return place
+    return len(ids)
+
+
 def has_own_padding(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Return True for a dedicated padding token, without a second role."""
-    others = {getattr(tokenizer, f"{role}_token_id") for role in OTHER_ROLES}
-    return tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in others
+    if tokenizer.pad_token_id is None:
+        return False
+    return tokenizer.pad_token_id not in _list_special_ids(tokenizer, OTHER_ROLES)
 
 
 def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key: str) -> None:
@@ -110,30 +128,38 @@ def tokenized_ids(
     """Return the decoded text and the tokens of each list of token IDs; with `pairs`, also segments."""
     tokenized = []
     for name, given in zip(names, texts, strict=True):
-        text, encoding = _spelled(tokenizer, given)
+        text, encoding = _decode_text(tokenizer, given)
         table = token_table(tokenizer, name, text, encoding, pairs)
-        unknown = 0 if tokenizer.unk_token_id is None else given.ids.count(tokenizer.unk_token_id)
-        counts = {"tokens": len(table), "whole_tokens": len(table), "unknown_tokens": unknown}
+        counts = {
+            "tokens": len(table),
+            "whole_tokens": len(table),
+            "unknown_tokens": count_unknown(tokenizer, given.ids),
+        }
         types = given.types or [0] * len(given.ids)
         tokenized.append((text, TokenizedText(table, counts, types)))
     return tokenized
 
 
-def _spelled(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
+def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
     """Return the decoded text or pair, and an encoding with the offsets of its tokens."""
-    ends = {getattr(tokenizer, f"{role}_token_id") for role in END_ROLES}
-    special = [number in ends for number in given.ids]
+    end_ids = _list_special_ids(tokenizer, END_ROLES)
     types = given.types or [0] * len(given.ids)
-    segments = [None if end else segment for end, segment in zip(special, types, strict=True)]
-    offsets = np.zeros((len(given.ids), 2), np.int32)
+    special_mask: list[int] = []
+    segments: list[int | None] = []
+    for number, segment in zip(given.ids, types, strict=True):
+        is_special = number in end_ids
+        special_mask.append(int(is_special))
+        segments.append(None if is_special else segment)
+    offsets = [(0, 0)] * len(given.ids)
     sides = []
     for side in (0, 1):
         places = [place for place, segment in enumerate(segments) if segment == side]
-        side_text, side_spans = spell(tokenizer, [given.ids[place] for place in places])
+        side_ids = [given.ids[place] for place in places]
+        side_text, side_offsets = spell(tokenizer, side_ids)
         sides.append(side_text)
-        offsets[places] = np.reshape(side_spans, (-1, 2))
-    spans = [(int(start), int(end)) for start, end in offsets]
-    encoding = IdsEncoding(given.ids, [int(end) for end in special], segments, spans)
+        for place, offset in zip(places, side_offsets, strict=True):
+            offsets[place] = offset
+    encoding = IdsEncoding(given.ids, special_mask, segments, offsets)
     first, second = sides
     text = (first, second) if 1 in types else first
     return text, encoding
@@ -145,20 +171,27 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
     Each token is decoded together with its predecessor, which determines leading spaces. Tokens that share a character
     have equal offsets.
     """
-    text, spans = "", list[tuple[int, int]]()
+    text = ""
+    offsets: list[tuple[int, int]] = []
     anchor = 0  # last decoded token, the context for the next ones
     for end in range(1, len(ids) + 1):
-        begun = len(spans)
-        before = _decoded(tokenizer, ids[anchor:begun])
-        together = _decoded(tokenizer, ids[anchor:end])
+        begin = len(offsets)
+        before = _decode(tokenizer, ids[anchor:begin])
+        together = _decode(tokenizer, ids[anchor:end])
         if together.endswith(INCOMPLETE) and end < len(ids):
             continue
-        continues = together.startswith(before)
-        piece = together[len(before) :] if continues else _decoded(tokenizer, ids[begun:end])
-        spans += [(len(text), len(text) + len(piece))] * (end - begun)
-        text, anchor = text + piece, end - 1
-    return text, spans
+        piece = together.removeprefix(before)
+        if not together.startswith(before):
+            piece = _decode(tokenizer, ids[begin:end])
+        offset = (len(text), len(text) + len(piece))
+        for _ in range(begin, end):
+            offsets.append(offset)
+        text += piece
+        anchor = end - 1
+    return text, offsets
 
 
-def _decoded(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+def _decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
+    """Return the text of token IDs, without changes to spaces."""
+    text = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return str(text)

@@ -75,7 +75,9 @@ def cores() -> int:
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit() and int(limit):
         return int(limit)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache
@@ -125,9 +127,11 @@ def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
 def _product(first: Tensor, second: Tensor) -> Tensor:
     """Return `[M, K] @ [K, N]`, or a batch of such products."""
     if first.dtype in HALF_DTYPES:
-        return _product(first.float(), second.float()).to(first.dtype)
+        exact = _product(first.float(), second.float())
+        return exact.to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
+    multiplications = out.size * a.shape[-1]
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
     jobs: list[tuple[Array, Array, Array]] = []  # two factors and the output of their product
@@ -137,64 +141,82 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
             products = slice(start, start + size)
             jobs.append((a[products], b[products], out[products]))
     else:
-        for rows, columns in _blocks(*out.shape):
+        for rows, columns in _split_product(*out.shape):
             jobs.append((a[rows], b[:, columns], out[rows, columns]))
-    _share(jobs, lambda job: np.matmul(job[0], job[1], out=job[2]), out.size * a.shape[-1])
+    _compute_in_threads(jobs, lambda job: np.matmul(job[0], job[1], out=job[2]), multiplications)
     return result
 
 
-def _share(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
+def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
     """Compute all jobs, in several threads if they are large; the results do not depend on the thread."""
-    in_one_thread = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_task")
-    threads = 1 if in_one_thread else max(1, min(cores(), len(jobs)))
+    is_small = multiplications < ONE_THREAD_MULTIPLICATIONS
+    threads = 1
+    if not is_small and not hasattr(_thread, "has_task"):
+        threads = max(1, min(cores(), len(jobs)))
 
     def compute_share(thread: int) -> None:
         with np.errstate(all="ignore"):
             for job in jobs[thread::threads]:
                 compute(job)
 
-    futures = [_product_threads().submit(compute_share, thread) for thread in range(1, threads)]
+    futures = []
+    for thread in range(1, threads):
+        future = _product_threads().submit(compute_share, thread)
+        futures.append(future)
     compute_share(0)
     for future in futures:
         future.result()
 
 
-def _blocks(rows: int, columns: int) -> list[tuple[slice, slice]]:
+def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
     """Return the rows and columns of each block of a product, determined by its shape alone."""
-    if rows > 2 * ROWS:
-        pairs = math.ceil(rows / (2 * ROWS))
-        size = math.ceil(rows / (2 * pairs))  # an even number of blocks
-        return [(slice(start, start + size), slice(columns)) for start in range(0, rows, size)]
-    half = columns // 2
-    return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
+    if rows <= 2 * ROWS:
+        half = columns // 2
+        return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
+    pairs = math.ceil(rows / (2 * ROWS))
+    size = math.ceil(rows / (2 * pairs))  # an even number of blocks
+    blocks = []
+    for start in range(0, rows, size):
+        blocks.append((slice(start, start + size), slice(columns)))
+    return blocks
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
     """Return matrices in a layout supported by BLAS; NumPy multiplies others, such as expanded ones, in slow loops."""
     for inner, outer in ((-1, -2), (-2, -1)):
-        if matrices.stride(inner) == 1 and matrices.stride(outer) >= max(1, matrices.shape[inner]):
+        is_contiguous = matrices.stride(inner) == 1
+        has_distinct_rows = matrices.stride(outer) >= max(1, matrices.shape[inner])
+        if is_contiguous and has_distinct_rows:
             return matrices
     return matrices.contiguous()
 
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return `beta * to + alpha * first @ second`."""
     result = _product(first, second)
     if alpha != 1:
         result.mul_(alpha)
     if not beta:
         return result  # NaN in `to` must not propagate
-    return result.add_(to if beta == 1 else to * beta)
+    addend = to if beta == 1 else to * beta
+    return result.add_(addend)
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
-    return _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors).squeeze(-1)
+    """Return `beta * to + alpha * matrix @ vector`."""
+    column = _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors)
+    return column.squeeze(-1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
-    return _product(first.unsqueeze(0), second.unsqueeze(1)).reshape(())
+    """Return the product of two vectors."""
+    product_11 = _product(first.unsqueeze(0), second.unsqueeze(1))
+    return product_11.reshape(())
 
 
 def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
+    """Return a kernel that applies a NumPy function to every element."""
+
     def kernel(values: Tensor) -> Tensor:
         is_whole = not (values.is_floating_point() or values.is_complex())
         dtype = torch.get_default_dtype() if is_whole else values.dtype
@@ -208,11 +230,12 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
 
 
 def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
-    into_others = _elementwise(function)
+    """Return a kernel that replaces every element by the value of a NumPy function."""
+    compute_copy = _elementwise(function)
 
     def kernel(values: Tensor) -> Tensor:
         if values.dtype not in (torch.float32, torch.float64):
-            return values.copy_(into_others(values))
+            return values.copy_(compute_copy(values))
         array = values.detach().numpy()
         with np.errstate(all="ignore"):
             function(array, out=array)
@@ -233,7 +256,8 @@ def _attention(
     """Return head outputs `[B, H, T, d]` and log-sum-exp of scores per row `[B, H, T]`, like torch's fused kernel."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     batch, heads, length, width = attention.query.shape
-    outputs = np.empty((batch, length, heads, width), attention.query.dtype).swapaxes(1, 2)
+    outputs_BTHd = np.empty((batch, length, heads, width), attention.query.dtype)
+    outputs = outputs_BTHd.swapaxes(1, 2)
     log_sums = np.empty((batch, heads, length), outputs.dtype)
 
     def compute(block: tuple[slice, slice]) -> None:
@@ -244,7 +268,8 @@ def _attention(
             outputs[place] /= sums_TGN[..., None]
             log_sums[place] = np.log(sums_TGN) + largest_TGN
 
-    _share(attention.blocks(), compute, 2 * outputs.size * key.shape[-2])
+    multiplications = 2 * outputs.size * key.shape[-2]
+    _compute_in_threads(attention.blocks(), compute, multiplications)
     return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
 
 
@@ -262,26 +287,33 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, in their shapes."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
-    grad_BHTd, out_BHTd = _for_numpy(_for_blas(grad)), _for_numpy(out)
+    grad_BHTd = _to_numpy(_for_blas(grad))
+    out_BHTd = _to_numpy(out)
     grad_query = np.empty_like(attention.query)
-    grad_key, grad_value = np.zeros_like(attention.key), np.zeros_like(attention.value)
+    grad_key = np.zeros_like(attention.key)
+    grad_value = np.zeros_like(attention.value)
 
     def compute(block: tuple[slice, slice]) -> None:
-        key_TGSd, value_TGSd = attention.key[block], attention.value[block]
+        key_TGSd = attention.key[block]
+        value_TGdS = attention.value[block].swapaxes(-1, -2)
         for rows, weights_TGNS, _, sums_TGN in attention.softmax(block):
             place = (*block, rows)
+            query_TGNd = attention.query[place]
+            grad_TGNd = grad_BHTd[place]
             weights_TGNS /= sums_TGN[..., None]
-            grad_scores_TGNS = np.matmul(grad_BHTd[place], value_TGSd.swapaxes(-1, -2))
-            grad_scores_TGNS -= (grad_BHTd[place] * out_BHTd[place]).sum(-1, keepdims=True)
+            grad_scores_TGNS = np.matmul(grad_TGNd, value_TGdS)
+            grad_scores_TGNS -= (grad_TGNd * out_BHTd[place]).sum(-1, keepdims=True)
             grad_scores_TGNS *= weights_TGNS
             grad_scores_TGNS *= attention.factor
             grad_query[place] = np.matmul(grad_scores_TGNS, key_TGSd)
-            grad_key[block] += np.matmul(grad_scores_TGNS.swapaxes(-1, -2), attention.query[place])
-            grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_BHTd[place])
+            grad_key[block] += np.matmul(grad_scores_TGNS.swapaxes(-1, -2), query_TGNd)
+            grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
 
-    _share(attention.blocks(), compute, 5 * grad_query.size * key.shape[-2])
+    multiplications = 5 * grad_query.size * key.shape[-2]
+    _compute_in_threads(attention.blocks(), compute, multiplications)
     groups = (key.shape[1], -1)  # query heads that share a key and a value
-    by_key, by_value = (torch.from_numpy(each).unflatten(1, groups).sum(2) for each in (grad_key, grad_value))
+    by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
+    by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
     return torch.from_numpy(grad_query).to(query.dtype), by_key.to(key.dtype), by_value.to(value.dtype)
 
 
@@ -307,42 +339,59 @@ class _Attention:
         self.batch, self.heads, self.length, width = query.shape
         if key.shape[1] < self.heads:  # grouped-query attention
             sharing = self.heads // key.shape[1]
-            key, value = key.repeat_interleave(sharing, dim=1), value.repeat_interleave(sharing, dim=1)
-        self.query, self.key, self.value = (_for_numpy(_for_blas(each)) for each in (query, key, value))
+            key = key.repeat_interleave(sharing, dim=1)
+            value = value.repeat_interleave(sharing, dim=1)
+        self.query = _to_numpy(_for_blas(query))
+        self.key = _to_numpy(_for_blas(key))
+        self.value = _to_numpy(_for_blas(value))
         self.keys = key.shape[-2]
-        self.factor = self.query.dtype.type(width**-0.5 if scale is None else scale)
-        self.mask = None if mask is None else _for_numpy(mask.expand(self.batch, self.heads, self.length, self.keys))
+        factor = width**-0.5 if scale is None else scale
+        self.factor = self.query.dtype.type(factor)
+        self.mask = None
+        if mask is not None:
+            mask_BHTS = mask.expand(self.batch, self.heads, self.length, self.keys)
+            self.mask = _to_numpy(mask_BHTS)
         self.causal = causal
 
     def blocks(self) -> list[tuple[slice, slice]]:
         """Return the texts and heads of each block."""
-        fitting = max(1, CACHED_WEIGHTS // (self.rows() * self.keys))  # heads
-        group, texts = min(self.heads, fitting), max(1, fitting // self.heads)
-        starts = product(range(0, self.batch, texts), range(0, self.heads, group))
-        return [(slice(text, text + texts), slice(head, head + group)) for text, head in starts]
+        heads_in_cache = max(1, CACHED_WEIGHTS // (self.rows() * self.keys))
+        heads = min(self.heads, heads_in_cache)
+        texts = max(1, heads_in_cache // self.heads)
+        blocks = []
+        for text, head in product(range(0, self.batch, texts), range(0, self.heads, heads)):
+            blocks.append((slice(text, text + texts), slice(head, head + heads)))
+        return blocks
 
     def rows(self) -> int:
         """Return the number of rows that are computed together."""
         parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
-        return math.ceil(self.length / min(parts, self.length))
+        parts = min(parts, self.length)
+        return math.ceil(self.length / parts)
 
     def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
         """Yield the rows of a block in parts, with `exp(score - largest)`, the largest score and the sum.
 
         For rows without a visible key, these values are 0, 0 and 1.
         """
-        key_TGdS, tokens = self.key[block].swapaxes(-1, -2), np.arange(self.keys)
+        key_TGdS = self.key[block].swapaxes(-1, -2)
+        tokens = np.arange(self.keys)
         mask_TGNS = None if self.mask is None else self.mask[block]
-        if mask_TGNS is not None and mask_TGNS.strides[-2] == 0 and not mask_TGNS[..., 0, :].any():
-            mask_TGNS = None  # no padding in these texts
-        for start in range(0, self.length, self.rows()):
-            rows = slice(start, start + self.rows())
-            scores_TGNS = np.matmul(self.query[(*block, rows)], key_TGdS)
+        if mask_TGNS is not None:
+            has_equal_rows = mask_TGNS.strides[-2] == 0
+            if has_equal_rows and not mask_TGNS[..., 0, :].any():
+                mask_TGNS = None  # no padding in these texts
+        size = self.rows()
+        for start in range(0, self.length, size):
+            rows = slice(start, start + size)
+            query_TGNd = self.query[(*block, rows)]
+            scores_TGNS = np.matmul(query_TGNd, key_TGdS)
             scores_TGNS *= self.factor
             if mask_TGNS is not None:
                 scores_TGNS += mask_TGNS[..., rows, :]
             if self.causal:
-                np.copyto(scores_TGNS, -np.inf, where=tokens > tokens[rows, None])
+                is_later = tokens > tokens[rows, None]
+                np.copyto(scores_TGNS, -np.inf, where=is_later)
             largest_TGN = scores_TGNS.max(-1)
             largest_TGN[np.isneginf(largest_TGN)] = 0
             scores_TGNS -= largest_TGN[..., None]
@@ -352,19 +401,25 @@ class _Attention:
             yield rows, exponentials_TGNS, largest_TGN, sums_TGN
 
 
-def _for_numpy(tensor: Tensor) -> Array:
+def _to_numpy(tensor: Tensor) -> Array:
     """Return a tensor as an array, with half precision converted to float32."""
-    return (tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor.detach()).numpy()
+    values = tensor.detach()
+    if values.dtype in HALF_DTYPES:
+        values = values.float()
+    return values.numpy()
 
 
 def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
+    """Return the QR decomposition, with an empty Q for the mode `r`."""
     if mode == "r":
-        return matrices.new_empty(0), torch.from_numpy(np.linalg.qr(matrices.numpy(), mode="r"))
+        only_r = np.linalg.qr(matrices.numpy(), mode="r")
+        return matrices.new_empty(0), torch.from_numpy(only_r)
     q, r = np.linalg.qr(matrices.numpy(), mode=mode)
     return torch.from_numpy(q), torch.from_numpy(r)
 
 
 def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices."""
     if not compute_v:
         return _eigenvalues(matrices, UPLO), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
@@ -377,22 +432,32 @@ def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     if not values.numel():
         return values
     size = matrices.shape[-1]
-    all_matrices, all_values = matrices.reshape(-1, size, size).numpy(), values.view(-1, size).numpy()
-    together = math.ceil(len(all_matrices) / cores())  # NumPy holds the GIL for a single matrix
-    parts = [slice(start, start + together) for start in range(0, len(all_matrices), together)]
+    all_matrices = matrices.reshape(-1, size, size).numpy()
+    all_values = values.view(-1, size).numpy()
+    matrices_per_part = math.ceil(len(all_matrices) / cores())  # NumPy holds the GIL for a single matrix
+    parts = []
+    for start in range(0, len(all_matrices), matrices_per_part):
+        parts.append(slice(start, start + matrices_per_part))
 
     def compute(part: slice) -> None:
         all_values[part] = np.linalg.eigvalsh(all_matrices[part], UPLO=UPLO)
 
-    _share(parts, compute, matrices.numel() * size)
+    _compute_in_threads(parts, compute, matrices.numel() * size)
     return values
 
 
 def _register() -> None:
+    """Register all kernels of this module for tensors on the CPU."""
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
-    unary: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-    with_sum: dict[str, Callable[..., Any]] = {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
+    unary: dict[str, Callable[..., Any]] = {}
+    for name, function in UNARY.items():
+        unary[name] = _elementwise(function)
+    with_sum: dict[str, Callable[..., Any]] = {
+        "addmm": _addmm,
+        "baddbmm": _addmm,
+        "addmv": _addmv,
+    }
     with_out = {**unary, **with_sum, "mm": _product, "bmm": _product}
     kernels: dict[str, Callable[..., Any]] = {
         **with_out,
@@ -405,9 +470,9 @@ def _register() -> None:
     for name, function in UNARY.items():
         kernels[f"{name}_"] = _elementwise_in_place(function)
     for name, kernel in with_sum.items():
-        kernels[f"{name}_"] = _in_place(kernel)
+        kernels[f"{name}_"] = _create_in_place_kernel(kernel)
     for name, kernel in with_out.items():
-        kernels[f"{name}.out"] = _into(kernel)
+        kernels[f"{name}.out"] = _create_out_kernel(kernel)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # about the replaced kernels
         for name, kernel in kernels.items():
@@ -415,11 +480,19 @@ def _register() -> None:
     _registered.append(library)
 
 
-def _in_place(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda values, *others, **options: values.copy_(kernel(values, *others, **options))
+def _create_in_place_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a kernel that overwrites its first argument with the result."""
+
+    def overwrite(values: Tensor, *others: Any, **options: Any) -> Tensor:
+        result = kernel(values, *others, **options)
+        return values.copy_(result)
+
+    return overwrite
 
 
-def _into(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _create_out_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a kernel that writes the result into the argument `out`."""
+
     def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
         result = kernel(*arguments, **options)
         return out.resize_(result.shape).copy_(result)

@@ -1,0 +1,112 @@
+"""The maps of the page: coordinates of tokens in each layout, and nearest neighbours in the full space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from attnmix.core.names import ONE_PLANE, Site
+from attnmix.core.store.results import Components
+from attnmix.page.arrays import MISSING_CODE, encode, quantise
+from attnmix.page.shape import Data
+from attnmix.page.token_arrays import arrange_by_token, find_sites, find_tokens
+
+MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
+MIN_EXTENT = 1e-3  # of the points in a square, in units of the map
+
+
+def encode_map(
+    layout: str,
+    table: pd.DataFrame,
+    tokens: pd.DataFrame,
+    sites: Sequence[Site],
+    components: Mapping[Site, Components],
+) -> Data:
+    """Return the coordinates of tokens in a layout, as fractions of a square.
+
+    Layouts in a single plane have one square for all sites. For principal components, each site has a separate centre,
+    and all layers with the same point have a common scale.
+    """
+    site_N = find_sites(table, sites)
+    xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
+    xy = np.moveaxis(xy_2ST, 0, -1)
+    if layout == "pca":
+        scales = [components[site].scale if site in components else 1.0 for site in sites]
+        xy *= np.array(scales)[:, None, None]
+    if layout in ONE_PLANE:
+        limits = square_limits(xy.reshape(-1, 2))[None]
+    else:
+        limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
+    if layout == "pca":
+        groups = [site.point if site in components else str(site) for site in sites]
+        limits = _equalise_scales(limits, groups)
+    low = limits[:, None, :, 0]
+    high = limits[:, None, :, 1]
+    fractions = (xy - low) / (high - low)
+    absent = np.setdiff1d(np.arange(len(sites)), site_N)
+    return {
+        "x": quantise(fractions[..., 0], 0, 1),
+        "y": quantise(fractions[..., 1], 0, 1),
+        "absent": absent.tolist(),
+    }
+
+
+def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the limits of x and y `[2, 2]` of a square around the non-NaN points `[vectors, 2]`."""
+    is_known = np.isfinite(xy).all(axis=1)
+    points = xy[is_known]
+    if not len(points):
+        points = np.array([[0.0, 0.0], [1.0, 1.0]])
+    low = points.min(axis=0)
+    high = points.max(axis=0)
+    extent = max(float((high - low).max()), MIN_EXTENT)
+    half = MAP_MARGIN * extent / 2
+    middle = (low + high) / 2
+    return np.stack([middle - half, middle + half], axis=1)
+
+
+def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return squares `[sites, 2, 2]` with the same centres, enlarged to the largest square of the same group."""
+    halves = pd.Series((limits[:, 0, 1] - limits[:, 0, 0]) / 2)
+    largest_halves = halves.groupby(list(groups)).transform("max")
+    half = largest_halves.to_numpy()[:, None]
+    middle = limits.mean(axis=-1)
+    return np.stack([middle - half, middle + half], axis=-1)
+
+
+def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
+    """Return the nearest neighbours of each token in the full space, `[sites, tokens, number]`, if on the page."""
+    row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
+    neighbours = row_NK.shape[1]
+    last_row = max(row_NK.max(initial=0), tokens["row"].max())
+    token_of_row = np.full(last_row + 1, MISSING_CODE, np.uint16)
+    token_of_row[tokens["row"]] = np.arange(len(tokens))
+    token_N = find_tokens(table, tokens)
+    site_N = find_sites(table, sites)
+    is_shown_N = (token_N >= 0) & (site_N >= 0)
+    nearest = np.full((len(sites), len(tokens), neighbours), MISSING_CODE, np.uint16)
+    nearest[site_N[is_shown_N], token_N[is_shown_N]] = token_of_row[row_NK[is_shown_N]]
+    return {"number": neighbours, "tokens": encode(nearest)}
+
+
+def list_kept_neighbours(
+    quality: pd.DataFrame,
+    layout: str,
+    sites: Sequence[Site],
+) -> list[list[float | None]]:
+    """Return by site the shares of neighbours kept by a map and by chance; neighbours within the site if available."""
+    is_of_site = (quality["layout"] == layout) & quality["point"].notna()
+    rows = quality[is_of_site]
+    measure = "neighbours_kept_within"
+    if measure not in set(rows["measure"]):
+        measure = "neighbours_kept"
+    rows = rows[rows["measure"] == measure]
+    by_site = rows.round(6).set_index(["layer", "point"])
+    pairs = by_site[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))
+    kept = []
+    for pair in pairs.to_numpy(float):
+        kept.append([None if np.isnan(share) else float(share) for share in pair])
+    return kept

@@ -1,0 +1,114 @@
+"""The text and the words that are selected when the page opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from attnmix.core.names import OWN_SHARE
+from attnmix.core.store.results import Results
+from attnmix.core.store.runs import row_shares
+from attnmix.figures.tokens import CapturedTexts, DisplayToken
+from attnmix.measures.matrices import MATRICES
+from attnmix.page.shape import Data
+from attnmix.page.token_arrays import arrange_column
+from attnmix.page.wording import detailed_documents_of
+
+MIN_WORD = 5  # minimum length of the initially selected word, in letters
+
+
+def choose_opening(
+    tokens: pd.DataFrame,
+    ratios: pd.DataFrame,
+    most: pd.Series,
+    texts: CapturedTexts,
+    run: Results,
+) -> Data:
+    """Return the initially shown text, with the median mean ratio in the layer of `most`, and a word for each text.
+
+    If only some texts have token-level own shares, the median is computed over these texts.
+    """
+    is_chosen = (ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])
+    rows = ratios[is_chosen]
+    ratio_T = arrange_column(rows, tokens, most["method"])
+    document_names = tokens["document"].unique()
+    is_measured_T = np.ones(len(tokens), bool)
+    if OWN_SHARE in rows:
+        own_share_T = arrange_column(rows, tokens, OWN_SHARE)
+        is_measured_T = np.isfinite(own_share_T)
+    positions = []
+    for name in document_names:
+        text_tokens = np.flatnonzero(tokens["document"] == name)
+        pieces = [texts.readings[0][number] for number in text_tokens]
+        candidates = list_candidates(pieces, is_measured_T[text_tokens])
+        position = _choose_word(name, candidates, ratio_T[text_tokens], most, run)
+        positions.append(position)
+    mean_ratios = tokens.assign(value=ratio_T).groupby("document")["value"].mean()
+    mean_ratio_D = mean_ratios.reindex(document_names).fillna(0).to_numpy()
+    document = _choose_document(document_names, mean_ratio_D, detailed_documents_of(run))
+    return {"document": document, "positions": positions}
+
+
+def _choose_document(
+    document_names: npt.NDArray[np.object_],
+    mean_ratio_D: npt.NDArray[np.float64],
+    detailed: Sequence[str],
+) -> int:
+    """Return the index of the document with the median ratio, among the `detailed` documents if there are any."""
+    candidates = np.arange(len(document_names))
+    if detailed:
+        candidates = np.flatnonzero(np.isin(document_names, detailed))
+    order = np.argsort(mean_ratio_D[candidates], kind="stable")
+    median_place = order[(len(order) - 1) // 2]
+    return int(candidates[median_place])
+
+
+def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
+    """Return the positions from which the initially selected word is chosen.
+
+    They are the long words whose own share was measured; without any, words of any length, words without an own share,
+    or all tokens.
+    """
+    words = []
+    long_words = []
+    for position, piece in enumerate(pieces):
+        if piece.token_class not in ("word", "subword"):
+            continue
+        words.append(position)
+        if piece.text.isalpha() and len(piece.text) >= MIN_WORD:
+            long_words.append(position)
+    for positions in (long_words, words):
+        measured = [position for position in positions if is_measured[position]]
+        if measured:
+            return measured
+    if long_words:
+        return long_words
+    return words or list(range(len(pieces)))
+
+
+def _choose_word(
+    document: str,
+    candidates: Sequence[int],
+    ratio_T: npt.NDArray[np.float64],
+    most: pd.Series,
+    run: Results,
+) -> int:
+    """Return the candidate position in a text with the largest single source.
+
+    The source is another candidate, by the preferred contribution matrix in the layer of `most`. Without a matrix, the
+    position with the largest of the text's ratios is returned.
+    """
+    strength_T = np.nan_to_num(ratio_T)
+    checkpoint = most["checkpoint"]
+    stored = run.matrices(checkpoint, document)
+    methods = [method for method in ("alti", *MATRICES) if method in stored]
+    if methods:
+        matrices = run.matrix(checkpoint, document, methods[0])
+        shares = row_shares(matrices[most["layer"] - 1])
+        is_other = ~np.eye(len(ratio_T), dtype=bool)
+        others = np.nan_to_num(shares) * is_other
+        strength_T = others[:, candidates].max(axis=1)
+    return max(candidates, key=lambda position: strength_T[position])
