@@ -12,7 +12,7 @@ import pytest
 from browser import Opened
 from colours import distance, lab, linear, shade
 from conftest import write_tiny_bert
-from page_grid import colour_of, drawn, pixels, displayed_values
+from page_grid import colour_of, displayed_values, drawn, pixels
 from page_run import choose, save_page, tokens
 
 import attnmix

@@ -212,9 +212,7 @@ def test_stores_match_zarr_bytes(
 
 
 @pytest.mark.parametrize("refused", ["open", "write"])
-def test_buffered_writes_match_direct_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
-) -> None:
+def test_buffered_writes_match_direct_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     rows = np.arange(2**20, dtype=np.float32).reshape(-1, 16)
     direct, buffered = shards.ShardWriter(), shards.ShardWriter()
     direct.write(tmp_path / "direct", rows, 1000, 70)
