@@ -228,7 +228,7 @@ def _study_fit(read: Read) -> str:
                 str(counts["train accuracy"]),
                 percent(lowest["train accuracy"], 1),
                 f"{lowest['train margin']:.1f} to {highest['train margin']:.1f}",
-                f"{percent(lowest['test accuracy'])} to {percent(highest['test accuracy'])}",
+                f"{percent(lowest['test accuracy'], 1)} to {percent(highest['test accuracy'], 1)}",
             )
         )
     head = ("setting", "runs", "lowest training accuracy, %", "training margin", "test accuracy, %")
