@@ -71,8 +71,8 @@ REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
-# Shards of 16 rows of the tiny models' float16 features, by module and name.
-SMALL_SHARDS = {"attnmix.core.store.features:CHUNK_BYTES": 96, "attnmix.core.store.features:CHUNKS_IN_SHARD": 8}
+# Shards of 16 rows of the tiny models' float16 features, by module and name; for `capture.chunk_tokens` up to 16.
+SMALL_SHARDS = {"attnmix.core.store.features:SHARD_BYTES": 16 * 24 * 2}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
 

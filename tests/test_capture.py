@@ -82,7 +82,7 @@ def test_tokens_table_names_every_row_without_padding(workspace: Workspace, tiny
 def test_batches_and_shards_match_single_texts(
     workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = {"documents": list(range(6)), "dtype": "float32", "max_length": 40}
+    documents = {"documents": list(range(6)), "dtype": "float32", "max_length": 40, "chunk_tokens": 2}
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
     request.getfixturevalue("small_shards")
@@ -144,7 +144,7 @@ def test_shard_file_is_opened_once(
 
     monkeypatch.setattr(os, "open", count_shards)
     monkeypatch.setattr(module, "group_tokens", lambda *_: shards_at_once * 16)
-    run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40}), tiny_bert)
+    run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40, "chunk_tokens": 2}), tiny_bert)
     sites = store.stored_sites(ACTIVATIONS)
     shards = -(-len(Run(Path()).tokens) // 16)
     assert shards > 5
@@ -164,7 +164,9 @@ def test_failed_write_ends_stage_and_leaves_shard_unmarked(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse_third_shard)
         with pytest.raises(InputError, match=r"cannot write .*/c/2/0: No space left on device; free some space"):
-            run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40}), tiny_bert)
+            run_capture(
+                workspace(capture={"documents": list(range(6)), "max_length": 40, "chunk_tokens": 2}), tiny_bert
+            )
     unfinished = unfinished_folder("capture", read_parameters(), Path())
     assert {"0", "1"} <= {path.name for path in (unfinished / "done").iterdir()}
     assert not (unfinished / "done/2").exists()

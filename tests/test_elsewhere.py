@@ -21,7 +21,7 @@ from attnmix.core.store import features as stored
 from attnmix.core.store.runs import open_run
 
 POINTS = ["word_embedding", "attention_heads", "layer_output"]
-CAPTURED = {"documents": [3, 0, 1, 5], "max_length": 40, "points": POINTS}
+CAPTURED = {"documents": [3, 0, 1, 5], "max_length": 40, "chunk_tokens": 2, "points": POINTS}
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 SITE = Site(1, "layer_output")
 

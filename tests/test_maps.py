@@ -200,7 +200,7 @@ def test_component_scale_and_variance_need_euclidean_metric() -> None:
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:
-    plan = store.plan_store(tokens, 20, "float16")
+    plan = store.plan_store(tokens, 20, "float16", 64)
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
     for site, block in features.items():
@@ -475,6 +475,6 @@ def test_fewer_vectors_than_points_are_one_error(workspace: Workspace) -> None:
     workspace(umap={"max_points": 4})
     write_stores(30)
     more = [Site(layer, point) for layer in (2, 3) for point in ("ffn_output", "layer_output")]
-    store.create_stores(ACTIVATIONS, dict.fromkeys(more, 20), store.plan_store(30, 20, "float16"))
+    store.create_stores(ACTIVATIONS, dict.fromkeys(more, 20), store.plan_store(30, 20, "float16", 64))
     with pytest.raises(InputError, match=r"umap\.max_points: 4 is less than one token at each of the 7 capture points"):
         reduce.main(read_parameters())

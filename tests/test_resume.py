@@ -38,7 +38,7 @@ from stages.common import resume
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder
 
-CAPTURE = {"documents": list(range(12)), "max_length": 40}
+CAPTURE = {"documents": list(range(12)), "max_length": 40, "chunk_tokens": 2}
 MEASURE = {
     "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
     "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80},

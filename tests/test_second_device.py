@@ -355,9 +355,9 @@ def test_the_device_counts_launches_and_what_the_cpu_waits_for() -> None:
 
 
 # Limits for two layers, slightly above the counts: operators, `.item()`, copies to the host, copies from it, other
-# waits.
+# waits. In `capture`, 13 operators and an `.item()` check the buffers once per group of passes.
 MOST_LAUNCHES = {
-    "`capture`, 12 points": (125, 2, 12, 2, 0),
+    "`capture`, 12 points": (145, 2, 0, 3, 0),
     "seven ratios": (330, 1, 0, 2, 0),
     "all that `measure` reads": (2120, 1, 18, 9, 0),
     "matrices of one text": (345, 1, 2, 2, 0),

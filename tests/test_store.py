@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import Site
+from attnmix.core.settings import CaptureParameters
 from attnmix.core.store import features as store
 from attnmix.core.store import shards
 from attnmix.core.store.runs import Run, open_run
@@ -32,14 +33,14 @@ SITE = Site(1, "layer_output")
 LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
 
 
-def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
+def write_run(folder: Path, lengths: dict[str, int], chunk_tokens: int = 2) -> dict[Site, np.ndarray]:
     """Write stores of random numbers into the folder of a clone, and return the numbers."""
     documents = [name for name, length in lengths.items() for _ in range(length)]
     positions = [position for length in lengths.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(len(documents))]
     table = {"document": documents, "position": positions, "token_id": range(len(documents)), "token": pieces}
     write_captured_tokens(pd.DataFrame(table), {name: f"The text of {name}." for name in lengths}, folder)
-    plan = store.plan_store(len(documents), 24, "float16")
+    plan = store.plan_store(len(documents), 24, "float16", chunk_tokens)
     place = Run(folder).activations
     store.create_stores(place, SITES, plan)
     generator = np.random.default_rng(0)
@@ -133,14 +134,14 @@ def test_missing_stores_name_their_stage(tmp_path: Path) -> None:
 def test_files_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int) -> None:
     features = write_run(tmp_path, {"test/3": tokens})[SITE]
     ours, theirs = Run(tmp_path).activations / f"{SITE}.zarr", tmp_path / f"{SITE}.zarr"
-    plan = store.plan_store(tokens, 24, "float16")
+    plan = store.plan_store(tokens, 24, "float16", 2)
     store.create_stores(tmp_path, {SITE: 24}, plan)
     zarr.open_array(theirs, mode="r+").with_config({"write_empty_chunks": True})[:] = features
     written = [{path.relative_to(root): path.read_bytes() for path in root.rglob("c/*/*")} for root in (ours, theirs)]
-    assert (plan.unit_rows < plan.tokens) == (tokens > 16)
+    assert (len(plan.units) > 1) == (tokens > 16)
     assert written[0] == written[1]
     metadata = json.loads((ours / "zarr.json").read_text())
-    codecs = metadata["codecs"][0]["configuration"]["codecs"] if tokens > 16 else metadata["codecs"]
+    codecs = metadata["codecs"][0]["configuration"]["codecs"]
     assert [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
     assert not metadata.get("consolidated_metadata")
 
@@ -159,18 +160,18 @@ def replacing(old: str, new: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(old, new, 1)) and None
 
 
-@pytest.mark.parametrize("tokens", [10, 103])  # without and with shards
+@pytest.mark.parametrize(("tokens", "chunk_tokens"), [(10, 10), (103, 2)])  # without shards, and with
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, damage) for name in ("c/4/0", "zarr.json") for damage in (truncate, flip_bit, Path.unlink)),
+        *((name, damage) for name in ("c/0/0", "zarr.json") for damage in (truncate, flip_bit, Path.unlink)),
         *(("zarr.json", replacing(old, new)) for old, new in (("24", "14"), ('"/"', '"."'), ("10", "11"), ("10", "8"))),
     ],
 )
 def test_damaged_store_is_one_error_that_names_it(
-    tmp_path: Path, small_shards: None, tokens: int, name: str, damage: Callable[[Path], None]
+    tmp_path: Path, small_shards: None, tokens: int, chunk_tokens: int, name: str, damage: Callable[[Path], None]
 ) -> None:
-    write_run(tmp_path, {"test/3": tokens})
+    write_run(tmp_path, {"test/3": tokens}, chunk_tokens)
     damage(Run(tmp_path).activations / f"{SITE}.zarr" / name)
     with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*force the stage capture"):
         Run(tmp_path).read(SITE, np.arange(tokens))
@@ -234,7 +235,7 @@ def test_buffered_writes_match_direct_bytes(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None:
-    store.create_stores(tmp_path, {SITE: 768}, store.plan_store(256, 768, "float16"))
+    store.create_stores(tmp_path, {SITE: 768}, store.plan_store(256, 768, "float16", 256))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
@@ -244,7 +245,22 @@ def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_shards_and_chunks_have_planned_sizes() -> None:
-    plan = store.plan_store(15_000_000, 768, "float16")
-    assert [rows * 768 * 2 for rows in (plan.chunk_rows, plan.unit_rows)] == pytest.approx([2**20, 2**23], rel=0.01)
-    assert (plan.unit_rows % plan.chunk_rows, plan.units[-1].stop) == (0, 15_000_000)
+@pytest.mark.parametrize(
+    ("tokens", "chunk_tokens", "chunk_rows", "unit_rows"),
+    [
+        (15_000_000, 64, 64, 5440),  # 85 chunks of 98 kB: 8.36 MB
+        (15_000_000, 10_000, 10_000, 10_000),  # a chunk larger than a shard
+        (196, 64, 64, 256),  # a store smaller than a shard is one file
+        (40, 64, 40, 40),  # and one chunk is no shard
+    ],
+)
+def test_shards_and_chunks_have_planned_sizes(tokens: int, chunk_tokens: int, chunk_rows: int, unit_rows: int) -> None:
+    plan = store.plan_store(tokens, 768, "float16", chunk_tokens)
+    assert (plan.chunk_rows, plan.unit_rows, plan.units[-1].stop) == (chunk_rows, unit_rows, tokens)
+
+
+def test_default_chunks_follow_parameter(tmp_path: Path) -> None:
+    plan = store.plan_store(196, 384, "float16", CaptureParameters().chunk_tokens)
+    store.create_stores(tmp_path, {SITE: 384}, plan)
+    array = zarr.open_array(tmp_path / f"{SITE}.zarr", mode="r")
+    assert (array.shape, array.chunks, array.shards) == ((196, 384), (64, 384), (256, 384))

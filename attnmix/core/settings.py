@@ -259,6 +259,7 @@ class CaptureParameters(Section):
     ]
     max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
+    chunk_tokens: Count = 64
     batch_tokens: Count = BATCH_TOKENS
     precision: Literal["fp32", "bf16"] = "fp32"
     store: NonEmptyText = str(ACTIVATIONS)

@@ -83,7 +83,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
-    plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
+    plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype, capture.chunk_tokens)
     if state.is_main_process:
         _prepare_stores(folder, place, sites, plan, run)
     state.wait_for_everyone()

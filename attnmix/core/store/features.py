@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site, in_forward_order
-from attnmix.core.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, reading, writing
+from attnmix.core.store.files import Place, create_array, open_array, read_array, reading, writing
 from attnmix.core.store.shards import ShardWriter
 
 MANIFEST = "manifest.json"
 TOKENS_FILE = "tokens.parquet"
-CHUNKS_IN_SHARD = 8
+SHARD_BYTES = 2**23
 DIGEST = "digest"
 
 Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """Numbers of rows in a store, a chunk, and a unit of writing: a shard, or a whole small store."""
+    """Numbers of rows in a store, a chunk, and a unit of writing: a shard file, or a single chunk."""
 
     tokens: int
     dtype: str
@@ -42,10 +42,13 @@ class StorePlan(NamedTuple):
         return [slice(start, min(start + self.unit_rows, self.tokens)) for start in starts]
 
 
-def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
-    """Return a plan with chunks of about 1 MB, and shards of 8 chunks for stores larger than one shard."""
-    rows = max(1, round(CHUNK_BYTES / (hidden * np.dtype(dtype).itemsize)))
-    return StorePlan(tokens, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
+def plan_store(tokens: int, hidden: int, dtype: str, chunk_tokens: int) -> StorePlan:
+    """Return a plan with chunks of `chunk_tokens` rows, and as many chunks in a shard as fit into `SHARD_BYTES`."""
+    chunk_rows = min(chunk_tokens, tokens)
+    chunks_in_store = -(-tokens // chunk_rows)
+    chunks_that_fit = SHARD_BYTES // (chunk_rows * hidden * np.dtype(dtype).itemsize)
+    chunks_in_shard = max(1, min(chunks_that_fit, chunks_in_store))
+    return StorePlan(tokens, dtype, chunk_rows, chunk_rows * chunks_in_shard)
 
 
 def place_of(store: str) -> Place:
@@ -91,7 +94,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
-            shards=(plan.unit_rows, width) if plan.unit_rows < plan.tokens else None,
+            shards=(plan.unit_rows, width) if plan.unit_rows > plan.chunk_rows else None,
             dimension_names=("token", "hidden"),
             attributes={"layer": site.layer, "point": site.point},
         )

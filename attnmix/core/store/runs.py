@@ -295,7 +295,7 @@ class Features:
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Return a lazy `dask` array with the chunks of the stores, labelled by layer, document, position and token."""
+        """Return a lazy `dask` array, labelled by layer, document, position and token, with a block per file."""
         require_extra("dask", "features as an xarray")
         import xarray
         from dask import array
@@ -305,7 +305,7 @@ class Features:
             return stored.read_features(self.run.activations, site, slice(start, stop))
 
         store = stored.open_store(self.run.activations, self.sites[0])
-        chunks = array.core.normalize_chunks(store.chunks, store.shape)
+        chunks = array.core.normalize_chunks(store.shards or store.chunks, store.shape)
         meta = np.empty((0, 0), self.dtype)
         layers = []
         for site in self.sites:
