@@ -97,7 +97,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
     return figure
 
 
-def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
+def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
 
     `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they
@@ -126,11 +126,11 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
     """Draw a curve's interval as a band, except for means over few texts (as on the page)."""
-    low, high = (_mask_few_texts(curve, end) for end in ("ci_low", "ci_high"))
+    low, high = (mask_few_texts(curve, end) for end in ("ci_low", "ci_high"))
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
-def _mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
+def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
     """Return a column, masked with NaN in rows with too few texts for an interval."""
     if "documents" not in rows:
         return rows[column]
@@ -256,7 +256,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
         checkpoint_means = means[means["checkpoint"] == name]
         x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
-        low, high = (_mask_few_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
+        low, high = (mask_few_texts(checkpoint_means, end) for end in ("ci_low", "ci_high"))
         interval = [mean - low, high - mean]
         for color, thickness in (("white", 1.6), ("black", 0.9)):  # a white outline separates lines from dark dots
             axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
@@ -313,7 +313,7 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
             axes = figure.add_axes((left, bottom / height, width, strip_height / height))
             cells = strip.reindex(columns=range(line * per_line, (line + 1) * per_line))
             axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
-            _label_tokens(axes, lines[line] if number == len(strips) - 1 else [], "x")
+            label_tokens(axes, lines[line] if number == len(strips) - 1 else [], "x")
             outer = sorted({0, len(strip) - 1})
             axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
             axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
@@ -356,8 +356,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         for column, layer in enumerate(layers):
             axes = grid[row, column]
             _draw_matrix(axes, others[column], scale)
-            _label_tokens(axes, labels if last else [], "x")
-            _label_tokens(axes, labels if column == 0 else [], "y")
+            label_tokens(axes, labels if last else [], "x")
+            label_tokens(axes, labels if column == 0 else [], "y")
             _draw_sides(axes, shares[column], part, last)
             if row == 0:
                 axes.set_title(layer_label(layer, text.encoder), pad=3)
@@ -409,7 +409,7 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: 
     axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(number - 0.5, -0.5))
 
 
-def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
+def label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
     """Write the labels of tokens along the axis `side`, x or y."""
     axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=90 if side == "x" else 0)
     axes.set(**{f"{side}ticks": range(len(labels)), f"{side}ticklabels": labels})
