@@ -22,13 +22,14 @@ from attnmix.core.store.runs import Run
 from attnmix.figures.maps import draw_atlas, draw_joint, first_text, write_animation, write_joint_pages
 from attnmix.figures.mixing import (
     draw_by_layer,
-    draw_main,
+    draw_controls,
     draw_matrices,
     draw_own_share,
     draw_reviews,
     draw_steps,
     draw_strips,
 )
+from attnmix.figures.own_share import draw_main
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
@@ -147,7 +148,8 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     """Yield the figures of mixing in reviews."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
-    yield run.figures / "main", draw_main, run.mixing[0], run.table("measure/mixing_controls"), xlabel
+    controls = run.table("measure/mixing_controls")
+    yield run.figures / "mixing_controls", draw_controls, run.mixing[0], controls, xlabel
     yield run.figures / "own_share", draw_own_share, run.table("measure/exchange"), xlabel
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel
@@ -157,11 +159,14 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
     """Yield the figures of single texts; with an encoder and a decoder, separate decoder figures end in `_decoder`."""
     ratios = run.captured_ratios(list(documents))
+    main_text = first_text(documents)
     for document, rows in ratios.groupby("document", sort=False):
         for text in captured.text_layers(str(document), int(rows["layer"].max())):
             name = str(document).replace("/", "_")
             ending = f"_{text.name}" if text.name else ""
             text_rows = rows[rows["layer"].isin(text.layers)]
+            if document == main_text and not text.name:
+                yield run.figures / "main", draw_main, text_rows, run.table("measure/exchange"), document, text
             yield run.figures / f"mixing_tokens_{name}{ending}", draw_strips, text_rows, document, text
             for checkpoint in map(str, rows["checkpoint"].unique()):
                 stored = run.matrices(checkpoint, str(document))

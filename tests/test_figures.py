@@ -24,7 +24,8 @@ from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS
 from attnmix.figures.maps import TRACK_COLOURS, draw_atlas, draw_joint, write_animation, write_joint_pages
-from attnmix.figures.mixing import draw_main, draw_matrices, draw_own_share, draw_reviews, draw_strips
+from attnmix.figures.mixing import draw_controls, draw_matrices, draw_own_share, draw_reviews, draw_strips
+from attnmix.figures.own_share import draw_main
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
 from attnmix.figures.tokens import (
     CapturedTexts,
@@ -218,7 +219,8 @@ def text_figure_names(documents: list[str]) -> set[str]:
     names = [document.replace("/", "_") for document in documents]
     strips = {f"mixing_tokens_{name}" for name in names}
     matrices = product(("contributions", "rollouts"), names, ("pretrained", "finetuned"))
-    return strips | {f"mixing_{kind}_{name}_{checkpoint}" for kind, name, checkpoint in matrices}
+    matrix_names = {f"mixing_{kind}_{name}_{checkpoint}" for kind, name, checkpoint in matrices}
+    return {"main"} | strips | matrix_names
 
 
 def test_requested_documents_get_figures(copied: Path) -> None:
@@ -229,7 +231,7 @@ def test_requested_documents_get_figures(copied: Path) -> None:
         assert {path.name for path, *_ in drawings} == text_figure_names(documents)
     drawings = [*mixing_figures(run, captured), *text_figures(run, captured, ["text/0"])]
     draw_all(drawings, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
-    of_reviews = {"main", "mixing_by_layer", "mixing_reviews", "mixing_steps", "own_share"}
+    of_reviews = {"mixing_by_layer", "mixing_controls", "mixing_reviews", "mixing_steps", "own_share"}
     assert {path.stem for path in run.figures.glob("*.svg")} == of_reviews | text_figure_names(["text/0"])
 
     def text_of(name: str) -> str:
@@ -294,7 +296,7 @@ def test_strips_end_with_difference(tokens: int) -> None:
     assert [axes.get_ylabel() for axes in panels[:3]] == ["Pretrained", "Fine-tuned", "Difference"]
 
 
-def test_main_figure_has_checkpoints_and_controls() -> None:
+def test_controls_figure_has_checkpoints_and_controls() -> None:
     layers = range(1, 4)
     rows = pd.DataFrame({"layer": layers, "method": "attn_n"})
     checkpoints = [rows.assign(checkpoint=name, mean=mean) for name, mean in (("pretrained", 0.2), ("finetuned", 0.4))]
@@ -308,7 +310,7 @@ def test_main_figure_has_checkpoints_and_controls() -> None:
         pd.concat(each).assign(ci_low=lambda table: table["mean"] - 0.05, ci_high=lambda table: table["mean"] + 0.05)
         for each in (checkpoints, controls)
     )
-    figure: Any = draw_main(mixing, control_rows, "Layer")
+    figure: Any = draw_controls(mixing, control_rows, "Layer")
     (axes,) = figure.axes
     assert figure.get_figwidth() == 3.3
     shown = {line.get_label(): set(line.get_ydata()) for line in axes.lines}
@@ -510,3 +512,55 @@ def test_decoder_tokens_are_shifted() -> None:
 )
 def test_short_part_is_a_sentence_if_one_fits(tokens: str, most: int, expected: range) -> None:
     assert short_part(captured_texts(tokens.split(), "test/0").readings[0], most) == expected
+
+
+@pytest.mark.parametrize("documents", [7, 8])
+def test_main_figure_has_shares_and_means_on_same_rows(documents: int) -> None:
+    text = text_layers("[CLS] a good film [SEP]", layers=3)
+    shares = np.random.default_rng(0).uniform(size=(2, 3, 5))
+    shares[:, :, [0, -1]] = np.nan  # special tokens
+    index = pd.MultiIndex.from_product([["pretrained", "finetuned"], range(1, 4), range(5)])
+    rows = index.to_frame(index=False, name=["checkpoint", "layer", "position"]).assign(own_share=shares.ravel())
+    index = pd.MultiIndex.from_product([["pretrained", "finetuned"], ["all", "same_class"], range(4)])
+    table = index.to_frame(index=False, name=["checkpoint", "donor", "layer"]).assign(quantity="own_share")
+    table["mean"] = np.where(table["donor"] == "all", 1 - 0.2 * table["layer"], 0)
+    table = table.assign(ci_low=table["mean"] - 0.1, ci_high=table["mean"] + 0.1, tokens=8 * documents)
+    figure: Any = draw_main(rows, table.assign(documents=documents), "text/0", text)
+    assert figure.get_figwidth() == 7
+    panels = figure.axes[:4]
+    for axes, expected, name in zip(panels[::2], shares, ("Pretrained", "Fine-tuned"), strict=True):
+        (image,) = axes.images
+        np.testing.assert_allclose(cells_of(image), expected)
+        assert (image.norm.vmin, image.norm.vmax) == (0, 1)
+        assert axes.get_ylabel().startswith(name)
+    for axes, beside, expected in zip(panels[1::2], panels[::2], shares, strict=True):
+        assert axes.get_ylim() == beside.get_ylim() == (0.5, 3.5)
+        mean, of_text = axes.lines
+        np.testing.assert_allclose(mean.get_xdata(), [0.8, 0.6, 0.4])
+        np.testing.assert_allclose(of_text.get_xdata(), np.nanmean(expected, axis=1))
+        for line in (mean, of_text):
+            assert list(line.get_ydata()) == [1, 2, 3]
+        assert [each.get_text() for each in axes.texts] == ["40%"]
+    colours = [axes.lines[0].get_color() for axes in panels[1::2]]
+    assert colours == ["#6b7485", "#0060a0"]  # before and after, as in every figure and on the page
+    assert [each.get_text() for each in panels[2].get_xticklabels()] == text.labels
+    entries = [each.get_text() for each in figure.legends[0].get_texts()]
+    interval = ["95 % interval over reviews"] if documents == 8 else []
+    assert entries == [
+        f"mean over {8 * documents} tokens of {documents} reviews",
+        *interval,
+        "mean over 3 tokens of this text",
+        "not exchanged (special tokens)",
+    ]
+    figure.draw_without_rendering()
+    edges = figure.bbox
+    for artist in (figure.legends[0], *figure.texts, *(axes.yaxis.label for axes in panels[::2])):
+        box = artist.get_window_extent()
+        assert edges.x0 <= box.x0 < box.x1 <= edges.x1
+        assert edges.y0 <= box.y0 < box.y1 <= edges.y1
+    assert draw_main(rows.assign(own_share=np.nan), table, "text/0", text) is None
+    whole: Any = draw_main(rows.fillna(0.5), table.assign(documents=documents), "text/0", text)
+    assert [each.get_text() for each in whole.legends[0].get_texts()] == [
+        *entries[:-2],
+        "mean over 5 tokens of this text",
+    ]

@@ -21,7 +21,7 @@ import attnmix
 from attnmix.core.errors import InputError
 from attnmix.core.names import DEFAULT_CONTROL_NAMES, RATIO_CONTROL_NAMES
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS
-from attnmix.measures import engine, identities
+from attnmix.measures import exchange, identities
 from attnmix.measures.batches import STATISTICS
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
@@ -72,13 +72,13 @@ def test_typed_texts_to_compare_have_the_own_share_of_every_word_of_the_texts_al
 ) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert})
     exchanged: list[str] = []
-    right = engine.measure_exchange
+    right = exchange.measure_exchange
 
     def counted(base: Any, document: Any, *arguments: Any) -> Any:
         exchanged.append(document.name)
         return right(base, document, *arguments)
 
-    monkeypatch.setattr(engine, "measure_exchange", counted)
+    monkeypatch.setattr("attnmix.measures.engine.measure_exchange", counted)
     texts = ["the film was not good .", "the film was good ."]
     results = measurer.results(tokenized(texts, measurer))
     assert exchanged == ["text/0", "text/1"]  # once each

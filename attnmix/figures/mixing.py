@@ -148,7 +148,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
     return figure
 
 
-def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
+def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
 
     `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they
@@ -159,7 +159,7 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
     axes = panels[0, 0]
     title = RATIO_MARKS[method].label
     axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=title)
-    for name, label, rows in _list_main_curves(mixing, controls):
+    for name, label, rows in _list_control_curves(mixing, controls):
         of_method = rows[rows["method"] == method]
         curve = of_method.dropna(subset="mean").sort_values("layer")
         if curve.empty:
@@ -180,8 +180,8 @@ def draw_main(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figu
     return figure
 
 
-def _list_main_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return the name, label and rows of each checkpoint and of each control of the main figure."""
+def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return the name, label and rows of each checkpoint and control."""
     measured = set(mixing["checkpoint"])
     checkpoints = [name for name in CHECKPOINTS if name in measured]
     curves = []
@@ -198,12 +198,12 @@ def _list_main_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[tupl
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
     """Draw a curve's interval as a band, except for means over few texts (as on the page)."""
-    low = _mask_few_texts(curve, "ci_low")
-    high = _mask_few_texts(curve, "ci_high")
+    low = mask_few_texts(curve, "ci_low")
+    high = mask_few_texts(curve, "ci_high")
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
-def _mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
+def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
     """Return a column, masked with NaN in rows with too few texts for an interval."""
     if "documents" not in rows:
         return rows[column]
@@ -410,8 +410,8 @@ def _draw_review_means(axes: Axes, means: pd.DataFrame, offset: float, width: fl
     """Draw the means over reviews as horizontal lines with intervals; a white outline separates them from dark dots."""
     x = means["layer"] + offset
     mean = means["mean"]
-    low = _mask_few_texts(means, "ci_low")
-    high = _mask_few_texts(means, "ci_high")
+    low = mask_few_texts(means, "ci_low")
+    high = mask_few_texts(means, "ci_high")
     interval = [mean - low, high - mean]
     for color, thickness in (("white", 1.6), ("black", 0.9)):
         axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
@@ -527,7 +527,7 @@ def _draw_strip(axes: Axes, strip: Strip, positions: range, token_labels: list[s
     cells = strip.cells.reindex(columns=positions)
     colors = strip.scale.colors
     axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
-    _label_tokens(axes, token_labels, "x")
+    label_tokens(axes, token_labels, "x")
     outer_rows = sorted({0, len(strip.cells) - 1})
     layer_labels = []
     for row in outer_rows:
@@ -578,8 +578,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         for column, layer in enumerate(layers):
             axes = grid[row, column]
             _draw_matrix(axes, others[column], scale)
-            _label_tokens(axes, labels if is_last else [], "x")
-            _label_tokens(axes, labels if column == 0 else [], "y")
+            label_tokens(axes, labels if is_last else [], "x")
+            label_tokens(axes, labels if column == 0 else [], "y")
             _draw_sides(axes, shares[column], part, is_last)
             if row == 0:
                 axes.set_title(layer_label(layer, text.encoder), pad=3)
@@ -675,7 +675,7 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
     axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, -0.5))
 
 
-def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
+def label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
     """Write the labels of tokens along the axis `side`, x or y."""
     rotation = 90 if side == "x" else 0
     axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=rotation)

@@ -135,6 +135,10 @@ test("differences of two texts are described, marked, measured and can be chosen
     "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; “not” in text/1, nothing in text/0.",
   );
   const means = [0, 1].map((text) => total(valuesOf(text)[1]) / pair.texts[text].length);
+  assert.match(
+    textOf(compared.means.MeansText()),
+    /^After the last layer, the mean own share of each text's tokens is /,
+  );
   const whole = textOf(elementsOf(compared.compared.Differences(), "p")[1].children);
   assertClose(numbersIn(whole), [100 * means[0], 100 * means[1], 100 * (means[1] - means[0])]);
   const [one, other] = [valuesOf(0, "not"), valuesOf(1, "not")];

@@ -107,7 +107,7 @@ export function MeansText() {
   return (
     <p class="small" id="means-text">
       {ofTexts.length > 0 &&
-        `${isOfOneLayer() ? "In" : "After"} the last layer, ${shareStatement(`mean ${shareKind()} of this text's tokens`)} ${ofTexts.join(", ")}${unit}. `}
+        `${isOfOneLayer() ? "In" : "After"} the last layer, ${shareStatement(`mean ${shareKind()} of ${comparison.value ? "each" : "this"} text's tokens`)} ${ofTexts.join(", ")}${unit}. `}
       {ofCorpus.length > 0 && `Over ${measured}: ${ofCorpus.join(", ")}${unit} [95% interval]. `}
       {layout.value.marginWidth > 0 &&
         `At the right, short lines show the means of ${shown.length > 1 && comparison.value ? "the texts" : "this text"}${ofCorpus.length > 0 ? `, and dots and bands those over ${measured}` : ""}, layer by layer.`}
