@@ -85,9 +85,10 @@ def source_files(dataset: DatasetParameters) -> dict[str, Path]:
     names = list_folder(path)
     descriptions = {name: path / name for name in names if is_description(name)}
     layout = find_layout(dataset.name, names, descriptions, configuration)
-    splits = chosen_splits(layout, dataset)
-    read = {*descriptions, *(name for split in splits.values() for name in layout.files[split])}
-    files = {name: path / name for name in sorted(read)}
+    required = set(descriptions)
+    for split in chosen_splits(layout, dataset).values():
+        required.update(layout.files[split])
+    files = {name: path / name for name in sorted(required)}
     check_sizes(list(files.values()))
     return files
 
@@ -119,18 +120,24 @@ def find_layout(
             listed = shown_names(known)
             raise InputError(f"dataset.name: {shown} needs one of the configurations {listed} behind a colon")
         options = configurations.get(chosen, {})
-        found = _find_files(shown, contents, options)
-        files = {split: _keep_one_format(split_files) for split, split_files in found.items()}
+        files = {}
+        for split, split_files in _find_files(shown, contents, options).items():
+            files[split] = _keep_one_format(split_files)
         separator = _check_options(shown, options, files)
-        features = options.get("features") or _info_of(infos, chosen, list(configurations))
-    return Layout(files, separator, _declared_classes(features or {}), contents)
+        features = options.get("features") or _find_info(infos, chosen, list(configurations))
+    return Layout(
+        files=files,
+        separator=separator,
+        class_names=_list_declared_classes(features or {}),
+        contents=contents,
+    )
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     """Return the source's names of `train` and, if present, `test`; raise `InputError` for a missing split."""
     splits = {"train": dataset.train_split}
-    alone = list(layout.files) == [dataset.train_split]
-    if dataset.test_split is not None and alone:
+    has_only_train = list(layout.files) == [dataset.train_split]
+    if dataset.test_split is not None and has_only_train:
         message = "%s has no split %s: a part of %s becomes it"
         logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
     elif dataset.test_split is not None:
@@ -149,18 +156,24 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
 def shown_file(name: str) -> str:
     """Return a file name for a list in a log message, in quotes if it resembles several names or lines."""
     shown = shorten(name)
-    return shown if shown.isprintable() and "," not in shown else repr(shown)
+    if shown.isprintable() and "," not in shown:
+        return shown
+    return repr(shown)
 
 
 def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
     """Warn of files with tables that belong to no selected split."""
-    unread = sorted({*contents.data, *contents.unread_tables} - {*read})
-    if unread:
-        names = [shown_file(name) for name in unread[:MAX_SHOWN_FILES]]
-        if len(unread) > MAX_SHOWN_FILES:
-            names.append(f"and {len(unread) - MAX_SHOWN_FILES} more")
-        message = "%s: %d of %d files are not read: %s"
-        logging.warning(message, shown, len(unread), len(unread) + len(read), ", ".join(names))
+    tables = {*contents.data, *contents.unread_tables}
+    unread = sorted(tables.difference(read))
+    if not unread:
+        return
+    names = [shown_file(name) for name in unread[:MAX_SHOWN_FILES]]
+    more = len(unread) - len(names)
+    if more:
+        names.append(f"and {more} more")
+    message = "%s: %d of %d files are not read: %s"
+    all_files = len(unread) + len(read)
+    logging.warning(message, shown, len(unread), all_files, ", ".join(names))
 
 
 @contextmanager
@@ -185,17 +198,21 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
     if "README.md" in descriptions:
         card = DatasetCard.load(descriptions["README.md"]).data
     if ".huggingface.yaml" in descriptions:
-        values = yaml.safe_load(descriptions[".huggingface.yaml"].read_text(encoding="utf-8")) or {}
+        text = descriptions[".huggingface.yaml"].read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
         _check_mapping(".huggingface.yaml", values)
         card = DatasetCardData(**(vars(card) | values))
     configurations = MetadataConfigs.from_dataset_card_data(card)
     infos: dict[str, Any] = {}
     if "dataset_infos.json" in descriptions:
-        content = json.loads(descriptions["dataset_infos.json"].read_text(encoding="utf-8"))
+        text = descriptions["dataset_infos.json"].read_text(encoding="utf-8")
+        content = json.loads(text)
         _check_mapping("dataset_infos.json", content)
-        infos = {name: DatasetInfo.from_dict(values) for name, values in content.items()}
+        for name, values in content.items():
+            infos[name] = DatasetInfo.from_dict(values)
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
-    return configurations, {name: info.features for name, info in infos.items()}
+    features = {name: info.features for name, info in infos.items()}
+    return configurations, features
 
 
 def _check_mapping(name: str, content: Any) -> None:
@@ -205,16 +222,22 @@ def _check_mapping(name: str, content: Any) -> None:
         raise InputError(f"dataset.name: {name} holds {kind}; allowed: a mapping")
 
 
-def _info_of(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
+def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
     """Return the features of a configuration; as in `datasets`, a single info is the default without a declaration."""
-    if configuration not in infos and len(infos) == 1 and not declared:
+    if configuration in infos:
+        return infos[configuration]
+    if len(infos) == 1 and not declared:
         return next(iter(infos.values()))
-    return infos.get(configuration)
+    return None
 
 
-def _declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the class names by column, for columns declared as classes in `datasets`."""
-    return {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
+    classes = {}
+    for name, feature in features.items():
+        if hasattr(feature, "names"):
+            classes[name] = list(feature.names)
+    return classes
 
 
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -227,11 +250,15 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
     if not names:
         problem = f"{shown} names the folder {shorten(folder)}, which holds no data file in it"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
+    files = {}
     if options.get("data_files") is not None:
-        patterns = sanitize_patterns(options["data_files"])
-        files = {split: _match_all(shown, patterns[split], names) for split in patterns}
+        patterns_by_split = sanitize_patterns(options["data_files"])
+        for split, patterns in patterns_by_split.items():
+            files[split] = _match_all(shown, patterns, names)
     elif contents.saved_splits and not options:
-        files = {split: _match_all(shown, [f"{glob.escape(split)}/**"], names) for split in contents.saved_splits}
+        for split in contents.saved_splits:
+            pattern = f"{glob.escape(split)}/**"
+            files[split] = _match_all(shown, [pattern], names)
     else:
         files = _find_by_names(names)
     return {split: [f"{inside}{name}" for name in split_files] for split, split_files in files.items()}
@@ -241,17 +268,9 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the files by split, by the first rule of the hub with a matching name."""
     from datasets import data_files
 
-    shards: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        match = SHARD.fullmatch(name)
-        if match:
-            shards[match["split"]].append(name)
+    shards = _find_shards(names)
     if shards:
-        wrong = [split for split in shards if not SPLIT_NAME.fullmatch(split)]
-        if wrong:
-            raise ValueError(f"the split {shorten(wrong[0])!r} of data/ has a name with other marks than letters and _")
-        usual = [str(split) for split in data_files.DEFAULT_SPLITS if split in shards]
-        return {split: shards[split] for split in [*usual, *sorted({*shards} - {*usual})]}
+        return shards
     by_folder = data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME
     by_file = data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME
     for split_patterns in (by_folder, by_file):
@@ -261,16 +280,37 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     for split_patterns in (by_folder, by_file):
         files = _match_splits_in_lower_case(split_patterns, names)
         if len(files) > 1 and "train" in files:
-            found = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
-            logging.warning("the splits are found by names in capitals (%s); the hub reads lower case alone", found)
+            shown = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
+            logging.warning("the splits are found by names in capitals (%s); the hub reads lower case alone", shown)
             return files
     return {"train": list(names)}
 
 
+def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the files written by `push_to_hub` by split: usual splits first, then others by name."""
+    from datasets import data_files
+
+    shards: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        match = SHARD.fullmatch(name)
+        if match:
+            shards[match["split"]].append(name)
+    invalid = [split for split in shards if not SPLIT_NAME.fullmatch(split)]
+    if invalid:
+        raise ValueError(f"the split {shorten(invalid[0])!r} of data/ has a name with other marks than letters and _")
+    usual = [str(split) for split in data_files.DEFAULT_SPLITS if split in shards]
+    others = sorted(set(shards) - set(usual))
+    return {split: shards[split] for split in (*usual, *others)}
+
+
 def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the names of each split that match any of its patterns, without empty splits."""
-    files = {str(split): _match_each(patterns, names) for split, patterns in split_patterns.items()}
-    return {split: split_files for split, split_files in files.items() if split_files}
+    files = {}
+    for split, patterns in split_patterns.items():
+        split_files = _match_each(patterns, names)
+        if split_files:
+            files[str(split)] = split_files
+    return files
 
 
 def _match_splits_in_lower_case(
@@ -280,17 +320,24 @@ def _match_splits_in_lower_case(
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
-    files = _match_splits(split_patterns, list(originals))
-    return {split: [name for lower in split_files for name in originals[lower]] for split, split_files in files.items()}
+    files: dict[str, list[str]] = {}
+    for split, names_in_lower_case in _match_splits(split_patterns, list(originals)).items():
+        files[split] = []
+        for lower in names_in_lower_case:
+            files[split].extend(originals[lower])
+    return files
 
 
 def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the files that match the patterns of a description; raise `InputError` if there are none."""
+    normal_patterns = []
     for pattern in patterns:
-        if posixpath.isabs(pattern) or "://" in pattern or posixpath.normpath(pattern).startswith("../"):
+        normal = posixpath.normpath(pattern)
+        if posixpath.isabs(pattern) or "://" in pattern or normal.startswith("../"):
             problem = f"{shown} names {shorten(pattern)}, which is not in it"
             raise InputError(f"dataset.name: {problem}; download it yourself, into the folder")
-    files = _match_each([posixpath.normpath(pattern) for pattern in patterns], names)
+        normal_patterns.append(normal)
+    files = _match_each(normal_patterns, names)
     if not files:
         problem = f"{shown} names {shown_names(patterns)}, which is no data file in it"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
@@ -301,7 +348,8 @@ def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the unique names that match any of the patterns, in the order of the patterns."""
     matched: dict[str, None] = {}
     for pattern in patterns:
-        matched.update(dict.fromkeys(_match(pattern, names)))
+        for name in _match(pattern, names):
+            matched[name] = None
     return list(matched)
 
 
@@ -317,33 +365,50 @@ def _match(pattern: str, names: Sequence[str]) -> list[str]:
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
     """Return the files of the most frequent format, like the hub; other files are reported as not read."""
-    suffixes = [data_suffix(name) for name in files]
-    counts = Counter(suffixes)
-    preferred = [*FORMAT_PREFERENCE, *sorted(counts)]
-    most = max(counts.values())
-    suffix = next(each for each in preferred if counts[each] == most)
-    chosen = FORMATS.get(suffix, suffix)
-    return [name for name, each in zip(files, suffixes, strict=True) if FORMATS.get(each, each) == chosen]
+    counts = Counter(data_suffix(name) for name in files)
+    most_files = max(counts.values())
+    in_order = [*FORMAT_PREFERENCE, *sorted(counts)]
+    most_frequent = [suffix for suffix in in_order if counts[suffix] == most_files]
+    chosen = _find_format(most_frequent[0])
+    return [name for name in files if _find_format(data_suffix(name)) == chosen]
+
+
+def _find_format(suffix: str) -> str:
+    """Return the format of a suffix; formats with a single suffix are named after it."""
+    return FORMATS.get(suffix, suffix)
 
 
 def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> str | None:
     """Return the separator set by a description; raise `InputError` for an unsupported option."""
-    for suffix in dict.fromkeys(data_suffix(name) for split_files in files.values() for name in split_files):
-        module, config_name = READER_CONFIGS[FORMATS.get(suffix, suffix)]
-        default = vars(getattr(import_module(module), config_name)())
+    suffixes: dict[str, None] = {}
+    for split_files in files.values():
+        for name in split_files:
+            suffixes[data_suffix(name)] = None
+    for suffix in suffixes:
+        module, config_name = READER_CONFIGS[_find_format(suffix)]
+        create_config = getattr(import_module(module), config_name)
+        defaults = vars(create_config())
         for key, value in options.items():
-            known = key not in default or key in (*KNOWN_OPTIONS, *SPEED_OPTIONS)
-            if not known and value != default[key] and value not in EQUIVALENT_OPTIONS.get(key, ()):
+            if not _is_supported(key, value, defaults):
                 problem = f"its description sets {key}: {shorten(value)}, which is not supported for {suffix} files"
                 allowed = (
                     "sep, data_files, data_dir and features; remove the option, or save the files without need of it"
                 )
                 raise InputError(f"dataset.name: {shown}: {problem}; allowed: {allowed}")
     separator = options.get("delimiter") or options.get("sep")
-    if separator is not None and (not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n'):
+    if separator is None:
+        return None
+    if not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n':
         problem = f"its description sets sep: {shorten(separator)!r}; allowed: one character, such as ';'"
         raise InputError(f"dataset.name: {shown}: {problem}")
     return separator
+
+
+def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Return True for an option of a description that this module applies, or that has no effect on the tables."""
+    if key not in defaults or key in KNOWN_OPTIONS or key in SPEED_OPTIONS:
+        return True
+    return value == defaults[key] or value in EQUIVALENT_OPTIONS.get(key, ())
 
 
 def _cause(error: BaseException) -> str:
@@ -365,7 +430,8 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
             numbers[whole].add(int(match["number"]))
     for (_, head, total, suffix), present in numbers.items():
         first = 1 if total in present else 0  # some data sets count from 1
-        missing = sorted(set(range(first, first + total)) - present)
+        expected = range(first, first + total)
+        missing = [number for number in expected if number not in present]
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
             problem = f"of the {total} parts {head}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"

@@ -81,18 +81,20 @@ class DocumentMeasures:
         """
         tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
-        sums["to_first"] = _counted(self.to_first[:, 1:].sum(-1, dtype=np.float64), tokens - 1)
+        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)
+        sums["to_first"] = _create_sums(to_first_L, tokens - 1)
         for name, values in self.statistics.items():
             if name in ("geometry", "sinks"):
-                defined = ~np.isnan(values)
-                sums[name] = _counted(np.nan_to_num(values), defined)
+                is_defined = ~np.isnan(values)
+                sums[name] = _create_sums(np.nan_to_num(values), is_defined)
             elif name in PAIR_SOURCES:
                 assert self.document.segments is not None
-                sums[name] = _counted(values, int((self.document.segments >= 0).sum()))
+                is_in_text = self.document.segments >= 0
+                sums[name] = _create_sums(values, int(is_in_text.sum()))
             elif name == "corpus_value" and np.isnan(values).any():
-                sums[name] = _counted(np.zeros_like(values), 0)
+                sums[name] = _create_sums(np.zeros_like(values), 0)
             else:
-                sums[name] = _counted(values, tokens)
+                sums[name] = _create_sums(values, tokens)
         return sums
 
 
@@ -104,9 +106,11 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
         "position": position_groups(len(document)),
     }
     for grouping, group_T in by_grouping.items():
-        membership_TG = np.eye(len(GROUPS[grouping]))[group_T]
+        groups = len(GROUPS[grouping])
+        membership_TG = np.eye(groups)[group_T]
+        tokens_G11 = membership_TG.sum(0)[:, None, None]
         sums_GLM = np.einsum("mlt,tg->glm", ratios_MLT.astype(np.float64), membership_TG)
-        sums[f"ratios_by_{grouping}"] = _counted(sums_GLM, membership_TG.sum(0)[:, None, None])
+        sums[f"ratios_by_{grouping}"] = _create_sums(sums_GLM, tokens_G11)
     return sums
 
 
@@ -114,12 +118,16 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
     """Return the sums of single documents, stacked by name; empty without documents."""
     if not documents:
         return {}
-    return {name: Sums.stack([sums[name] for sums in documents]) for name in documents[0]}
+    stacked = {}
+    for name in documents[0]:
+        stacked[name] = Sums.stack([sums[name] for sums in documents])
+    return stacked
 
 
-def _counted(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
+def _create_sums(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
     """Return sums, with float64 counts of the same number of dimensions."""
-    return Sums(values, np.array(counts, dtype=np.float64, ndmin=values.ndim))
+    counts_as_values = np.array(counts, dtype=np.float64, ndmin=values.ndim)
+    return Sums(values, counts_as_values)
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -138,7 +146,8 @@ class BatchMeasurer:
     """Computes the measures of batches of documents in one checkpoint's model."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
-        self.base, self.pad_token_id = base, pad_token_id
+        self.base = base
+        self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
@@ -151,17 +160,19 @@ class BatchMeasurer:
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
         points = (*RATIO_POINTS, *ratio_points(self.methods))
-        by_layer = map_layers(partial(mixing_ratios, self.methods), self.base, self.batch(documents), points)
+        compute_ratios = partial(mixing_ratios, self.methods)
+        by_layer = map_layers(compute_ratios, self.base, self.batch(documents), points)
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
         """Return the sums of each document's ratios in a separate pass, by the name of the control."""
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
-        sums_BLM = batch.sums(ratios_LMBT.permute(2, 3, 0, 1)).cpu().numpy()
+        ratios_BTLM = ratios_LMBT.permute(2, 3, 0, 1)
+        sums_BLM = batch.sums(ratios_BTLM).cpu().numpy()
         rows = []
         for sums_LM, tokens in zip(sums_BLM, batch.lengths, strict=True):
-            rows.append({name: _counted(sums_LM, tokens)})
+            rows.append({name: _create_sums(sums_LM, tokens)})
         return rows
 
     @cached_property
@@ -173,11 +184,13 @@ class BatchMeasurer:
     def layer_constants(self) -> list[LayerConstants]:
         """The constants of each layer, from a forward pass of one token."""
 
-        def constants(layer_pass: LayerPass) -> LayerConstants:
-            factors = head_factors(layer_pass.block, layer_pass.attention.value.shape[-3])
+        def read_constants(layer_pass: LayerPass) -> LayerConstants:
+            heads = layer_pass.attention.value.shape[-3]
+            factors = head_factors(layer_pass.block, heads)
             return LayerConstants(layer_pass.value_bias, factors)
 
-        return map_layers(constants, self.base, padded([[1]], self.pad_token_id, self.base.device))
+        one_token = padded([[1]], self.pad_token_id, self.base.device)
+        return map_layers(read_constants, self.base, one_token)
 
     def measures(
         self,
@@ -199,7 +212,8 @@ class BatchMeasurer:
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         """Return the model's input."""
-        return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
+        ids = [document.ids.tolist() for document in documents]
+        return padded(ids, self.pad_token_id, self.base.device)
 
 
 class SiteMeasures(NamedTuple):
@@ -250,7 +264,11 @@ class MicroBatchTasks(NamedTuple):
 
     def measures(self) -> MicroBatchMeasures:
         """Wait for the measures and return them."""
-        return MicroBatchMeasures(self.ratios.result(), self.vectors.result(), self.errors_BI.result())
+        return MicroBatchMeasures(
+            ratios=self.ratios.result(),
+            vectors=self.vectors.result(),
+            errors_BI=self.errors_BI.result(),
+        )
 
     def cancel(self) -> None:
         """Cancel the tasks that have not started."""
@@ -295,12 +313,16 @@ class _BatchPass:
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
         # Several tasks per micro-batch let even a single text use several cores.
-        tasks = [self._submit(number, layer_pass, features, new_sites) for number in range(len(self.micro_batches))]
+        all_tasks = []
+        for number in range(len(self.micro_batches)):
+            tasks = self._submit(number, layer_pass, features, new_sites)
+            all_tasks.append(tasks)
         try:
-            self.layers.append([each.measures() for each in tasks])
+            measures = [tasks.measures() for tasks in all_tasks]
+            self.layers.append(measures)
         finally:  # Stop background tasks after an error or Ctrl-C.
-            for each in tasks:
-                each.cancel()
+            for tasks in all_tasks:
+                tasks.cancel()
 
     def _submit(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
@@ -333,12 +355,17 @@ class _BatchPass:
     @torch.inference_mode()  # because inference mode is local to a thread
     def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
         """Return the controls' replacements for the layer's values, and their sums weighted by its attention."""
-        number, corpus, corpus_BTE = layer_pass.call.number, self.measurer.corpus, None
+        number = layer_pass.call.number
+        corpus = self.measurer.corpus
+        corpus_BTE = None
         if corpus is not None and "corpus_value" in self.controls:
             corpus_BTE = corpus.mean_over_others(number, micro_batch, layer_pass.value)
-        mean_B1E = micro_batch.means(layer_pass.value)
-        special_SB = micro_batch.special_positions(self._is_shifted(layer_pass))
-        values = ControlValues(self.constants[number - 1].value_bias_E, corpus_BTE, mean_B1E, special_SB)
+        values = ControlValues(
+            bias_E=self.constants[number - 1].value_bias_E,
+            corpus_BTE=corpus_BTE,
+            mean_B1E=micro_batch.means(layer_pass.value),
+            special_SB=micro_batch.special_positions(self._is_shifted(layer_pass)),
+        )
         return values, values.attended(layer_pass, self.controls)
 
     @torch.inference_mode()
@@ -350,17 +377,25 @@ class _BatchPass:
     ) -> RatioMeasures:
         """Return the ratios, and the sums for statistics from the same splits."""
         splits = split_layer(layer_pass)
-        ratios_MBT = apply_formulas(self.measurer.methods, splits).unflatten(-1, micro_batch.mask_BT.shape)
-        broken_BT = (~ratios_MBT.isfinite() & micro_batch.mask_BT).any(0)
-        to_first_BT = layer_pass.attention.to_first().mean(-1)
+        ratios_MN = apply_formulas(self.measurer.methods, splits)
+        ratios_MBT = ratios_MN.unflatten(-1, micro_batch.mask_BT.shape)
+        is_broken_MBT = ~ratios_MBT.isfinite() & micro_batch.mask_BT
+        is_broken_BT = is_broken_MBT.any(0)
+        to_first_BTH = layer_pass.attention.to_first()
         sums: dict[str, Tensor] = {}
         if "others" in self.statistics or "lengths" in self.statistics:
-            sums.update(_contribution_sums(micro_batch, splits))
+            sums.update(_sum_contributions(micro_batch, splits))
         if control_values is not None:
-            sums.update(self._control_sums(micro_batch, layer_pass, splits, *control_values.result()))
+            values, attended = control_values.result()
+            sums.update(self._control_sums(micro_batch, layer_pass, splits, values, attended))
         if any(name in self.statistics for name in PAIR_SOURCES):
             sums.update(self._source_sums(micro_batch, layer_pass, splits))
-        return RatioMeasures(ratios_MBT.transpose(0, 1), to_first_BT, broken_BT.any(-1), sums)
+        return RatioMeasures(
+            ratios_BMT=ratios_MBT.transpose(0, 1),
+            to_first_BT=to_first_BTH.mean(-1),
+            broken_B=is_broken_BT.any(-1),
+            sums=sums,
+        )
 
     @torch.inference_mode()
     def _vector_measures(
@@ -370,10 +405,12 @@ class _BatchPass:
         micro_batch = self.micro_batches[number]
         statistics = {}
         if "steps" in self.statistics:
-            statistics["steps"] = micro_batch.sums(step_measures(layer_pass))
+            steps_BTSm = step_measures(layer_pass)
+            statistics["steps"] = micro_batch.sums(steps_BTSm)
         if "by_head" in self.statistics:
             constants = self.constants[layer_pass.call.number - 1]
-            statistics["by_head"] = micro_batch.sums(head_ratios(layer_pass, constants.head_factors_HdR))
+            ratios_BTH = head_ratios(layer_pass, constants.head_factors_HdR)
+            statistics["by_head"] = micro_batch.sums(ratios_BTH)
         if "sinks" in self.statistics:
             statistics["sinks"] = sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths)
         if not self.has_geometry:
@@ -386,8 +423,9 @@ class _BatchPass:
     @torch.inference_mode()
     def _identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
         """Return the errors `[B, I]`; padding is included for the same rounding of scores as in the forward pass."""
-        with_padding = layer_pass.documents(micro_batch.places)
-        return identity_errors(with_padding, self.mask_BT[micro_batch.places], self.sampled[micro_batch.places])
+        places = micro_batch.places
+        with_padding = layer_pass.documents(places)
+        return identity_errors(with_padding, self.mask_BT[places], self.sampled[places])
 
     def _control_sums(
         self,
@@ -398,14 +436,16 @@ class _BatchPass:
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
         """Return the sums of the ratios `[B, M]` by control."""
-        ratios = control_ratios(self.measurer.methods, layer_pass, splits, values, attended, self.controls)
+        methods = self.measurer.methods
+        ratios = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
         if ratios:
             ratios_CMBT = torch.stack(list(ratios.values()))
-            sums_BCM = micro_batch.sums(ratios_CMBT.permute(2, 3, 0, 1))
+            ratios_BTCM = ratios_CMBT.permute(2, 3, 0, 1)
+            sums_BCM = micro_batch.sums(ratios_BTCM)
             sums.update(zip(ratios, sums_BCM.unbind(1), strict=True))
         if "corpus_value" in self.controls and self.measurer.corpus is None:
-            shape = (len(micro_batch.documents), len(self.measurer.methods))
+            shape = (len(micro_batch.documents), len(methods))
             sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
         return {name: sums[name] for name in self.controls}
 
@@ -415,9 +455,9 @@ class _BatchPass:
         if segments_BT is None:
             return {}
         ratios_SMBT = source_ratios(self.measurer.methods, layer_pass, splits, segments_BT)
-        in_text_BT = (segments_BT == 0) | (segments_BT == 1)
-        ratios_BTSM = ratios_SMBT.masked_fill(~in_text_BT, 0).permute(2, 3, 0, 1)
-        sums_BSM = micro_batch.sums(ratios_BTSM)
+        is_in_text_BT = (segments_BT == 0) | (segments_BT == 1)
+        text_ratios_SMBT = ratios_SMBT.masked_fill(~is_in_text_BT, 0)
+        sums_BSM = micro_batch.sums(text_ratios_SMBT.permute(2, 3, 0, 1))
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
     def _is_shifted(self, layer_pass: LayerPass) -> bool:
@@ -433,86 +473,96 @@ class _BatchPass:
         words: Words,
     ) -> list[SiteMeasures]:
         """Return the geometry of the sites in `vectors`; sites of equal shape and start share one computation."""
-        alike: dict[tuple[bool, torch.Size], list[Site]] = {}
+        groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
-            in_layer = site.layer == layer_pass.call.number
-            alike.setdefault((in_layer, vectors_BTD.shape), []).append(site)
+            is_in_layer = site.layer == layer_pass.call.number
+            group = groups.setdefault((is_in_layer, vectors_BTD.shape), [])
+            group.append(site)
         mask_B1T = micro_batch.mask_BT.unsqueeze(1) if micro_batch.is_padded else None
-        in_first_stack = layer_pass.call.stack == self.first_stack
+        is_first_stack = layer_pass.call.stack == self.first_stack
         measured = []
-        for (in_layer, shape), sites in alike.items():
-            cloud = Cloud(torch.stack([vectors[site] for site in sites], 1), mask_B1T)
-            start_BTD = layer_pass.x if in_layer else words_BTD
+        for (is_in_layer, shape), sites in groups.items():
+            vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
+            cloud = Cloud(vectors_BXTD, mask_B1T)
+            start_BTD = layer_pass.x if is_in_layer else words_BTD
             start = Cloud(start_BTD.unsqueeze(1), mask_B1T)
-            comparable = in_first_stack and shape == words_BTD.shape
-            measures_BXm = geometry_but_rank(cloud, start, words if comparable else None)
-            ranks_BX = effective_ranks(cloud, micro_batch.lengths)
-            measured.append(SiteMeasures(sites, measures_BXm, ranks_BX, cloud.unit_sum_D))
+            is_comparable = is_first_stack and shape == words_BTD.shape
+            measures_BXm = geometry_but_rank(cloud, start, words if is_comparable else None)
+            site_measures = SiteMeasures(
+                sites=sites,
+                measures_BXm=measures_BXm,
+                ranks_BX=effective_ranks(cloud, micro_batch.lengths),
+                unit_sums_BXD=cloud.unit_sum_D,
+            )
+            measured.append(site_measures)
         return measured
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document, given the model's `output`."""
         errors_BLI = self._errors(output)
-        ratios_BMLT = self._joined(lambda measures: self._padded(measures.ratios.ratios_BMT), 2)
-        to_first_BLT = self._joined(lambda measures: self._padded(measures.ratios.to_first_BT), 1)
-        statistics = self._joined_statistics()
+        ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
+        to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
+        statistics = self._join_statistics()
         results = []
         for place, document in enumerate(self.documents):
             tokens = len(document)
-            own_statistics = {name: array[place] for name, array in statistics.items()}
-            results.append(
-                DocumentMeasures(
-                    document,
-                    ratios=ratios_BMLT[place, ..., :tokens],
-                    to_first=to_first_BLT[place, ..., :tokens],
-                    identities=errors_BLI[place],
-                    statistics=own_statistics,
-                )
+            measures = DocumentMeasures(
+                document,
+                ratios=ratios_BMLT[place, ..., :tokens],
+                to_first=to_first_BLT[place, ..., :tokens],
+                identities=errors_BLI[place],
+                statistics={name: array[place] for name, array in statistics.items()},
             )
+            results.append(measures)
         return results
 
-    def _joined_statistics(self) -> dict[str, npt.NDArray[Any]]:
+    def _join_statistics(self) -> dict[str, npt.NDArray[Any]]:
         """Return the statistics of all layers and sites on the host: `[B, ...]` by name."""
         statistics = {}
         for name in self.layers[0][0].statistics:
             if name == "by_head":
-                statistics[name] = self._joined_heads()
+                statistics[name] = self._join_heads()
             elif name in self.statistics:
-                statistics[name] = self._joined_statistic(name)
+                statistics[name] = self._join_statistic(name)
         if self.has_geometry:
-            statistics["geometry"], statistics["unit_sums"] = self._joined_sites()
+            statistics["geometry"], statistics["unit_sums"] = self._join_sites()
         return statistics
 
-    def _joined_statistic(self, name: str) -> npt.NDArray[Any]:
-        return self._joined(lambda measures: measures.statistics[name], 1)
+    def _join_statistic(self, name: str) -> npt.NDArray[Any]:
+        """Return one statistic of all layers `[B, L, ...]`."""
+        return self._join(lambda measures: measures.statistics[name], 1)
 
-    def _joined_heads(self) -> npt.NDArray[Any]:
+    def _join_heads(self) -> npt.NDArray[Any]:
         """Return the sums of each head's ratio `[B, heads, layers]`; NaN for heads that a stack lacks."""
         by_layer = []
         for layer in self.layers:
             sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
             by_layer.append(sums_BH.T)
         sums_LHB = pad_sequence(by_layer, batch_first=True, padding_value=torch.nan)
-        return np.asarray(sums_LHB.permute(2, 1, 0).cpu().numpy())
+        sums_BHL = sums_LHB.permute(2, 1, 0)
+        return np.asarray(sums_BHL.cpu().numpy())
 
-    def _joined_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry of all sites, and the sums of unit vectors, padded to the largest width."""
-        groups: list[list[SiteMeasures]] = []  # by group of sites and micro-batch
         sites: list[Site] = []
+        measures = []  # by group of sites
+        ranks = []
+        unit_sums = []
         for layer in self.layers:
-            for place, site_measures in enumerate(layer[0].vectors.sites):
-                groups.append([measures.vectors.sites[place] for measures in layer])
-                sites.extend(site_measures.sites)
+            for place, first_measures in enumerate(layer[0].vectors.sites):
+                sites.extend(first_measures.sites)
+                group = [measures_of_batch.vectors.sites[place] for measures_of_batch in layer]
+                measures.append(torch.cat([part.measures_BXm for part in group]))
+                ranks.append(torch.cat([part.ranks_BX.result() for part in group]))
+                unit_sums.append(torch.cat([part.unit_sums_BXD for part in group]))
         order = [sites.index(site) for site in self.measurer.sites]
-
-        measures = [torch.cat([measured.measures_BXm for measured in group]) for group in groups]
         measures_BXm = torch.cat(measures, 1).cpu()
-        ranks = [torch.cat([measured.ranks_BX.result() for measured in group]) for group in groups]
         measures_BXm[..., RANK] = torch.cat(ranks, 1)
-
-        unit_sums = [torch.cat([measured.unit_sums_BXD for measured in group]) for group in groups]
         width = max(sums_BXD.shape[-1] for sums_BXD in unit_sums)
-        padded_sums = [pad(sums_BXD, (0, width - sums_BXD.shape[-1])) for sums_BXD in unit_sums]
+        padded_sums = []
+        for sums_BXD in unit_sums:
+            missing = width - sums_BXD.shape[-1]
+            padded_sums.append(pad(sums_BXD, (0, missing)))
         unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
@@ -525,7 +575,7 @@ class _BatchPass:
             errors_BI[:, hidden_states] = error_B
             levels.append(errors_BI)
         errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
-        broken_BL = self._joined(lambda measures: measures.ratios.broken_B, 1)
+        broken_BL = self._join(lambda measures: measures.ratios.broken_B, 1)
         self._check_errors(0, errors_BLI[:, 0])
         for number in range(1, len(levels)):
             self._check_finite(number, broken_BL[:, number - 1])
@@ -534,16 +584,17 @@ class _BatchPass:
 
     def _state_errors(self, output: Any) -> list[Tensor]:
         """Compare each layer's output with the model's `hidden_states`; the last one is after the final norm."""
-        if len(self.measurer.family.stacks) > 1:
+        stacks = self.measurer.family.stacks
+        if len(stacks) > 1:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
         else:
             recorded = [output.hidden_states[1:]]
         errors = []
         layer = 0
-        for stack, states in zip(self.measurer.family.stacks, recorded, strict=True):
-            final_norm = optional_modules(self.measurer.base, [stack.final_norm] if stack.final_norm else [])
+        for stack, states in zip(stacks, recorded, strict=True):
+            norm_paths = [stack.final_norm] if stack.final_norm else []
             last = layer + len(states) - 1
-            for norm in final_norm:
+            for norm in optional_modules(self.measurer.base, norm_paths):
                 self.outputs[last] = norm(self.outputs[last])
             for state_BTD in states:
                 errors.append(vector_errors(self.outputs[layer], state_BTD, self.mask_BT))
@@ -553,7 +604,8 @@ class _BatchPass:
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
         """Raise `InputError` for a document with a non-finite ratio."""
         if broken_B.any():
-            document = self.documents[int(broken_B.argmax())].name
+            place = int(broken_B.argmax())
+            document = self.documents[place].name
             raise InputError(
                 f"{checkpoint_name(self.measurer.base)}: layer {layer} of {document} holds NaN or infinite values; "
                 "the weights are broken"
@@ -562,7 +614,8 @@ class _BatchPass:
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
         """Raise `InputError` if an error exceeds the tolerance."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
-            worst = int(np.nan_to_num(errors_B, nan=-1, posinf=np.inf).argmax())
+            known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)
+            worst = int(known_errors_B.argmax())
             error = errors_B[worst]
             if error > IDENTITY_TOLERANCE:
                 raise InputError(
@@ -572,20 +625,33 @@ class _BatchPass:
                     "attnmix/models/families.yaml does not hold for this model"
                 )
 
-    def _padded(self, values: Tensor) -> Tensor:
+    def _pad(self, values: Tensor) -> Tensor:
         """Pad the last axis, a micro-batch's tokens, with zeros to the longest document of the batch."""
-        return pad(values, (0, self.mask_BT.shape[-1] - values.shape[-1]))
+        missing = self.mask_BT.shape[-1] - values.shape[-1]
+        return pad(values, (0, missing))
 
-    def _joined(self, tensor_of: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
+    def _join(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
         """Return one tensor of all layers and micro-batches on the host, with layers stacked at `axis`."""
-        by_layer = [torch.cat([tensor_of(measures) for measures in layer]) for layer in self.layers]
-        return np.asarray(torch.stack(by_layer, axis).cpu().numpy())
+        by_layer = []
+        for layer in self.layers:
+            parts = [select(measures) for measures in layer]
+            by_layer.append(torch.cat(parts))
+        stacked = torch.stack(by_layer, axis)
+        return np.asarray(stacked.cpu().numpy())
 
 
-def _contribution_sums(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
+def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
     """Return summed contributions of other tokens `[B, D]`, and summed lengths of these and the own part `[B, 3]`."""
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)
     own_BTD = splits.residual.own.double().unflatten(0, shape)
-    lengths = [others_BTD.square().sum(-1), others_BTD.norm(dim=-1), own_BTD.norm(dim=-1)]
-    return {"others": micro_batch.sums(others_BTD), "lengths": micro_batch.sums(torch.stack(lengths, -1))}
+    lengths = [
+        others_BTD.square().sum(-1),
+        others_BTD.norm(dim=-1),
+        own_BTD.norm(dim=-1),
+    ]
+    lengths_BT3 = torch.stack(lengths, -1)
+    return {
+        "others": micro_batch.sums(others_BTD),
+        "lengths": micro_batch.sums(lengths_BT3),
+    }

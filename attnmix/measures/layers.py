@@ -53,17 +53,22 @@ class Block:
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
         """W_1, the activation and W_2 of the feed-forward network; if gated, W_1 is W_g and W_u, or both in one."""
-        first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.feed_forward_network)
-        return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
+        modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
+        first, activation, *more, last = modules
+        ups = [linear_weights(module) for module in (first, *more)]
+        return ups, activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return the layer's output for the input `x` `[T, D]` and an `attention_output` `[..., T, D]`."""
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
-            z = self.cross_attention_norm(z + _cross_attention(call, self.cross_attention_input_norm(z)))
-        added = self.feed_forward_norm(x if self.stack.parallel else z)
+            read = self.cross_attention_input_norm(z)
+            z = self.cross_attention_norm(z + _cross_attention(call, read))
+        network_input = x if self.stack.parallel else z
+        added = self.feed_forward_norm(network_input)
         for path in self.stack.feed_forward:
-            added = self.layer.get_submodule(path)(added)
+            module = self.layer.get_submodule(path)
+            added = module(added)
         return self.output_norm(z + self.feed_forward_output_norm(added))
 
     def after_attention(
@@ -73,8 +78,14 @@ class Block:
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # as in ModernBERT
-        return no_norm(self.output.W) if isinstance(module, torch.nn.Identity) else norm_of(module, self.output.W)
+        """Return the norm of a module; no norm for a missing module or an `Identity`, as in ModernBERT."""
+        weight = self.output.W
+        if path is None:
+            return no_norm(weight)
+        module = self.layer.get_submodule(path)
+        if isinstance(module, torch.nn.Identity):
+            return no_norm(weight)
+        return norm_of(module, weight)
 
 
 @dataclass(frozen=True)
@@ -90,14 +101,23 @@ class LayerPass:
     def document(self, place: int, tokens: int | None = None) -> Self:
         """Return one document of a batch, truncated to `tokens`; attention still includes padding."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
-        return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
+        return replace(
+            self,
+            attention=self.attention.document(place),
+            x=self.x[place, :tokens],
+            features=features,
+        )
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
         """Return some documents of a batch, each truncated to `tokens`, which must only remove padding."""
         first = slice(tokens)
         features = {point: feature[places, first] for point, feature in self.features.items()}
-        attention = self.attention.documents(places, tokens)
-        return replace(self, attention=attention, x=self.x[places, first], features=features)
+        return replace(
+            self,
+            attention=self.attention.documents(places, tokens),
+            x=self.x[places, first],
+            features=features,
+        )
 
     @property
     def projected(self) -> Tensor:
@@ -143,7 +163,9 @@ class LayerPass:
     def value_bias(self) -> Tensor:
         """b_V of all heads side by side `[E]`: the value of a zero vector."""
         attention = self.call.attending["attention"]
-        return _values(attention, torch.zeros_like(attention.hidden))[0, :, 0].flatten()
+        zeros = torch.zeros_like(attention.hidden)
+        values_BHTd = _values(attention, zeros)
+        return values_BHTd[0, :, 0].flatten()
 
 
 @dataclass(frozen=True)
@@ -174,13 +196,17 @@ class NetworkPart:
     def weighted(self, weights_BTH: Tensor) -> Self:
         """Return the weighted sums of H vectors for each token `[..., B * T, ...]`, with weights `[..., B, T, H]`."""
         stream = (weights_BTH @ self.stream).flatten(-3, -2)
-        entering = [(weights_BTH @ vectors).flatten(-3, -2) for vectors in self.entering]
+        entering = []
+        for vectors in self.entering:
+            sums = weights_BTH @ vectors
+            entering.append(sums.flatten(-3, -2))
         return replace(self, stream=stream, entering=entering)
 
     @property
     def others(self) -> Self:
         """The second of two parts, which belongs to the other tokens."""
-        return replace(self, stream=self.stream[1], entering=[vectors[1] for vectors in self.entering])
+        entering = [vectors[1] for vectors in self.entering]
+        return replace(self, stream=self.stream[1], entering=entering)
 
     def add_own(self, other: Self) -> Self:
         """Add to the first of two parts, in place, and return both."""
@@ -237,15 +263,20 @@ class AfterAttention:
         mean_NW = mean_on_path(activation, p_NW)  # m
         zero = p_NW.new_zeros(1)
         derivative_at_zero = slopes(activation, zero, activation(zero))
+        slope_NW = (activation(p_NW) - mean_NW) / p_NW
         # The limit of (g(p) - m) / p at p = 0 is g'(0) / 2.
-        slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, derivative_at_zero / 2)
+        slope_NW = slope_NW.where(p_NW != 0, derivative_at_zero / 2)
         return u_NW * slope_NW, mean_NW
 
     @cached_property
     def constant(self) -> Tensor:
         """The constant part of W_2's input, independent of the `inputs`: g(0), or 0 in a gated network."""
         zero = self.preactivation_NW.new_zeros(1)
-        return zero if self.block.stack.gated else self.block.feed_forward[1](zero)
+        if self.block.stack.gated:
+            return zero
+        activation = self.block.feed_forward[1]
+        value_at_zero: Tensor = activation(zero)
+        return value_at_zero
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return the part of W_2's input `[N, W]` from parts of the `inputs`, in one or several tensors.
@@ -254,7 +285,8 @@ class AfterAttention:
         """
         if len(parts) < len(slopes):
             width = slopes[0].shape[-1]
-            parts = parts[0][..., :width], parts[0][..., width:]
+            gate_and_up = parts[0]
+            parts = gate_and_up[..., :width], gate_and_up[..., width:]
         inner_NW = parts[0].mul_(slopes[0])
         for part, slope in zip(parts[1:], slopes[1:], strict=True):
             inner_NW += part.mul_(slope)
@@ -272,13 +304,16 @@ class AfterAttention:
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
-        return self.block.cross_attention_norm.part(part_ND, self._attended_ND + self.cross_ND)
+        whole_ND = self._attended_ND + self.cross_ND
+        return self.block.cross_attention_norm.part(part_ND, whole_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
         """Return the feed-forward network's output for a part of the stream, without biases."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
-        return self._leaving(self._inner([entering_ND @ up.W for up in ups], self.slopes) @ down.W)
+        inputs = [entering_ND @ up.W for up in ups]
+        inner_NW = self._inner(inputs, self.slopes)
+        return self._leaving(inner_NW @ down.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`; they may belong to any tokens."""
@@ -287,7 +322,8 @@ class AfterAttention:
         if self.cross_ND is not None:
             stream = block.cross_attention_norm.linear(stream)
         entering = block.feed_forward_norm.linear(stream)
-        return NetworkPart(stream, [entering @ up.W for up in block.feed_forward[0]])
+        ups, _, _ = block.feed_forward
+        return NetworkPart(stream, [entering @ up.W for up in ups])
 
     def output(self, part: NetworkPart) -> Tensor:
         """Propagate a part of `residual_ND` to the layer's output, up to a scalar factor per token.
@@ -295,23 +331,29 @@ class AfterAttention:
         The factor (deviations of the norms along the skip connection) cancels in ratios. The network's inputs are
         overwritten.
         """
-        added_ND = self._leaving(self._inner(part.entering, self._divided_slopes) @ self.block.feed_forward[2].W)
+        _, _, down = self.block.feed_forward
+        inner_NW = self._inner(part.entering, self._divided_slopes)
+        added_ND = self._leaving(inner_NW @ down.W)
         return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
         """Propagate a part of `residual_ND` as in `stream`, plus the norms' betas and the output of cross-attention."""
-        norm, cross_norm = self.block.attention_norm, self.block.cross_attention_norm
+        norm = self.block.attention_norm
         stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
-        return cross_norm.part(stream_ND + self.cross_ND, self._attended_ND + self.cross_ND) + cross_norm.beta
+        cross_norm = self.block.cross_attention_norm
+        whole_ND = self._attended_ND + self.cross_ND
+        return cross_norm.part(stream_ND + self.cross_ND, whole_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Propagate a constant part of the stream as in `added`, plus the biases of the network and its norms."""
         block = self.block
         ups, _, down = block.feed_forward
-        entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
-        inner_NW = self._inner([entering_ND @ up.W + up.b for up in ups], self.slopes)
+        norm = block.feed_forward_norm
+        entering_ND = norm.part(stream_ND, self._stream_ND) + norm.beta
+        inputs = [entering_ND @ up.W + up.b for up in ups]
+        inner_NW = self._inner(inputs, self.slopes)
         projected_ND = (inner_NW + self.constant) @ down.W + down.b
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
@@ -324,7 +366,8 @@ class AfterAttention:
         inner_NW = activation(self.inputs[0])
         if self.block.stack.gated:
             inner_NW = inner_NW * self.inputs[1]
-        return norm.part(projected_ND, inner_NW @ down.W + down.b)
+        whole_ND = inner_NW @ down.W + down.b
+        return norm.part(projected_ND, whole_ND)
 
     @cached_property
     def _attention_deviation_N1(self) -> Tensor:
@@ -355,16 +398,20 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
     above_zero = activation(before.new_full((1,), STEP))
     below_zero = activation(before.new_full((1,), -STEP))
     derivative = (above_zero - below_zero) / (2 * STEP)
-    slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
-    return slope
+    slope = (after - at_zero) / before
+    slope_with_limit: Tensor = slope.where(before != 0, derivative)
+    return slope_with_limit
 
 
 def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
     """Return int_0^1 g(t p) dt for an elementwise g, with p in `before`, by Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
+    nodes_on_unit = (nodes + 1) / 2
+    weights_on_unit = weights / 2
     mean = torch.zeros_like(before)
-    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-        mean += float(weight) * activation(float(node) * before)
+    for node, weight in zip(nodes_on_unit, weights_on_unit, strict=True):
+        value = activation(float(node) * before)
+        mean += float(weight) * value
     return mean
 
 

@@ -79,7 +79,7 @@ def load_classifier(
         raise InputError(f"model.name: {folder} {problem}")
     model, new = load_weights(transformers.AutoModelForSequenceClassification, folder, attn_implementation, names)
     if trained and new:
-        problem = f"has no trained classification head ({_shortened(new)} are not in its weights)"
+        problem = f"has no trained classification head ({_shorten(new)} are not in its weights)"
         raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
@@ -100,31 +100,39 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
     if len(classes) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
-        problem_type = model.config.problem_type or (SINGLE_LABEL if len(classes) > 1 else REGRESSION)
-        kind = f"{problem_type} with {len(classes)} classes ({_shortened(list(classes))})"
-        allowed = f"one of {len(names)} classes ({_shortened(list(names.values()))})"
+        assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION
+        problem_type = model.config.problem_type or assumed_type
+        kind = f"{problem_type} with {len(classes)} classes ({_shorten(list(classes))})"
+        allowed = f"one of {len(names)} classes ({_shorten(list(names.values()))})"
         raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
     if sorted(classes.values()) != list(range(len(classes))):
-        problem = f"numbers its classes {', '.join(map(str, classes.values()))} (id2label in config.json)"
+        numbers = ", ".join(map(str, classes.values()))
+        problem = f"numbers its classes {numbers} (id2label in config.json)"
         raise InputError(f"model.name: {folder} {problem}; allowed: 0 to {len(classes) - 1}")
-    numbers = {name.casefold(): number for name, number in classes.items()}
-    try:
-        order = [numbers[names[number].casefold()] for number in sorted(names)]
-    except KeyError:
-        order = list(classes.values())
-        pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
-        logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
+    order = _match_classes(classes, names)
+    _, linear = last_linear(model)
     with torch.no_grad():
-        _, linear = last_linear(model)
         for parameter in linear.parameters():
             parameter.copy_(parameter[order])
     model.config.update(class_labels(names))
     return model
 
 
+def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list[int]:
+    """Return the model's index of each class of the data, by name or else, with a warning, by order."""
+    numbers = {name.casefold(): number for name, number in classes.items()}
+    names_in_order = [names[number].casefold() for number in sorted(names)]
+    if all(name in numbers for name in names_in_order):
+        return [numbers[name] for name in names_in_order]
+    pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
+    logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
+    return list(classes.values())
+
+
 def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
     """Return the entries of `config.json` for the class names; `names` by index."""
-    return {"id2label": dict(names), "label2id": {name: number for number, name in names.items()}}
+    numbers = {name: number for number, name in names.items()}
+    return {"id2label": dict(names), "label2id": numbers}
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
@@ -150,35 +158,48 @@ def load_weights(
     check_config(config, str(folder))
     if names is not None:
         config.update(class_labels(names) | {"problem_type": SINGLE_LABEL})
-    options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL
-    options["ignore_mismatched_sizes"] = True  # otherwise the transformers error does not name the weight
+    options = {
+        "config": config,
+        "attn_implementation": attn_implementation,
+        "use_safetensors": True,
+        "dtype": torch.float32,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # otherwise the transformers error does not name the weight
+    }
     try:
         with without_library_messages():  # such as the table of missing weights, which are reported below
-            model, info = kind.from_pretrained(
-                folder, config=config, attn_implementation=attn_implementation, **options
-            )
+            model, info = kind.from_pretrained(folder, **options, **LOCAL)
     except Exception as error:  # transformers raises many exception types for invalid values and weights
         raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    for name, stored, wanted in sorted(info["mismatched_keys"]):
-        if name.startswith(prefix) or names is None:
-            shapes = f"{name} has the shape {list(stored)}, config.json asks for {list(wanted)}"
-            raise InputError(f"{folder}: the model cannot be loaded: {shapes}")
-    missing = sorted(name for name in info["missing_keys"] if name.startswith(prefix) and POOLER not in name)
-    unexpected = sorted(info["unexpected_keys"])
-    if missing:
-        lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
-        raise InputError(f"{folder}: its weights lack {lacking}{_other_names(missing, unexpected)}")
-    unused = _unused(model.base_model, unexpected)
-    if unused:
-        problem = f"{len(unused)} tensors that the model of config.json does not use ({_shortened(unused)})"
-        raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
+    _check_loaded(folder, model, info, has_new_classes=names is not None)
     for_reading(model)
     mismatched = {name for name, _, _ in info["mismatched_keys"]}
-    return model, sorted(mismatched.union(info["missing_keys"]))
+    new = mismatched.union(info["missing_keys"])
+    return model, sorted(new)
 
 
-def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
+    """Raise `InputError` for mismatched, missing and unused weights, except those of a head to train."""
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        if name.startswith(prefix) or not has_new_classes:
+            shapes = f"{name} has the shape {list(stored)}, config.json asks for {list(wanted)}"
+            raise InputError(f"{folder}: the model cannot be loaded: {shapes}")
+    missing = []
+    for name in sorted(info["missing_keys"]):
+        if name.startswith(prefix) and POOLER not in name:
+            missing.append(name)
+    unexpected = sorted(info["unexpected_keys"])
+    if missing:
+        lacking = f"{len(missing)} tensors of the model that config.json describes ({_shorten(missing)})"
+        raise InputError(f"{folder}: its weights lack {lacking}{_explain_names(missing, unexpected)}")
+    unused = _find_unused(model.base_model, unexpected)
+    if unused:
+        problem = f"{len(unused)} tensors that the model of config.json does not use ({_shorten(unused)})"
+        raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
+
+
+def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """Return an explanation for weight names with an extra prefix; empty if there is none."""
     for wanted in missing:
         for name in unexpected:
@@ -188,14 +209,16 @@ def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     return ""
 
 
-def _unused(base: Any, unexpected: Sequence[str]) -> list[str]:
+def _find_unused(base: Any, unexpected: Sequence[str]) -> list[str]:
     """Return the `unexpected` names within submodules of the base model, except the pooler and buffers."""
-    parts = {name for name, _ in base.named_children()} - {POOLER}
+    submodules = {name for name, _ in base.named_children()} - {POOLER}
     buffers = {name for name, _ in base.named_buffers()}
     unused = []
     for name in unexpected:
         inner = name.removeprefix(f"{base.base_model_prefix}.")
-        if inner.partition(".")[0] in parts and inner not in buffers and not OLD_BUFFERS.search(inner):
+        submodule, _, _ = inner.partition(".")
+        is_buffer = inner in buffers or OLD_BUFFERS.search(inner)
+        if submodule in submodules and not is_buffer:
             unused.append(name)
     return unused
 
@@ -210,14 +233,18 @@ def for_reading(model: PreTrainedModel) -> None:
 def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
     """Add missing decoder inputs for T5, as BART does itself (forward pre-hook of the base model)."""
     ids = arguments[0] if arguments else options.get("input_ids")
-    has_decoder_inputs = len(arguments) > 2 or any(options.get(name) is not None for name in DECODER_INPUTS)
-    if ids is not None and hasattr(base, "_shift_right") and not has_decoder_inputs:
-        options = options | {"decoder_input_ids": base._shift_right(ids)}
+    if len(arguments) > 2 or any(options.get(name) is not None for name in DECODER_INPUTS):
+        return arguments, options
+    if ids is not None and hasattr(base, "_shift_right"):
+        decoder_ids = base._shift_right(ids)
+        options = options | {"decoder_input_ids": decoder_ids}
     return arguments, options
 
 
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+def _shorten(names: Sequence[str]) -> str:
+    """Return the first three names for a message."""
+    shown = ", ".join(names[:3])
+    return f"{shown}, ..." if len(names) > 3 else shown
 
 
 def check_model(folder: Path, texts: Sequence[Text]) -> None:
@@ -226,10 +253,12 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     tokenizer = load_tokenizer(folder)
     check_network(str(folder), base, tokenizer)
     sample = texts[:CHECKED_TEXTS]
+    pairs = [text for text in sample if isinstance(text, tuple)]
     check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
-    check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
-    read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
-    check_vectors(str(folder), base, torch.tensor(encode(tokenizer, texts[:1], CHECKED_TOKENS)))
+    check_segments(base.config, tokenizer, pairs)
+    read_segments(base, tokenizer, bool(pairs))
+    first_ids = encode(tokenizer, texts[:1], CHECKED_TOKENS)
+    check_vectors(str(folder), base, torch.tensor(first_ids))
 
 
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
@@ -269,13 +298,16 @@ def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tens
     Different tokens produce different attention weights, which reveal a deviating attention function.
     """
     embeddings: Any = base.get_input_embeddings()
-    special = {base.config.pad_token_id, tokenizer.pad_token_id}
+    padding_ids = {base.config.pad_token_id, tokenizer.pad_token_id}
     last = min(embeddings.num_embeddings, len(tokenizer)) - 1  # rows beyond the vocabulary may be untrained
     spread = torch.linspace(0, last, PROBE_TOKENS).long().tolist()
-    words = [number for number in spread if number not in special]
+    (text_ids,) = encode(tokenizer, ["a"], PROBE_TOKENS)
+    ids = list(text_ids)
+    for number in spread:
+        if number not in padding_ids:
+            ids.append(number)
     longest = longest_text(base.config) or PROBE_TOKENS
-    ids = [*encode(tokenizer, ["a"], PROBE_TOKENS)[0], *words][:longest]
-    return torch.tensor([ids], device=embeddings.weight.device)
+    return torch.tensor([ids[:longest]], device=embeddings.weight.device)
 
 
 def last_vectors(output: Any) -> Tensor:
@@ -289,8 +321,10 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
     implementation = str(base.config._attn_implementation)
     function = AttentionInterface().get(implementation, None)
     module = str(getattr(function, "__module__", "transformers"))
-    if module.partition(".")[0] not in ("transformers", "attnmix"):
-        problem = f"its attention function {implementation!r} is {module}.{getattr(function, '__qualname__', '')}"
+    package, _, _ = module.partition(".")
+    if package not in ("transformers", "attnmix"):
+        function_name = getattr(function, "__qualname__", "")
+        problem = f"its attention function {implementation!r} is {module}.{function_name}"
         allowed = "those of transformers, as after network.set_attn_implementation('sdpa')"
         raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
 
@@ -356,6 +390,7 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -365,12 +400,19 @@ def _table_paths(base: PreTrainedModel) -> list[str]:
     modules = dict(base.named_modules(remove_duplicate=False))
     paths = [family.word_embedding]
     for stack in family.stacks:
-        for path in (*stack.embedding, stack.final_norm or ""):
-            is_optional = path.endswith("?")
-            if path and not (is_optional and path.removesuffix("?") not in modules):
-                paths.append(path.removesuffix("?"))
-        layers = [path for path in modules if stack.is_layer(path)] or [stack.layers.replace("*", "0")]
-        paths += [f"{layer}.{inside}" for layer in layers for inside in stack.inner_paths()]
+        for declared in (*stack.embedding, stack.final_norm):
+            if not declared:
+                continue
+            path = declared.removesuffix("?")
+            is_optional = declared.endswith("?")
+            if path in modules or not is_optional:
+                paths.append(path)
+        layers = [path for path in modules if stack.is_layer(path)]
+        if not layers:
+            layers = [stack.layers.replace("*", "0")]
+        for layer in layers:
+            for inside in stack.inner_paths():
+                paths.append(f"{layer}.{inside}")
     return paths
 
 
@@ -397,14 +439,20 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
 
 def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` if two checkpoints cannot be compared token by token and layer by layer."""
+    base_config = load_config(base)
+    named_config = load_config(named)
     for key in SHAPE_KEYS:
-        first, second = (getattr(load_config(folder), key) for folder in (base, named))
+        first = getattr(base_config, key)
+        second = getattr(named_config, key)
         if first != second:
             raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
-    tokenizers = [load_tokenizer(folder) for folder in (base, named)]
+    base_tokenizer = load_tokenizer(base)
+    named_tokenizer = load_tokenizer(named)
     for text in texts[:CHECKED_TEXTS]:
         sides = (text,) if isinstance(text, str) else text
-        if tokenizers[0](*sides)["input_ids"] != tokenizers[1](*sides)["input_ids"]:
+        base_ids = base_tokenizer(*sides)["input_ids"]
+        named_ids = named_tokenizer(*sides)["input_ids"]
+        if base_ids != named_ids:
             problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"
             raise InputError(f"model.base: {problem}; allowed: the same tokenizer")
 
@@ -416,16 +464,18 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    unreachable = special if tokenizer.split_special_tokens else set()
+    unreachable = set()
+    if tokenizer.split_special_tokens:
+        unreachable = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     known = {number: token for token, number in tokenizer.get_vocab().items() if token not in unreachable}
     for number in tokenizer("")["input_ids"]:
         known[number] = str(tokenizer.convert_ids_to_tokens(number))
-    beyond = sorted(number for number in known if number >= rows)
-    if beyond:
+    outside = sorted(number for number in known if number >= rows)
+    if outside:
+        first = outside[0]
         raise InputError(
-            f"model.name: the tokenizer of {name} knows {len(beyond)} tokens that the embedding of {rows} rows does "
-            f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"
+            f"model.name: the tokenizer of {name} knows {len(outside)} tokens that the embedding of {rows} rows does "
+            f"not have, the first {known[first]!r} with the number {first}; take the tokenizer of these weights"
         )
 
 
@@ -449,5 +499,6 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
 
 
 def _check_padding(name: str, padding: int, rows: int) -> None:
+    """Raise `InputError` for a padding token outside the embedding."""
     if padding >= rows:
         raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
