@@ -67,6 +67,13 @@ class Repository(NamedTuple):
         shutil.copytree(self.folder, folder, symlinks=True)
         return with_home(folder)
 
+    def enter(self, patch: pytest.MonkeyPatch) -> Repository:
+        """Make this folder and this environment the current ones."""
+        patch.chdir(self.folder)
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        return self
+
     def existing(self, *paths: str) -> list[str]:
         return [path for path in paths if (self.folder / path).exists()]
 
@@ -83,17 +90,14 @@ def with_home(folder: Path) -> Repository:
     return Repository(folder, home)
 
 
-def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> Repository:
-    """Return a repository of git and DVC with these files in no commit yet, in its environment and current folder."""
+def repository_of(folder: Path, files: Mapping[str, str]) -> Repository:
+    """Return a repository of git and DVC with these files, which are not committed."""
     repository = with_home(folder)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     repository.git("init", "--quiet")
     repository.dvc("init", "--quiet")
-    patch.chdir(folder)
-    for name, value in repository.environment().items():
-        patch.setenv(name, value)
     return repository
 
 
