@@ -67,6 +67,13 @@ class Repository(NamedTuple):
         shutil.copytree(self.folder, folder, symlinks=True)
         return with_home(folder)
 
+    def enter(self, patch: pytest.MonkeyPatch) -> Repository:
+        """Make this folder and this environment the current ones."""
+        patch.chdir(self.folder)
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        return self
+
     def existing(self, *paths: str) -> list[str]:
         return [path for path in paths if (self.folder / path).exists()]
 
@@ -83,7 +90,7 @@ def with_home(folder: Path) -> Repository:
     return Repository(folder, home)
 
 
-def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> Repository:
+def repository_of(folder: Path, files: Mapping[str, str]) -> Repository:
     """Return a repository of git and DVC with these uncommitted files, and enter its environment and folder."""
     repository = with_home(folder)
     for name, text in files.items():
@@ -91,9 +98,6 @@ def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPa
         (folder / name).write_text(text, encoding="utf-8")
     repository.git("init", "--quiet")
     repository.dvc("init", "--quiet")
-    patch.chdir(folder)
-    for name, value in repository.environment().items():
-        patch.setenv(name, value)
     return repository
 
 

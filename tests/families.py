@@ -75,7 +75,7 @@ def one_of_each_algebra() -> list[str]:
 
 
 ALGEBRAS = one_of_each_algebra()
-"""Families for tests of whole pipelines."""
+"""Families for tests of code that depends on the layers alone."""
 OWN_WIDTH, DECODER = "qwen3", "bart"
 """Families for tests of independent head widths, and of encoder-decoder models."""
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers return token_type_ids
@@ -95,6 +95,17 @@ class Tokens:
 
 
 TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REFUSED}.items()}
+
+
+def one_of_each_tokenizer() -> list[str]:
+    """Return the first family of each way to read texts: kind of tokenizer, template, padding, segments, stacks."""
+    chosen: dict[Any, str] = {}
+    for name in FAMILIES:
+        tokens = TOKENS[name]
+        roles_of_padding = frozenset(role for role, token in tokens.roles.items() if token == tokens.roles.get("pad"))
+        stacks = len(tiny_family(name).stacks)
+        chosen.setdefault((tokens.kind, tokens.template, roles_of_padding, name in SEGMENTED, stacks), name)
+    return list(chosen.values())
 
 
 def corpus() -> list[str]:

@@ -72,14 +72,20 @@ def closed_test(p: list[float]) -> list[float]:
     return [max(bonferroni[subset] for subset in subsets if number in subset) for number in range(len(p))]
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A repository of DVC with a pipeline of one stage, as the current folder."""
     tables = {f"tables/{model}_{seed}.csv": ratios(model, seed) for model in ("big", "small") for seed in range(5)}
     files = FILES | {name: table.to_csv(index=False) for name, table in tables.items()}
-    made = repository_of(tmp_path / "run", files, monkeypatch)
+    made = repository_of(tmp_path_factory.mktemp("experiments") / "run", files)
     made.commit("A pipeline")
     return made
+
+
+@pytest.fixture
+def repository(committed: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A copy of that repository, as the current folder."""
+    return committed.copy(tmp_path / "run").enter(monkeypatch)
 
 
 def test_table_has_student_intervals_and_holm_verdicts() -> None:

@@ -44,13 +44,20 @@ PLANTED = WORK.format(
 pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A repository with the results of the steady pipeline in its only commit, as the current folder."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
-    made = repository_of(tmp_path / "repository", files, monkeypatch)
+    made = repository_of(tmp_path_factory.mktemp("steady") / "repository", files)
     made.dvc("repro", "--quiet")
     made.commit("A pipeline")
+    return made
+
+
+@pytest.fixture
+def repository(steady: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A copy of the steady repository, as the current folder."""
+    made = steady.copy(tmp_path / "repository").enter(monkeypatch)
     monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return made
