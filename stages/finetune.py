@@ -287,7 +287,7 @@ class GrowingCurves(transformers.TrainerCallback):
         self.tables = tables
 
     def on_epoch_end(
-        self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_options: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_options: Any
     ) -> None:
         control.should_log = True
 
