@@ -68,9 +68,9 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     last = _last_layer(shares)
     if differences.empty:
         return f"{SHARE} of a token's last vector: {percent(float(last['mean'].iloc[0]))}"
-    means = last["mean"]
-    before = percent(means["pretrained"])
-    after = percent(means["finetuned"])
+    own = last["mean"]
+    before = percent(own["pretrained"])
+    after = percent(own["finetuned"])
     states = model_wording_of(run).headline_states.format(before=before, after=after)
     return f"{SHARE} of a token's last vector: {states}"
 
