@@ -88,7 +88,7 @@ class PlantedRun:
         return self.tables[name]
 
 
-class PlantedTexts(PlantedRun, TextResults):  # type: ignore[misc]  # tables without those of a measurement
+class PlantedTexts(PlantedRun, TextResults):
     """The same tables for texts in memory, such as typed ones, in the models before and after fine-tuning."""
 
 
