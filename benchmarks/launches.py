@@ -26,7 +26,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.runs.capture import Batch, fill_rows
+from attnmix.runs.capture import Batch, TextRows, fill_rows
 
 TEXTS, TOKENS, HEADS, LAYERS, HEAD_WIDTH = 16, 256, 12, 12, 2
 COUNTS = ("operators", ".item()", "copies to the host", "copies from it", "operators that wait")
@@ -81,8 +81,10 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     sites = widths(base, CaptureParameters().points)
     buffer_type = {"dtype": torch.float16, "device": device}
     buffers = {site: torch.empty(texts * tokens, width, **buffer_type) for site, width in sites.items()}
-    places = torch.arange(texts * tokens).expand(2, -1)
-    captured = Batch(padded([document.ids.tolist() for document in documents], 0), places)
+    ends = np.cumsum([len(document) for document in documents]).tolist()
+    rows = [slice(end - len(document), end) for document, end in zip(documents, ends, strict=True)]
+    text_rows = [TextRows(text, slice(0, len(documents[text])), rows[text]) for text in range(texts)]
+    captured = Batch(padded([document.ids.tolist() for document in documents], 0), text_rows)
 
     def forward() -> None:
         with torch.inference_mode():

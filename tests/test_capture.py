@@ -117,8 +117,13 @@ def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> No
             return function(*args, **kwargs or {})
 
     base, inputs = load_base(tiny_bert), padded([[5, 6, 7], [5, 6, 7, 8]], 0)
-    tokens = torch.tensor([0, 1, 2, 4, 5, 6, 7])
-    batches = [module.Batch(inputs, torch.stack([tokens, torch.arange(7) + start])) for start in (0, 7)]
+    batches = []
+    for start in (0, 7):
+        texts = [
+            module.TextRows(0, slice(0, 3), slice(start, start + 3)),
+            module.TextRows(1, slice(0, 4), slice(start + 3, start + 7)),
+        ]
+        batches.append(module.Batch(inputs, texts))
     buffers = {site: torch.full((14, width), torch.nan, dtype=torch.float16) for site, width in widths(base).items()}
     mode: Any = Numbers
     with torch.inference_mode(), mode():

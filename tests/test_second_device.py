@@ -44,7 +44,7 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
-from attnmix.runs.capture import Batch, fill_rows
+from attnmix.runs.capture import Batch, TextRows, fill_rows
 from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from benchmarks.launches import works
@@ -146,8 +146,8 @@ def vectors(base: Any, ids: list[int], precision: str = "fp32") -> dict[str, Any
     points = family_of(base.config).present(POINTS)
     sites = widths(base, points)
     buffers = {site: torch.zeros(len(ids), width, device=base.device) for site, width in sites.items()}
-    places = torch.arange(len(ids)).expand(2, -1)
-    fill_rows(base, [Batch(padded([ids], 0), places)], buffers, precision)
+    rows = slice(0, len(ids))
+    fill_rows(base, [Batch(padded([ids], 0), [TextRows(0, rows, rows)])], buffers, precision)
     return {str(site): buffer.cpu().numpy() for site, buffer in buffers.items()}
 
 

@@ -254,12 +254,42 @@ def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUni
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
+class TextRows(NamedTuple):
+    """Index of a text in its batch, a slice of its tokens, and their rows in the buffers."""
+
+    text: int
+    tokens: slice
+    rows: slice
+
+
 class Batch(NamedTuple):
     """A padded forward pass, and the rows of its tokens."""
 
     inputs: dict[str, Tensor]
-    places: Tensor
-    """`[2, N]`: the index of each stored token in the flattened batch, and its row in the buffers."""
+    texts: list[TextRows]
+
+    def put_function(self, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+        """Return a function that copies the stored tokens of a feature `[B, T, D]` to their rows of a buffer."""
+        if device.type == "cpu":
+            return self._put_slices
+        padded_length = self.inputs["input_ids"].shape[1]
+        tokens, rows = [], []
+        for text in self.texts:
+            first_token = text.text * padded_length
+            tokens.append(np.arange(first_token + text.tokens.start, first_token + text.tokens.stop))
+            rows.append(np.arange(text.rows.start, text.rows.stop))
+        indices = np.stack([np.concatenate(tokens), np.concatenate(rows)])
+        tokens_N, rows_N = torch.from_numpy(indices).to(device)
+
+        def put(buffer: Tensor, feature_BTD: Tensor) -> None:
+            cast_BTD = feature_BTD.to(buffer.dtype)
+            buffer.index_copy_(0, rows_N, cast_BTD.flatten(0, 1).index_select(0, tokens_N))
+
+        return put  # three kernel launches for any number of texts
+
+    def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
+        for text, tokens, rows in self.texts:
+            buffer[rows] = feature_BTD[text, tokens]  # reads each feature once
 
 
 class RowBuffers(Mapping[Site, Tensor]):
@@ -341,15 +371,13 @@ def fill_rows(
     features beyond the range of the type.
     """
     for batch in batches:
-        tokens_N, rows_N = batch.places.to(base.device)
+        put_function = batch.put_function(base.device)
 
-        def put(site: Site, feature_BTD: Tensor, tokens_N: Tensor = tokens_N, rows_N: Tensor = rows_N) -> None:
-            buffer = buffers[site]
-            cast_BTD = feature_BTD.to(buffer.dtype)
-            buffer.index_copy_(0, rows_N, cast_BTD.flatten(0, 1).index_select(0, tokens_N))
+        def put(site: Site, feature_BTD: Tensor, put_rows: Callable[..., None] = put_function) -> None:
+            put_rows(buffers[site], feature_BTD)
 
         _forward(base, batch.inputs, buffers, put, precision)
-    filled = sum(batch.places.shape[1] for batch in batches)
+    filled = max(text.rows.stop for batch in batches for text in batch.texts)
     extremes: list[Tensor] = []
     for site in buffers:
         extremes.extend(torch.aminmax(buffers[site][:filled]))
@@ -363,11 +391,11 @@ def _check_features(
 ) -> None:
     """Repeat the forward passes; raise `InputError` for the first feature that its buffer cannot represent."""
     for batch in batches:
-        tokens_N = batch.places[0].to(base.device)
 
-        def check(site: Site, feature_BTD: Tensor, tokens_N: Tensor = tokens_N) -> None:
-            vectors_ND = feature_BTD.flatten(0, 1).index_select(0, tokens_N).float().cpu().numpy()
-            store.check_fits(vectors_ND, site, str(buffers[site].dtype).removeprefix("torch."))
+        def check(site: Site, feature_BTD: Tensor, texts: list[TextRows] = batch.texts) -> None:
+            for text, tokens, _ in texts:
+                vectors_TD = feature_BTD[text, tokens].float().cpu().numpy()
+                store.check_fits(vectors_TD, site, str(buffers[site].dtype).removeprefix("torch."))
 
         _forward(base, batch.inputs, buffers, check, precision)
 
@@ -407,12 +435,10 @@ def _batches(
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
     for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
         inputs = padded([texts[number] for number in batch], padding)
-        padded_length = inputs["input_ids"].shape[1]
-        places = []
+        stored = []
         for text, number in enumerate(batch):
             start = max(text_rows[number].start, rows.start)
             stop = min(text_rows[number].stop, rows.stop)
-            first_token = text * padded_length + start - text_rows[number].start
-            tokens = np.arange(first_token, first_token + stop - start)
-            places.append(np.stack([tokens, np.arange(start - rows.start, stop - rows.start)]))
-        yield Batch(inputs, torch.from_numpy(np.concatenate(places, axis=1)))
+            tokens = slice(start - text_rows[number].start, stop - text_rows[number].start)
+            stored.append(TextRows(text, tokens, slice(start - rows.start, stop - rows.start)))
+        yield Batch(inputs, stored)
