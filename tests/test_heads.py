@@ -15,7 +15,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
 from attnmix.core.store.runs import Run, arrays_folder
 from attnmix.core.store.writers import write_heads
-from attnmix.measures.heads import RESULTS, _reach, record_heads
+from attnmix.measures.heads import RESULTS, _find_reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -103,6 +103,6 @@ def call(mask: torch.Tensor) -> AttentionCall:
 )
 def test_scores_that_hold_more_than_a_mask_of_neighbours_are_refused(mask: Any) -> None:
     with pytest.raises(InputError, match="models/x: layer 2 adds numbers of its own to attention's scores"):
-        _reach(call(torch.tensor([mask])), "models/x: layer 2")
+        _find_reach(call(torch.tensor([mask])), "models/x: layer 2")
     window = torch.tensor([[[0, 0, -torch.inf], [-torch.inf, 0, 0], [-torch.inf, -torch.inf, 0]]])
-    assert _reach(call(window), "").tolist() == [[0, 1], [1, 2], [2, 2]]
+    assert _find_reach(call(window), "").tolist() == [[0, 1], [1, 2], [2, 2]]

@@ -14,7 +14,7 @@ from conftest import plain_document
 
 from attnmix.core.errors import InputError
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures, _BatchPass
-from attnmix.measures.geometry import Cloud, _fetched_ranks, effective_ranks
+from attnmix.measures.geometry import Cloud, _fetch_ranks, effective_ranks
 from attnmix.measures.micro_batches import MicroBatch, micro_batches
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_base
@@ -95,7 +95,7 @@ def test_fetched_effective_ranks_match_cpu() -> None:
     mask = torch.arange(7) < torch.tensor([[4], [7]])
     cloud = Cloud(vectors, mask[:, None])
     ranks = effective_ranks(cloud, [4, 7]).result()
-    torch.testing.assert_close(_fetched_ranks(cloud.gram_NN, [4, 7]), ranks, rtol=0, atol=0)
+    torch.testing.assert_close(_fetch_ranks(cloud.gram_NN, [4, 7]), ranks, rtol=0, atol=0)
     for text, tokens in enumerate((4, 7)):
         for point in range(3):
             x = vectors[text, point, :tokens].double().numpy()

@@ -217,18 +217,18 @@ def test_curves_match_loop_over_rows() -> None:
 def test_identities_are_checked_in_first_text(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert})
     texts = tokenized(["time flies"], measurer)
-    right = identities._source_errors
+    right = identities._check_sources
 
     def wrong(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
         return right(layer_pass, mask_BT) | {"attention_output": mask_BT.new_ones(len(mask_BT), dtype=torch.float32)}
 
-    monkeypatch.setattr(identities, "_source_errors", wrong)
+    monkeypatch.setattr(identities, "_check_sources", wrong)
     for _ in range(2):  # a failed check must be repeated
         with pytest.raises(InputError, match="the identity attention_output fails in layer 1 of"):
             measurer.results(texts)
     monkeypatch.undo()
     first = page_text(measurer.results(texts), Subject("a model"))
-    monkeypatch.setattr(identities, "_source_errors", wrong)
+    monkeypatch.setattr(identities, "_check_sources", wrong)
     assert page_text(measurer.results(texts), Subject("a model")) == first
 
 

@@ -81,9 +81,11 @@ class Classifier:
     """A checkpoint's sequence classifier, in eval mode and float32."""
 
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
-        self.folder, self.batch_tokens = folder, batch_tokens
+        self.folder = folder
+        self.batch_tokens = batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
-        model: Any = load_classifier(folder, attn_implementation=implementation_of(load_config(folder)))
+        implementation = implementation_of(load_config(folder))
+        model: Any = load_classifier(folder, attn_implementation=implementation)
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
         read_segments(self.base, self.tokenizer, pairs)
@@ -91,9 +93,10 @@ class Classifier:
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
         self.layers = [module for path, module in self.base.named_modules() if stack.is_layer(path)]
-        mask = self.tokenizer.mask_token_id
+        mask_id = self.tokenizer.mask_token_id
         rows = self.model.get_input_embeddings().num_embeddings
-        self.mask_id = mask if mask is not None and mask < rows else None
+        has_mask = mask_id is not None and mask_id < rows
+        self.mask_id = mask_id if has_mask else None
 
     def logits(
         self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
@@ -102,15 +105,19 @@ class Classifier:
 
         `edits` maps the text indices and the attention mask `[B, T]` of a batch to an edit of attention.
         """
-        logits = torch.full((len(texts), int(self.model.config.num_labels or 0)), torch.nan, dtype=torch.float64)
+        classes = int(self.model.config.num_labels or 0)
+        logits = torch.full((len(texts), classes), torch.nan, dtype=torch.float64)
         places = [place for place, ids in enumerate(texts) if ids]
+        lengths = [len(texts[place]) for place in places]
         with torch.inference_mode():
-            for batch in batches_by_tokens([len(texts[place]) for place in places], self.batch_tokens):
+            for batch in batches_by_tokens(lengths, self.batch_tokens):
                 rows = [places[number] for number in batch]
-                inputs = padded([texts[row] for row in rows], self.tokenizer.pad_token_id, self.model.device)
+                batch_texts = [texts[row] for row in rows]
+                inputs = padded(batch_texts, self.tokenizer.pad_token_id, self.model.device)
                 edit = edits and edits(rows, inputs["attention_mask"])
                 with edited_attention(self.base, edit) if edit else nullcontext():
-                    logits[rows] = self.model(**inputs).logits.cpu().double()
+                    output = self.model(**inputs)
+                logits[rows] = output.logits.cpu().double()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
@@ -220,13 +227,16 @@ class Classifier:
 
 def _moves_logit(derivative_1TD: Tensor) -> Tensor:
     """Return a mask `[T]` of tokens with a non-zero derivative of a logit."""
-    return derivative_1TD[0].abs().sum(-1) > 0
+    size_T = derivative_1TD[0].abs().sum(-1)
+    return size_T > 0
 
 
 def _only_position(read_T: Tensor) -> int:
     """Return the position of the only token that is read, or -1 if there are several."""
     positions = read_T.nonzero()[:, 0].tolist()
-    return int(positions[0]) if len(positions) == 1 else -1
+    if len(positions) != 1:
+        return -1
+    return int(positions[0])
 
 
 def decomposition_obstacle(family: Family) -> str | None:
@@ -241,8 +251,10 @@ class HeldScores:
     """The class scores of one text as an affine function of the token that the head reads, with fixed factors."""
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
-        self.classifier, self.read = classifier, read
-        self.parts_JD, self.whole_D = parts_JD, whole_D
+        self.classifier = classifier
+        self.read = read
+        self.parts_JD = parts_JD
+        self.whole_D = whole_D
 
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
@@ -261,28 +273,38 @@ class HeldScores:
 
         Raise `InputError` if they do not sum to the logits.
         """
-        parts_JD, whole_D = self.parts_JD, self.whole_D
-        stack, base = self.classifier.family.stacks[0], self.classifier.base
-        for module in optional_modules(base, filter(None, [stack.final_norm])):
+        parts_JD = self.parts_JD
+        whole_D = self.whole_D
+        stack = self.classifier.family.stacks[0]
+        norm_paths = [stack.final_norm] if stack.final_norm else []
+        for module in optional_modules(self.classifier.base, norm_paths):
             norm = norm_of(module, whole_D)
             parts_JD = _with_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
-        entering_first, leaving_first = calls[0].rows_at(self.read)
-        entering_last, leaving_last = calls[-1].rows_at(self.read)
-        reads_token = entering_first.shape == whole_D.shape and torch.allclose(entering_first, whole_D)
-        if not reads_token or not torch.equal(leaving_last, logits_C):
+        first, last = calls[0], calls[-1]
+        first_input, first_output = first.rows_at(self.read)
+        last_input, last_output = last.rows_at(self.read)
+        reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
+        if not reads_token or not torch.equal(last_output, logits_C):
             return None
-        parts_JD = _mapped(linear_weights(calls[0].module), parts_JD)
+        parts_JD = _mapped(linear_weights(first.module), parts_JD)
         if len(calls) == 2:
-            between = partial(self.classifier.between, calls[0].module, calls[1].module)
+            between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
-                slopes_D = slopes(between, leaving_first, entering_last)
+                slopes_D = slopes(between, first_output, last_input)
                 constant_D = between(slopes_D.new_zeros(1))
             parts_JD = _with_biases(parts_JD * slopes_D, constant_D)
-            parts_JD = _mapped(linear_weights(calls[1].module), parts_JD)
-        error = float((parts_JD.detach().sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
+            parts_JD = _mapped(linear_weights(last.module), parts_JD)
+        self._check_sum(parts_JD, logits_C, name)
+        return parts_JD
+
+    def _check_sum(self, parts_JC: Tensor, logits_C: Tensor, name: str) -> None:
+        """Raise `InputError` if the parts do not sum to the logits."""
+        largest = logits_C.abs().max().clamp_min(1e-30)
+        largest_error = (parts_JC.detach().sum(0) - logits_C).abs().max()
+        error = float(largest_error / largest)
         if not error <= SUM_TOLERANCE:
             family = self.classifier.family.model_type
             raise InputError(
@@ -290,28 +312,33 @@ class HeldScores:
                 f"{error:.3g}, at most {SUM_TOLERANCE:g} is rounding; the entry of {family} in "
                 "attnmix/models/families.yaml does not hold for this model"
             )
-        return parts_JD
 
 
 class Decomposition:
     """One text's parts, propagated layer by layer; the last layer is limited to the token that the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
-        self.classifier, self.read = classifier, read
+        self.classifier = classifier
+        self.read = read
         self.values = classifier.values  # The property runs a forward pass, which must precede the pass of the text.
-        self.input_TD = self.whole_D = self.parts_JTD = torch.empty(0)
+        self.input_TD = torch.empty(0)
+        self.whole_D = torch.empty(0)
+        self.parts_JTD = torch.empty(0)
 
     def visit(self, layer_pass: LayerPass) -> None:
         """Propagate through one layer."""
         number = layer_pass.call.number
         is_last = number == len(self.values)
         rows = slice(self.read, self.read + 1) if is_last else slice(None)
+        values = self.values[number - 1]
         with torch.enable_grad():
             if number == 1:
                 self.input_TD = layer_pass.x.detach().requires_grad_()
-                self.parts_JTD = torch.stack([self.input_TD, torch.zeros_like(self.input_TD)])
-            self.parts_JTD = through_layer(layer_pass, self.values[number - 1], self.parts_JTD, rows)
-        self.whole_D = layer_pass.features["layer_output"][self.read]
+                biases_TD = torch.zeros_like(self.input_TD)
+                self.parts_JTD = torch.stack([self.input_TD, biases_TD])
+            self.parts_JTD = through_layer(layer_pass, values, self.parts_JTD, rows)
+        output_TD = layer_pass.features["layer_output"]
+        self.whole_D = output_TD[self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
         """Return each token's part `[T]` of a class score; None as in `HeldScores.logits`."""

@@ -57,9 +57,11 @@ def probes(
     rows: list[list[Any]] = []
     fitted = chosen_tokens(classifier, training)
     tested = chosen_tokens(classifier, documents)
-    frequent = fitted.loc[fitted["word"], "token"].value_counts().index[:FREQUENT_TOKENS]
+    word_counts = fitted.loc[fitted["word"], "token"].value_counts()
+    frequent = word_counts.index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
-        tokens["token"] = tokens["token"].where(tokens["word"] & tokens["token"].isin(frequent), NO_LABEL)
+        is_frequent_word = tokens["word"] & tokens["token"].isin(frequent)
+        tokens["token"] = tokens["token"].where(is_frequent_word, NO_LABEL)
         _add_controls(tokens, texts, generator)
     for checkpoint, base in bases:
         fitted_vectors = token_vectors(classifier, base, training, fitted)
@@ -67,17 +69,18 @@ def probes(
         if base is classifier.base:
             rows.extend(_lens_rows(classifier, documents, tested, tested_vectors, seed))
         for group, target in TARGETS:
-            is_known = _has_label(fitted, group, target)
-            is_asked = _has_label(tested, group, target)
-            labels = fitted.loc[is_known, target]
-            asked = tested[is_asked]
-            if labels.nunique() < 2 or asked.empty:
+            is_fitted = _has_label(fitted, group, target)
+            is_tested = _has_label(tested, group, target)
+            labels = fitted.loc[is_fitted, target]
+            tested_tokens = tested[is_tested]
+            if labels.nunique() < 2 or tested_tokens.empty:
                 continue
             for layer in fitted_vectors:
-                known_ND = fitted_vectors[layer].double().numpy()[is_known]
-                asked_ND = tested_vectors[layer].double().numpy()[is_asked]
-                named = probe_predictions(known_ND, labels.tolist(), asked_ND)
-                shares = _shares(asked.assign(right=named == asked[target]))
+                fitted_ND = fitted_vectors[layer].double().numpy()[is_fitted]
+                tested_ND = tested_vectors[layer].double().numpy()[is_tested]
+                predictions = probe_predictions(fitted_ND, labels.tolist(), tested_ND)
+                is_right = predictions == tested_tokens[target]
+                shares = _compute_shares(tested_tokens.assign(right=is_right))
                 rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
@@ -98,7 +101,9 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
     """Return a mask of `chosen_tokens` that belong to a group and have a label of a target."""
-    return ((tokens["group"] == group) & (tokens[target] != NO_LABEL)).to_numpy()
+    is_in_group = tokens["group"] == group
+    is_labelled = tokens[target] != NO_LABEL
+    return (is_in_group & is_labelled).to_numpy()
 
 
 def _lens_rows(
@@ -109,16 +114,19 @@ def _lens_rows(
     seed: int,
 ) -> Iterator[list[Any]]:
     """Yield the rows of `lens_agreement`."""
-    predicted_D = classifier.logits([document.ids.tolist() for document in documents]).argmax(-1).numpy()
+    all_ids = [document.ids.tolist() for document in documents]
+    predicted_D = classifier.logits(all_ids).argmax(-1).numpy()
+    predicted_N = predicted_D[tokens["text"]]
     # Any head reads this token in a text of one token; heads of encoder-decoders search for the end token.
-    with_encoder = len(classifier.family.stacks) > 1
-    token_id = int(classifier.model.config.eos_token_id if with_encoder else documents[0].ids[0])
+    has_encoder = len(classifier.family.stacks) > 1
+    token_id = classifier.model.config.eos_token_id if has_encoder else documents[0].ids[0]
     for layer, vectors_ND in vectors.items():
-        scores_NC = head_scores(classifier.model, vectors_ND.to(classifier.model.device), token_id)
+        vectors_on_device = vectors_ND.to(classifier.model.device)
+        scores_NC = head_scores(classifier.model, vectors_on_device, int(token_id))
         named_N = scores_NC.argmax(-1).cpu().numpy()
-        scored = tokens.assign(right=named_N == predicted_D[tokens["text"]])
+        scored = tokens.assign(right=named_N == predicted_N)
         for group, tokens_of_group in scored.groupby("group"):
-            shares = _shares(tokens_of_group)
+            shares = _compute_shares(tokens_of_group)
             yield table_row("finetuned", "lens_agreement", str(group), layer, shares, seed)
 
 
@@ -128,23 +136,24 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, decoder tokens are shifted
     right by one.
     """
-    read = _read_position(classifier, documents[0]) if documents else None
+    read_position = _find_read_position(classifier, documents[0]) if documents else None
     start = [NO_LABEL] if len(classifier.family.stacks) > 1 else []
     rows = []
     for text, document in enumerate(documents):
-        own = [] if read is None else [read % len(document)]
-        chosen = min(OTHER_TOKENS + 1, len(document))
-        steps = np.linspace(0, len(document) - 1, chosen).round().astype(int)
-        others = np.setdiff1d(steps, own).tolist()
+        read = [] if read_position is None else [read_position % len(document)]
+        number = min(OTHER_TOKENS + 1, len(document))
+        equally_spaced = np.linspace(0, len(document) - 1, number).round().astype(int)
+        others = np.setdiff1d(equally_spaced, read).tolist()
         ids_T = np.insert(document.ids, 0, start)
         words_T = np.insert(document.words, 0, start)
         is_word_T = words_T >= 0
         positions_T = np.where(is_word_T, position_groups(len(words_T)), NO_LABEL)
-        for group, places in (("read", own), ("others", others)):
+        for group, places in (("read", read), ("others", others)):
             for place in places:
                 labels = (ids_T[place], is_word_T[place], document.label, positions_T[place])
                 rows.append((text, group, place, *labels))
-    table = pd.DataFrame(rows, columns=["text", "group", "place", "token", "word", "class", "position"])
+    columns = ["text", "group", "place", "token", "word", "class", "position"]
+    table = pd.DataFrame(rows, columns=columns)
     return table.astype({"word": bool, "text": int, "token": int})
 
 
@@ -154,29 +163,36 @@ def token_vectors(
     """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the stack that the head reads."""
     rows: list[Any] = []
     vectors: dict[int, list[torch.Tensor]] = defaultdict(list)
+    all_places = tokens["place"].to_numpy()
     for batch, inputs in padded_batches(classifier, documents):
         with torch.inference_mode(), recording(base, ("layer_output", DECODER_INPUT)) as features:
             base(**inputs)
-        start = max((site.layer for site in features if site.point == DECODER_INPUT), default=0)
-        sites = [site for site in features if site.layer > start]
+        decoder_inputs = [site.layer for site in features if site.point == DECODER_INPUT]
+        last_encoder_layer = max(decoder_inputs, default=0)
+        sites = [site for site in features if site.layer > last_encoder_layer]
         for number, text in enumerate(batch):
             rows_of_text = np.flatnonzero(tokens["text"] == text)
             rows.append(rows_of_text)
-            places = tokens["place"].to_numpy()[rows_of_text]
+            places = all_places[rows_of_text]
             for site in sites:
-                vectors[site.layer].append(features[site][number, places].cpu())
+                vectors_of_text = features[site][number, places]
+                vectors[site.layer].append(vectors_of_text.cpu())
     order: Any = np.argsort(np.concatenate(rows)) if rows else []
     return {layer: torch.cat(parts_ND)[order] for layer, parts_ND in vectors.items()}
 
 
-def _shares(tokens: pd.DataFrame) -> torch.Tensor:
+def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
     """Return each text's share of `right` tokens."""
-    return torch.tensor(tokens.groupby("text")["right"].mean().to_numpy())
+    shares_D = tokens.groupby("text")["right"].mean()
+    return torch.tensor(shares_D.to_numpy())
 
 
-def _read_position(classifier: Classifier, document: Document) -> int | None:
+def _find_read_position(classifier: Classifier, document: Document) -> int | None:
     """Return the position of the token that the head reads, from the end unless it is 0; None for several tokens."""
-    position = classifier.gradients(document.ids.tolist(), 0).read_position
+    gradients = classifier.gradients(document.ids.tolist(), 0)
+    position = gradients.read_position
     if position < 0:
         return None
-    return position if position == 0 else position - len(document)
+    if position == 0:
+        return 0
+    return position - len(document)

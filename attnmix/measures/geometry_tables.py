@@ -77,27 +77,33 @@ def _steps(measured: CorpusMeasures) -> Mean:
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with mean cosines between tokens of different texts: all, and by predicted class."""
-    sites, classes_N = measured.sites, _first_classes(measured)
+    sites = measured.sites
+    classes_N = _select_classes(measured)
     for checkpoint, sums in measured.sums.items():
         sums_NXD, counts = sums["unit_sums"].take(slice(MAX_TEXTS))
         tokens_N = counts.ravel()
-        kept = usable(classes_N, tokens_N)
+        is_usable_N = usable(classes_N, tokens_N)
         intervals = []
         for place in range(len(sites)):
             units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
-            intervals.append(_cosine_intervals(units, classes_N, kept))
+            intervals.append(_compute_cosines(units, classes_N, is_usable_N))
+        usable_texts = is_usable_N.sum()
+        documents = [len(is_usable_N), usable_texts, usable_texts]
         columns: dict[str, Any] = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
-        columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
+        columns["documents"] = np.broadcast_to(documents, (len(sites), 3))
         labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
         table = table_rows("geometry", checkpoint, labels, columns)
-        yield table[table["mean"].notna() | (table["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
+        is_across_texts = table["measure"] == MEAN_COSINE_ACROSS_TEXTS
+        yield table[table["mean"].notna() | is_across_texts]
 
 
-def _cosine_intervals(units: Moments, classes_N: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> Doubles:
+def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
     """Return mean cosines and their intervals `[3, 3]`: all texts, texts of the same class, texts of another class."""
-    whole, without = products(units, np.zeros(len(classes_N)))
+    one_class_N = np.zeros(len(classes_N))
+    whole, without = products(units, one_class_N)
     all_texts = Jackknifed(whole.same, without.same)
-    whole, without = products(_texts_of(units, kept), classes_N[kept])
+    usable_units = _select_texts(units, is_usable_N)
+    whole, without = products(usable_units, classes_N[is_usable_N])
     same_class = Jackknifed(whole.same, without.same)
     other_class = Jackknifed(whole.other, without.other)
     intervals = [np.ravel(cosine.interval()) for cosine in (all_texts, same_class, other_class)]
@@ -111,41 +117,48 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
     otherwise the iterator is empty.
     """
     shares: dict[str, Jackknifed] = {}
-    classes_N = _first_classes(measured)
+    classes_N = _select_classes(measured)
+    known_classes = np.unique(classes_N[classes_N >= 0])
     for checkpoint, sums in measured.sums.items():
-        if len(np.unique(classes_N[classes_N >= 0])) < 2:
+        if len(known_classes) < 2:
             return
-        texts, kept = attention_moments(sums, classes_N)
-        if len(np.unique(classes_N[kept])) < 2:
+        texts, is_usable_N = attention_moments(sums, classes_N)
+        usable_classes = classes_N[is_usable_N]
+        if len(np.unique(usable_classes)) < 2:
             return
-        whole, without = products(texts, classes_N[kept])
+        whole, without = products(texts, usable_classes)
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
-        null_L = class_share_null(texts, classes_N[kept], measured.seed)
-        columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
-        yield table_rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
+        null_L = class_share_null(texts, usable_classes, measured.seed)
+        documents_L = np.full(len(null_L), len(usable_classes))
+        columns: dict[str, Any] = {"mean": null_L, "documents": documents_L}
+        labels = attention | {"measure": [PERMUTED]}
+        yield table_rows("geometry", checkpoint, labels, columns)
     for checkpoint, share in with_difference(shares).items():
         columns = dict(zip(INTERVAL, share.interval(), strict=True))
         columns["documents"] = np.full(share.whole.shape, share.documents)
-        yield table_rows("geometry", checkpoint, attention | {"measure": SHARE_MEASURES}, columns)
+        labels = attention | {"measure": SHARE_MEASURES}
+        yield table_rows("geometry", checkpoint, labels, columns)
 
 
 def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in the first texts with a class, and their mask."""
-    sums_NLD, counts = sums["others"].take(slice(MAX_TEXTS))
+    first_texts = slice(MAX_TEXTS)
+    sums_NLD, counts = sums["others"].take(first_texts)
+    lengths_NL3 = sums["lengths"].take(first_texts).values
     tokens_N = counts.ravel()
-    kept = usable(classes_N, tokens_N)
-    squares_NL = sums["lengths"].take(slice(MAX_TEXTS)).values[:, :, 0]
-    return _texts_of(Moments.from_sums(sums_NLD, squares_NL, tokens_N), kept), kept
+    is_usable_N = usable(classes_N, tokens_N)
+    moments = Moments.from_sums(sums_NLD, lengths_NL3[:, :, 0], tokens_N)
+    return _select_texts(moments, is_usable_N), is_usable_N
 
 
-def _first_classes(measured: CorpusMeasures) -> npt.NDArray[np.int64]:
+def _select_classes(measured: CorpusMeasures) -> npt.NDArray[np.int64]:
     """Return the predicted classes of the first `MAX_TEXTS` texts."""
     return measured.texts["predicted_label"].to_numpy()[:MAX_TEXTS]
 
 
-def _texts_of(moments: Moments, kept: npt.NDArray[np.bool_]) -> Moments:
-    """Return the moments of the texts that are `kept`."""
-    return Moments(*(part[kept] for part in moments))
+def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Moments:
+    """Return the moments of the selected texts."""
+    return Moments(*(part[is_selected_N] for part in moments))
 
 
 def part_lengths(sums: CorpusSums) -> Sums:

@@ -52,11 +52,14 @@ def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
     return pd.DataFrame(table[is_shown])
 
 
-def _texts(run: Results) -> int:
-    return int(run.mixing[0]["documents"].max())
+def _count_measured_texts(run: Results) -> int:
+    """Return the number of texts with mixing ratios."""
+    curves, _ = run.mixing
+    return int(curves["documents"].max())
 
 
 def _headline(run: Results, shares: pd.DataFrame) -> str:
+    """Return the headline of one model or of two models, by their own shares or else their ratios."""
     curves, differences = run.mixing
     if shares.empty and differences.empty:
         return headline(curves)
@@ -64,10 +67,12 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         means = preferred_means(curves)
         before = percent(means["pretrained"], 1)
         after = percent(means["finetuned"], 1)
-        return f"Tokens mix at a ratio of {model_wording_of(run).headline_states.format(before=before, after=after)}"
+        states = model_wording_of(run).headline_states.format(before=before, after=after)
+        return f"Tokens mix at a ratio of {states}"
     last = _last_layer(shares)
     if differences.empty:
-        return f"{SHARE} of a token's last vector: {percent(float(last['mean'].iloc[0]))}"
+        share = float(last["mean"].iloc[0])
+        return f"{SHARE} of a token's last vector: {percent(share)}"
     own_share_means = last["mean"]
     before = percent(own_share_means["pretrained"])
     after = percent(own_share_means["finetuned"])
@@ -98,16 +103,18 @@ def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
+    """Return at most three sentences, by the numbers of models and texts."""
     _, differences = run.mixing
+    texts = _count_measured_texts(run)
     if differences.empty:
-        sentences = [_counted_tokens(run, shares), _one_model(run)]
-    elif _texts(run) == 1:
+        sentences = [_describe_mean(run, shares), _describe_one_model(run)]
+    elif texts == 1:
         sentences = [
             _ratio_change(run),
             "One text gives no {interval}; another text may change in the other direction.",
         ]
-    elif _texts(run) < MIN_INTERVAL_DOCUMENTS:
-        few = f"{_counted(run, _texts(run))} give no {{interval}}; others may change in the other direction."
+    elif texts < MIN_INTERVAL_DOCUMENTS:
+        few = f"{_counted(run, texts)} give no {{interval}}; others may change in the other direction."
         sentences = [_ratio_change(run), few]
     else:
         sentences = [_share_change(run, shares), _shares_by_class(run), _ratio_change(run)]
@@ -121,9 +128,11 @@ def _counted(run: Results, number: float) -> str:
 
 def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     """Return the sample sizes of the two measures, by their terms in the glossary."""
-    if run.mixing[1].empty or _texts(run) == 1:
+    if run.mixing[1].empty or _count_measured_texts(run) == 1:
         return {}
-    notes = {RATIO.lower(): f"Here it is the mean over {_counted(run, _texts(run))}, weighted by tokens."}
+    notes = {
+        RATIO.lower(): f"Here it is the mean over {_counted(run, _count_measured_texts(run))}, weighted by tokens."
+    }
     if len(shares):
         last = shares.iloc[-1]
         texts = _counted(run, last["documents"])
@@ -133,13 +142,19 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     return notes
 
 
-def _counted_tokens(run: Results, shares: pd.DataFrame) -> str:
-    return "" if shares.empty else f"{{{SHARE}}}: it is a mean over tokens of {_counted(run, _texts(run))}."
+def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
+    """Return a sentence on the texts of the own share's mean; empty without own shares."""
+    if shares.empty:
+        return ""
+    texts = _counted(run, _count_measured_texts(run))
+    return f"{{{SHARE}}}: it is a mean over tokens of {texts}."
 
 
-def _one_model(run: Results) -> str:
-    most, _ = most_and_least(run.mixing[0])
-    texts = _texts(run)
+def _describe_one_model(run: Results) -> str:
+    """Return a sentence on the layer with the largest ratio."""
+    curves, _ = run.mixing
+    most, _ = most_and_least(curves)
+    texts = _count_measured_texts(run)
     here = "this text" if texts == 1 else f"these {_counted(run, texts)}"
     return f"{{{RATIO}}}: in {here}, layer {most['layer']} adds most from others, {percent(most['mean'])}."
 
@@ -165,13 +180,17 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
 
 def _shares_by_class(run: Results) -> str:
     """Return a sentence on the own share by the predicted class of the donor texts."""
-    same, other = (_last_layer(own_shares(run, donor)) for donor in (SAME_CLASS, OTHER_CLASS))
+    same = _last_layer(own_shares(run, SAME_CLASS))
+    other = _last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
         return ""
-    before, after = (percent(same["mean"][name]) for name in ("pretrained", "finetuned"))
-    states = model_wording_of(run).states.format(before=before, after=after)
-    others = " and ".join(percent(other["mean"][name]) for name in ("pretrained", "finetuned"))
-    return f"With words of the same predicted class it is {states}; of another, {others}."
+    states = model_wording_of(run).states.format(
+        before=percent(same["mean"]["pretrained"]),
+        after=percent(same["mean"]["finetuned"]),
+    )
+    other_before = percent(other["mean"]["pretrained"])
+    other_after = percent(other["mean"]["finetuned"])
+    return f"With words of the same predicted class it is {states}; of another, {other_before} and {other_after}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -182,9 +201,12 @@ def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
 
 
 def _ratio_change(run: Results) -> str:
-    means = preferred_means(run.mixing[0])
-    before, after = percent(means["pretrained"]), percent(means["finetuned"])
-    texts = _counted(run, _texts(run))
+    """Return a sentence on the preferred ratio of both models, averaged over layers."""
+    curves, _ = run.mixing
+    means = preferred_means(curves)
+    before = percent(means["pretrained"])
+    after = percent(means["finetuned"])
+    texts = _counted(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
     return f"{{{RATIO}}}: it is {states}, averaged over layers, {texts}."
 
@@ -192,13 +214,13 @@ def _ratio_change(run: Results) -> str:
 def headline(curves: pd.DataFrame) -> str:
     """Return a headline with the layers of largest and smallest ratio, with enough digits to differ from 0."""
     most, least = most_and_least(curves)
-    high, low = _told_apart(most["mean"], least["mean"])
+    high, low = _distinguish(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
         return f"The one layer mixes tokens at a ratio of {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _told_apart(high: float, low: float) -> tuple[str, str]:
+def _distinguish(high: float, low: float) -> tuple[str, str]:
     """Return two ratios in percent, with the fewest digits for which they differ and the lower is above 0."""
     for digits in (0, 1, 2):
         high_text = percent(high, digits)
@@ -210,8 +232,10 @@ def _told_apart(high: float, low: float) -> tuple[str, str]:
 
 
 def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the chart of the own share by layer."""
     layers = range(1, int(shares["layer"].max()) + 1)
-    by_checkpoint = shares[shares["checkpoint"] != "difference"].groupby("checkpoint", sort=False)
+    is_model = shares["checkpoint"] != "difference"
+    by_checkpoint = shares[is_model].groupby("checkpoint", sort=False)
     series = []
     for checkpoint, rows in by_checkpoint:
         name = labels[str(checkpoint)] if len(by_checkpoint) > 1 else SHARE
@@ -226,14 +250,16 @@ def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[st
 
 def _ratio_chart(run: Results) -> dict[str, Any]:
     """Return the chart of the preferred ratio by layer."""
-    curves = run.mixing[0]
+    curves, _ = run.mixing
     method = preferred(curves)
+    of_method = curves[curves["method"] == method]
     checkpoints = curves["checkpoint"].unique().tolist()
     layers = range(1, int(curves["layer"].max()) + 1)
+    labels = model_wording_of(run).labels
     series = []
     for checkpoint in checkpoints:
-        rows = curves[(curves["method"] == method) & (curves["checkpoint"] == checkpoint)]
-        name = model_wording_of(run).labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+        rows = of_method[of_method["checkpoint"] == checkpoint]
+        name = labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
         series.append({"name": name, **curve(rows, layers)})
     return {
         "title": "Mixing ratio by layer",

@@ -15,39 +15,49 @@ from attnmix.page.sentences import document_note
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, wording_of
 
-HEADING_CHARACTERS, TITLE_CHARACTERS = 40, 24  # longest excerpt of a text in a list and in a sentence
+HEADING_CHARACTERS = 40  # longest excerpt of a text in a list
+TITLE_CHARACTERS = 24  # longest excerpt of a text in a sentence
 OWN_TEXT = "text/"  # prefix of the names of user texts, which are not from a data set
 MAX_LETTERS = 0.5  # fraction of single letters among word tokens that leads to a caution
 
 
 def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
     """Return the description of each text in `tokens`, with the keys in `attnmix.page.shape`."""
-    has_classifier = len(run.predictions) > 0
-    table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    rows: list[Data] = []
-    for row in table.to_dict("records"):
-        rows.append({name: None if pd.isna(value) else value for name, value in row.items()})
+    details = _read_details(run)
     detailed = detailed_documents_of(run)
-    notes = {}
-    for document in rows:
-        name = document["document"]
-        lacks_details = bool(detailed) and name not in detailed
-        notes[name] = document_note(document, wording_of(run).truncation, lacks_details)
-    by_name = {row["document"]: row for row in rows}
+    truncation = wording_of(run).truncation
     headings = name_documents(run.texts)
-    return [
-        {
-            "name": name,
+    descriptions = []
+    for document, rows in tokens.groupby("document", sort=False):
+        name = str(document)
+        row = details[name]
+        lacks_details = bool(detailed) and name not in detailed
+        description = {
+            "name": document,
             "start": int(rows.index[0]),
             "length": len(rows),
-            **headings[str(name)],
-            "direction": _find_direction(run.texts[str(name)]),
-            "note": notes[name],
-            "caution": find_cautions(rows, by_name[name]["unknown_tokens"]),
-            **_read_classes(by_name[name]),
+            **headings[name],
+            "direction": _find_direction(run.texts[name]),
+            "note": document_note(row, truncation, lacks_details),
+            "caution": find_cautions(rows, row["unknown_tokens"]),
+            **_read_classes(row),
         }
-        for name, rows in tokens.groupby("document", sort=False)
-    ]
+        descriptions.append(description)
+    return descriptions
+
+
+def _read_details(run: Results) -> dict[str, Data]:
+    """Return the row of each text, with its prediction if there is a classifier; None for missing values."""
+    table = run.documents
+    if len(run.predictions) > 0:
+        table = table.merge(run.predictions, on="document")
+    details = {}
+    for row in table.to_dict("records"):
+        known: Data = {}
+        for name, value in row.items():
+            known[str(name)] = None if pd.isna(value) else value
+        details[str(known["document"])] = known
+    return details
 
 
 def _read_classes(row: Mapping[str, Any]) -> Data:
@@ -67,8 +77,13 @@ def _read_classes(row: Mapping[str, Any]) -> Data:
 
 def _find_direction(text: str) -> str:
     """Return `rtl` if the first letter with a direction is written from right to left, else `ltr`."""
-    directions = map(unicodedata.bidirectional, text)
-    return "rtl" if next((each for each in directions if each in ("L", "R", "AL")), "L") != "L" else "ltr"
+    for character in text:
+        direction = unicodedata.bidirectional(character)
+        if direction == "L":
+            return "ltr"
+        if direction in ("R", "AL"):
+            return "rtl"
+    return "ltr"
 
 
 def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
@@ -90,9 +105,15 @@ def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
 
 def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
     """Return the beginning of a user text, numbered if other user texts have the same beginning."""
-    own = [each for each in beginnings if each.startswith(OWN_TEXT)]
-    alike = [each for each in own if beginnings[each] == beginnings[name]]
-    return beginnings[name] if len(alike) == 1 else f"{beginnings[name]} ({alike.index(name) + 1})"
+    beginning = beginnings[name]
+    alike = []
+    for other, other_beginning in beginnings.items():
+        if other.startswith(OWN_TEXT) and other_beginning == beginning:
+            alike.append(other)
+    if len(alike) == 1:
+        return beginning
+    number = alike.index(name) + 1
+    return f"{beginning} ({number})"
 
 
 def _shorten(text: str, characters: int) -> str:

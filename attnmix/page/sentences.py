@@ -98,12 +98,15 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
 def _measured(run: Results, documents: int) -> str:
     """Return a sentence on the sample of each kind of measure in a pipeline run."""
     noun = wording_of(run).texts
-    parts = [f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"]
+    means = f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"
+    others = []
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
         rows = run.table(table)
         if len(rows):
-            parts.append(f"{name} over {rows['documents'].max():.0f} of them")
-    means = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
+            texts = rows["documents"].max()
+            others.append(f"{name} over {texts:.0f} of them")
+    if others:
+        means = f"{', '.join([means, *others[:-1]])}, and {others[-1]}"
     return f"{means}. The maps show the captured texts, which are examples."
 
 
@@ -113,12 +116,10 @@ def _selection(subject: Subject, run: Results) -> str:
         return ""
     texts = run.documents
     longer = texts[texts["tokens"] > TYPICAL_TOKENS]
+    if longer.empty:
+        return subject.selection
     names = [f"{row['document']} ({row['tokens']} tokens)" for _, row in longer.iterrows()]
-    return (
-        f"{subject.selection} No such text was that short in the case of {' and '.join(names)}."
-        if names
-        else subject.selection
-    )
+    return f"{subject.selection} No such text was that short in the case of {' and '.join(names)}."
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -130,7 +131,9 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
     names = table["checkpoint"].unique().tolist()
     checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in names else names[0]
-    return table[(table["checkpoint"] == checkpoint) & (table["method"] == preferred(table))]
+    is_of_checkpoint = table["checkpoint"] == checkpoint
+    is_preferred = table["method"] == preferred(table)
+    return table[is_of_checkpoint & is_preferred]
 
 
 def preferred(table: pd.DataFrame) -> str:
@@ -141,7 +144,9 @@ def preferred(table: pd.DataFrame) -> str:
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the rows of the layers with the highest and lowest mean of the preferred ratio (see `shown_rows`)."""
     rows = shown_rows(curves)
-    return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+    highest = int(rows["mean"].argmax())
+    lowest = int(rows["mean"].argmin())
+    return rows.iloc[highest], rows.iloc[lowest]
 
 
 def class_shares(run: Results) -> pd.DataFrame:
@@ -245,11 +250,13 @@ def overall_change(run: Results) -> pd.Series:
     It has `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
     """
     table = run.table("measure/mixing_weighted")
-    rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
+    is_by_token = (table["weight"] == "token") & (table["tokens_of"] == "all")
+    rows = table[is_by_token & (table["layer"] == "all")]
     rows = rows[rows["method"] == preferred(rows)].set_index("checkpoint")
-    means = {"before": rows["mean"]["pretrained"], "after": rows["mean"]["finetuned"]}
     change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high", "documents")}
-    return pd.Series(change | means)
+    change["before"] = rows["mean"]["pretrained"]
+    change["after"] = rows["mean"]["finetuned"]
+    return pd.Series(change)
 
 
 def _needed_values(run: Results) -> list[str]:
@@ -323,7 +330,9 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
 def _isolate(name: str) -> str:
     """Return a class name in Unicode isolates, because right-to-left letters would reorder the sentence."""
     text = visible(name, kept="")
-    return text if text.isascii() else f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
+    if text.isascii():
+        return text
+    return f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
 
 
 def _classes(run: Results) -> list[str]:
@@ -332,15 +341,17 @@ def _classes(run: Results) -> list[str]:
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
     noun = wording_of(run).texts
-    f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
-    worst, best = (f"{_isolate(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
-    return [f"Of the classes, the classifier recognises {best} best and {worst} worst in the test {noun}."]
+    ranked = table.dropna(subset="f1").sort_values("f1", kind="stable")
+    named = [f"{_isolate(row['label_name'])} (F1 {percent(row['f1'])})" for _, row in ranked.iterrows()]
+    return [f"Of the classes, the classifier recognises {named[-1]} best and {named[0]} worst in the test {noun}."]
 
 
 def _changes(run: Results) -> pd.DataFrame:
     """Return the changes of the preferred ratio by layer; no rows for a single checkpoint."""
-    differences = run.mixing[1]
-    return differences[differences["method"] == preferred(differences)] if len(differences) else differences
+    _, differences = run.mixing
+    if differences.empty:
+        return differences
+    return differences[differences["method"] == preferred(differences)]
 
 
 def _largest_change(run: Results) -> pd.Series | None:
@@ -348,7 +359,8 @@ def _largest_change(run: Results) -> pd.Series | None:
     rows = _changes(run)
     if rows.empty or rows["documents"].max() < MIN_SIMULTANEOUS:
         return None
-    return rows.iloc[int(rows["mean"].abs().argmax())]
+    largest = int(rows["mean"].abs().argmax())
+    return rows.iloc[largest]
 
 
 def _controls(run: Results) -> list[str]:
@@ -457,7 +469,9 @@ def derivatives(run: Results) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    """Return a text with an upper-case first letter and a full stop."""
+    first = text[0].upper()
+    return f"{first}{text[1:]}."
 
 
 def map_note(run: Results) -> str:
@@ -476,26 +490,29 @@ def map_note(run: Results) -> str:
 
 def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     """Return limitations of the findings; `intervals` is a sentence on the scope of their intervals."""
-    base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
-    no_training = (
-        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, pretrained "
-        f"for {base}."
-    )
-    neighbourhoods = (
-        "A map shows neighbourhoods, and not all of them. On a UMAP map, distances between clusters, their sizes and "
-        "densities mean little, and another seed gives another map."
-    )
-    components = "A PCA map shows two principal components: vectors that are near on it can be far apart in the others."
+    cautions = []
+    if not subject.finetuned:
+        base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
+        cautions.append(
+            f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, "
+            f"pretrained for {base}."
+        )
     one_layer = "A mixing ratio describes one layer, and not what has gathered since the input."
-    rollouts = " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
-    return [
-        *([] if subject.finetuned else [no_training]),
-        one_layer + (rollouts if _has_rollouts(run) else ""),
-        "A ratio of norms is no causal effect." + _agreement(run),
-        intervals,
-        *([] if run.layouts == ["pca"] else [neighbourhoods]),
-        *([components] if "pca" in run.layouts else []),
-    ]
+    if _has_rollouts(run):
+        one_layer += " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
+    cautions.append(one_layer)
+    cautions.append("A ratio of norms is no causal effect." + _agreement(run))
+    cautions.append(intervals)
+    if run.layouts != ["pca"]:
+        cautions.append(
+            "A map shows neighbourhoods, and not all of them. On a UMAP map, distances between clusters, their sizes "
+            "and densities mean little, and another seed gives another map."
+        )
+    if "pca" in run.layouts:
+        cautions.append(
+            "A PCA map shows two principal components: vectors that are near on it can be far apart in the others."
+        )
+    return cautions
 
 
 def _has_rollouts(run: Results) -> bool:
@@ -509,12 +526,18 @@ def _has_rollouts(run: Results) -> bool:
 def _agreement(run: Results) -> str:
     """Return the rank correlation of the preferred ratio with derivatives; an empty string without derivatives."""
     table = run.table("measure/derivatives")
-    rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")
+    is_agreement = (table["quantity"] == "agreement") & (table["reference"] == "layer_input")
+    rows = table[is_agreement].dropna(subset="mean")
     if rows.empty:
         return ""
-    ends = most_and_least(rows)[::-1]
-    means = " to ".join(dict.fromkeys(f"{signed(row['mean'])} (layer {row['layer']})" for row in ends))
+    most, least = most_and_least(rows)
+    correlations = []
+    for row in (least, most):
+        text = f"{signed(row['mean'])} (layer {row['layer']})"
+        if text not in correlations:
+            correlations.append(text)
+    means = " to ".join(correlations)
     number = counted(rows["documents"].max(), wording_of(run).texts)
-    ratio = RATIO_LABELS[ends[0]["method"]]
-    model = CHECKPOINTS[ends[0]["checkpoint"]].lower()
+    ratio = RATIO_LABELS[least["method"]]
+    model = CHECKPOINTS[least["checkpoint"]].lower()
     return f" In {number}, the rank correlation of “{ratio}” with derivatives in the {model} model is {means}."

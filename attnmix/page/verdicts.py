@@ -41,15 +41,27 @@ def points_alike(*differences: float) -> list[str]:
         >>> points_alike(-0.0004, 0.001)
         ['\N{MINUS SIGN}0.04', '+0.10']
     """
-    digits = range(1, MAX_DIGITS + 1)
-    is_zero = {n: any(each != 0 and float(f"{100 * each:.{n}f}") == 0 for each in differences) for n in digits}
-    chosen = next((n for n in digits if not is_zero[n]), 1)
-    return [signed(100 * each, f"+.{chosen}f") for each in differences]
+    digits = 1
+    for candidate in range(1, MAX_DIGITS + 1):
+        if not any(_rounds_to_zero(difference, candidate) for difference in differences):
+            digits = candidate
+            break
+    return [signed(100 * difference, f"+.{digits}f") for difference in differences]
+
+
+def _rounds_to_zero(difference: float, digits: int) -> bool:
+    """Return True for a nonzero difference that is 0 in percentage points with this number of digits."""
+    if difference == 0:
+        return False
+    text = f"{100 * difference:.{digits}f}"
+    return float(text) == 0
 
 
 def counted(number: float, noun: str) -> str:
     """Return `40 reviews`, or `1 review`; `noun` is the plural."""
-    return f"{number:.0f} {noun.removesuffix('s') if number == 1 else noun}"
+    if number == 1:
+        noun = noun.removesuffix("s")
+    return f"{number:.0f} {noun}"
 
 
 def interval_text(low: float, high: float, documents: float, noun: str, kind: str = "95% interval") -> str:
@@ -73,4 +85,6 @@ def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
         return f"{counted(documents, noun)} are too few for a verdict, which takes {MIN_SIMULTANEOUS} or more"
     if found is Verdict.NO_INTERVAL:
         return f"the difference is the same in all {noun}, so it has no interval"
-    return "the interval includes 0" if found is Verdict.INCONCLUSIVE else ""
+    if found is Verdict.INCONCLUSIVE:
+        return "the interval includes 0"
+    return ""
