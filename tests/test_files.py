@@ -52,7 +52,7 @@ NUMBERS = (
 )
 EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # their number is that of the tier
 # The files of a folder are read as one file is; what a folder adds is which of them are read, and in which order.
-FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=100)
+FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=25)
 
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
 fields = st.one_of(st.text(letters, max_size=12), st.sampled_from(NUMBERS), st.text('",\n\t', max_size=4))
@@ -111,7 +111,7 @@ def test_a_file_gives_the_records_that_were_written(suffix: str, rows: Any, way:
     assert frame.index.tolist() == list(range(1, len(rows) + 1))
 
 
-@pytest.mark.long  # `datasets` looks for the files four hundred times
+@pytest.mark.long  # `datasets` looks for the files a hundred times
 @pytest.mark.parametrize("suffix", FORMATS)
 @FOLDER_EXAMPLES
 @given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
