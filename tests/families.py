@@ -184,7 +184,7 @@ ARABIC = "الفيلم رائع IMAX"
 TEXTS = ["the film was very good , the film", ARABIC, "a", " ".join(word for word in WORDS if word.isalpha())]
 
 
-def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -> None:
+def run_family(folder: Path, layouts: Sequence[str] = ("separate",)) -> None:
     """Run the pipeline in a folder with a `model`, with all points, on reviews that contain special tokens."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     special, reviews = " ".join(tokenizer.all_special_tokens), toy_reviews(24, 0)

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import peft
 import pytest
 import torch
 from conftest import SHORT, WORDS, Workspace, toy_reviews, write_parameters
-from families import EACH_FAMILY, FAMILIES, write_family
+from families import EACH_FAMILY, FAMILIES, KINDS, write_family
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
@@ -190,23 +191,27 @@ def without_one(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.items() if name != layer_weight(state)}
 
 
+def with_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"module.{name}": tensor for name, tensor in state.items()}
+
+
+WRONG_WEIGHTS = [
+    (with_unused, "tensors that the model of config.json does not use ("),
+    (without_one, "tensors of the model that config.json describes ("),
+    (with_prefix, "; their names begin with 'mo"),
+]
+LOADERS = (attnmix.load, load_base, load_classifier, lambda folder: load_trained(folder, NAMES))
+
+
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_weight_that_is_not_used_or_missing_is_an_error_in_any_family(tmp_path: Path, name: str) -> None:
+    """All functions load the families of the default tests, and those that read weights load all families."""
     write_family(name, tmp_path / "own")
-    for number, (change, expected) in enumerate(
-        [
-            (with_unused, r"tensors that the model of config.json does not use ("),
-            (without_one, r"tensors of the model that config.json describes ("),
-            (
-                lambda state: {f"module.{each}": tensor for each, tensor in state.items()},
-                "; their names begin with 'mo",
-            ),
-        ]
-    ):
+    for number, (change, expected) in enumerate(WRONG_WEIGHTS):
         folder = shutil.copytree(tmp_path / "own", tmp_path / f"changed{number}")
         change_weights(folder, change)
-        for load in (attnmix.load, load_base, load_classifier, lambda each: load_trained(each, NAMES)):
-            message = error_of(lambda load=load, folder=folder: load(folder))  # type: ignore[misc]  # defaults of a lambda
+        for load in LOADERS if name in KINDS else (load_base, load_classifier):
+            message = error_of(partial(load, folder))
             assert f"{folder}: " in message
             assert expected in message
 

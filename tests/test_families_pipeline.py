@@ -1,6 +1,7 @@
-"""The pipeline creates all outputs that a family supports, and the page shows them, for each layer algebra.
+"""The pipeline creates all outputs that a family supports, and the page shows them, for each distinct content.
 
-`test_families.py` compares points, ratios, matrices and derivatives of all families with references.
+`test_families.py` compares points, ratios, matrices and derivatives of all families with references, and
+`test_second_device.py` the measures of each layer algebra on two devices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import pytest
 import torch
 from browser import Opened
 from conftest import plain_logits
-from families import ALGEBRAS, DECODER, OWN_WIDTH, TEXTS, run_family, write_family
+from families import (
+    ALGEBRAS,
+    DECODER,
+    FAMILIES,
+    OWN_WIDTH,
+    TEXTS,
+    TOKENS,
+    layer_algebra,
+    run_family,
+    tiny_family,
+    write_family,
+)
 from page_run import choose
 from pypdfium2 import PdfDocument
 from transformers import AutoConfig, AutoTokenizer
@@ -33,6 +45,7 @@ from attnmix.core.names import (
 )
 from attnmix.core.store.features import open_store, stored_sites
 from attnmix.core.store.runs import Run, map_sites
+from attnmix.faithfulness.attributions import present_attributions
 from attnmix.figures.maps import write_joint_pages
 from attnmix.measures.input_parts import parts_obstacle
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
@@ -43,7 +56,34 @@ from attnmix.models.loading import load_base, load_classifier
 pytestmark = pytest.mark.families  # every family has a pipeline run with a page
 
 
-@pytest.fixture(scope="module", params=ALGEBRAS)
+def shown_content(name: str) -> tuple[object, ...]:
+    """Return what figures and page can show of a family, and the kind of its tokenizer, which writes the words."""
+    family = tiny_family(name)
+    quantities = frozenset([*family.present([*POINTS, *RATIOS, *MATRICES]), *present_attributions(family)])
+    return quantities, parts_obstacle(family) is None, len(family.stacks), TOKENS[name].kind
+
+
+def one_of_each_content() -> list[str]:
+    """Return an algebra of each content: `OWN_WIDTH`, or the one whose layers have the most norms and properties."""
+
+    def preference(name: str) -> tuple[bool, int]:
+        return name != OWN_WIDTH, -sum(map(len, layer_algebra(tiny_family(name))))
+
+    chosen: dict[tuple[object, ...], str] = {}
+    for name in sorted(ALGEBRAS, key=preference):
+        chosen.setdefault(shown_content(name), name)
+    return sorted(chosen.values(), key=FAMILIES.index)
+
+
+PIPELINES = one_of_each_content()
+
+
+def test_a_pipeline_runs_on_every_kind_of_tokenizer() -> None:
+    assert {OWN_WIDTH, DECODER} <= set(PIPELINES)
+    assert {TOKENS[name].kind for name in PIPELINES} == {tokens.kind for tokens in TOKENS.values()}
+
+
+@pytest.fixture(scope="module", params=PIPELINES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -53,7 +93,8 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
     """Yield a family with its run as the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))  # one joint layout and one map per point suffice
+    # Layouts differ only for points of another width.
+    run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
 

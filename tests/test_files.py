@@ -52,7 +52,7 @@ NUMBERS = (
 )
 EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # the tier sets the number of examples
 # Files of a folder are read like single files; a folder only adds the choice and order of files.
-FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=100)
+FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=25)
 
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
 fields = st.one_of(st.text(letters, max_size=12), st.sampled_from(NUMBERS), st.text('",\n\t', max_size=4))
@@ -111,7 +111,7 @@ def test_file_round_trip(suffix: str, rows: Any, way: random.Random) -> None:
     assert frame.index.tolist() == list(range(1, len(rows) + 1))
 
 
-@pytest.mark.long  # `datasets` lists the files four hundred times
+@pytest.mark.long  # `datasets` lists the files a hundred times
 @pytest.mark.parametrize("suffix", FORMATS)
 @FOLDER_EXAMPLES
 @given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
