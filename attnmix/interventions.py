@@ -258,7 +258,7 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     if call.weights.masked_select(cut).any():
         return
     if named or not call.weights.triu(1).any():
-        problem = f"no target takes anything from them in layer {call.layer}"
+        problem = f"no target attends to them in layer {call.layer}"
         raise InputError(f"without_edges: sources: {problem}; allowed: tokens that a target attends to")
 
 

@@ -165,7 +165,7 @@ def _lock_of(base: Module) -> threading.RLock:
 def check_unedited(network: PreTrainedModel, name: str) -> None:
     """Raise `InputError` for a network with an active intervention, which the measures would ignore."""
     if is_edited(network):
-        allowed = "measures and captures outside of intervene(...), of a model whose weights have been changed instead"
+        allowed = "measures and captures outside of intervene(...), or a model with changed weights"
         raise InputError(f"model: {name} has an active intervention, which the measures do not see; allowed: {allowed}")
 
 
@@ -339,7 +339,7 @@ def _advice_for(model: Any) -> str:
 
 def _check_fast(tokenizer: Any) -> None:
     if not getattr(tokenizer, "is_fast", False):
-        allowed = "a fast one, such as AutoTokenizer gives"
+        allowed = "a fast tokenizer, for example from AutoTokenizer"
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
 
 

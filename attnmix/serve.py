@@ -163,7 +163,7 @@ def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
     result = tokenize_given(list(texts), measurer.tokenizer, base.config, rows, longest)
     for subject, tokens in zip(SUBJECTS, result.texts["whole_tokens"], strict=False):
         if tokens > longest:
-            allowed = f"allowed: at most {longest}; `attnmix show` takes more"
+            allowed = f"allowed: at most {longest}; `attnmix show` accepts more"
             raise InputError(f"{subject} has {tokens:,} tokens; {allowed}")
     return result
 
@@ -230,7 +230,9 @@ async def _texts_of(request: Request) -> list[str]:
         texts = None
     are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
     if not are_texts or len(texts) not in (1, 2):
-        raise HTTPException(400, 'The request has no texts; allowed: JSON as {"texts": ["..."]}, of one text or two.')
+        raise HTTPException(
+            400, 'The request contains no texts; allowed: JSON as {"texts": ["..."]}, of one text or two.'
+        )
     return list(texts)
 
 
@@ -259,7 +261,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     async def page(request: Request) -> Response:
         text = pages.find(request.path_params["name"])
         if text is None:
-            raise HTTPException(404, "This text is no longer kept; type it again.")
+            raise HTTPException(404, "This text is no longer stored; enter it again.")
         return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
 
     async def refused(_request: Request, error: Exception) -> Response:

@@ -69,7 +69,7 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
         if error.errno == errno.ELOOP:
             raise InputError(f"{key}: {name} is a link that leads back to itself; name the folder or file") from None
     if any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in outputs):
-        raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
+        raise InputError(f"{key}: {name} is an output of this pipeline; copy it to another folder first")
 
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def hash_sources(parameters: Parameters) -> Sources:
             if _hash_files(key, _files(key, str(original), parameters)) != known:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
-            advice = "DVC takes what that run made of it from its cache or a remote"
+            advice = "DVC reuses the outputs of that run from its cache or a remote"
             logging.warning("%s: %s is missing here; it counts as unchanged since its last run: %s", key, name, advice)
         hashed = _hash_files(key, _files(key, name, parameters)) or known
         if hashed:
@@ -83,7 +83,7 @@ def original_of(name: str) -> Path | None:
 
 def missing_in_copy(key: str, name: str, original: Path) -> InputError:
     """Return the error for a file missing in this copy of a repository."""
-    problem = f"{name} is missing in this copy of the repository, as DVC copies what git knows"
+    problem = f"{name} is missing in this copy of the repository, because DVC copies tracked files only"
     allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
     return InputError(f"{key}: {problem}; {allowed}")
 
@@ -104,7 +104,7 @@ def read_sources() -> Sources:
         for sources in files.values():
             for hashes in sources.values():
                 if not all(isinstance(text, str) for pair in hashes.items() for text in pair):
-                    raise TypeError("hashes that are no text")
+                    raise TypeError("hashes that are not text")
     except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError) as error:
         problem = f"{SOURCES_FILE} does not hold hashes of files by parameter ({in_one_line(error)})"
         remedy = f"restore it: `git checkout HEAD {SOURCES_FILE}`, which also ends a conflict of a merge"

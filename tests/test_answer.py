@@ -146,7 +146,9 @@ def test_few_reviews_have_no_interval() -> None:
     run.tables["measure/exchange"]["documents"] = 7
     found = answer(run)
     assert found["headline"].endswith("training run")
-    assert found["sentences"][0].endswith(": it changes by +5.0 points; 7 reviews give no {interval} and no verdict.")
+    assert found["sentences"][0].endswith(
+        ": it changes by +5.0 points; 7 reviews are too few for an {interval} and a verdict."
+    )
     assert len(found["sentences"][0].split()) <= MAX_WORDS
 
 
@@ -286,7 +288,7 @@ def test_few_texts_have_no_verdict(documents: int) -> None:
     text = sentences_of(planted(change=0.077, documents=documents))
     verdicts = re.findall(r"\b(rises|falls|mostly|partly|inconclusive|hardly depends)\b", text)
     assert bool(verdicts) == (documents >= 20)
-    assert (f"{documents} reviews are too few for a verdict, which takes 20 or more" in text) == (documents < 20)
+    assert (f"{documents} reviews are too few for a verdict, which needs 20 or more" in text) == (documents < 20)
     assert f"{documents} reviews" in text
     assert ("95% interval" in text) == (documents >= 8)
 

@@ -403,7 +403,7 @@ def test_show_command_writes_page_and_reports_mistakes(
     for arguments, error in (
         ([" "], "texts: number 0: the text is empty"),
         (["a", "--to", "no/x"], "--to: there is"),
-        (["a", "--model", "broken model"], "model: there is no folder broken model, and it is no hub identifier"),
+        (["a", "--model", "broken model"], "model: there is no folder broken model, and it is not a hub identifier"),
     ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])

@@ -398,7 +398,7 @@ def test_what_fine_tuning_would_find_is_an_error_in_download(own: Path) -> None:
     assert expected in error_of(lambda: run_download(epochs=0))
     change_config(own, id2label=dict(NAMES))
     change_weights(own, lambda state: {name: tensor for name, tensor in state.items() if "classifier" not in name})
-    assert "own has no trained classification head (classifier.bias," in error_of(lambda: run_download(epochs=0))
+    assert "own lacks a trained classification head (classifier.bias," in error_of(lambda: run_download(epochs=0))
     without_end(own)
     for epochs in (0, 1):
         assert "own: its classifier cannot read a text: " in error_of(lambda epochs=epochs: run_download(epochs))  # type: ignore[misc]  # defaults of a lambda
@@ -446,7 +446,7 @@ def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) 
     prepare_adapter(name, with_head=True)
     run_download(epochs=0)
     prepare_adapter(name, with_head=False)
-    lacking = "own has no trained classification head ("
+    lacking = "own lacks a trained classification head ("
     assert lacking in error_of(lambda: run_download(epochs=0))
     run_download(epochs=1)
     first = Path("models/pretrained/model.safetensors").read_bytes()
@@ -454,7 +454,7 @@ def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) 
     run_download(epochs=1)
     assert Path("models/pretrained/model.safetensors").read_bytes() == first
     write_parameters(Path(), finetune={"epochs": 0, "max_length": 40}, **SHORT)
-    assert "models/pretrained has no trained classification head (" in str(finetune_error())
+    assert "models/pretrained lacks a trained classification head (" in str(finetune_error())
     # The base folder alone raises the same error.
     shutil.rmtree("own")
     Path("base").rename("own")

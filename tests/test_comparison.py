@@ -464,7 +464,7 @@ def test_training_verdict_exceeds_text_and_seed_variation(
         assert "difference [over texts]" in printed[0]
         assert "between_seeds [over runs]" in printed[0]
     if trainings == "too few runs":
-        assert "`too few runs`: an interval over trainings takes 3 trainings or more" in compared.caution
+        assert "`too few runs`: an interval over training runs needs 3 trainings or more" in compared.caution
 
 
 def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:
@@ -545,7 +545,7 @@ def test_few_texts_have_no_verdict(model: attnmix.Model) -> None:
     compared = attnmix.compare(*results)
     assert set(compared.all_rows()["between_models"]) == {"too few texts"}
     assert compared.rows["ci_low"].notna().all()
-    assert "`too few texts`: an interval that holds for all rows takes 20 texts or more" in repr(compared)
+    assert "`too few texts`: a simultaneous interval needs 20 texts or more" in repr(compared)
 
 
 def test_constant_difference_has_no_interval(result: attnmix.Measures) -> None:
@@ -753,7 +753,7 @@ def test_models_with_different_norms_use_common_ratio(model: attnmix.Model) -> N
         ),
         (
             lambda m: attnmix.measure(m, ["the films good", "the film ."], controls="corpus_value"),
-            "^controls: corpus_value has no value for any text: no other text has a token of text 0's class subword; "
+            "^controls: corpus_value is undefined for all texts: no other text has a token of text 0's class subword; "
             "allowed: texts of which at least one has no token class to itself",
         ),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),

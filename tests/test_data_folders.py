@@ -284,10 +284,13 @@ def test_broken_link_to_data_file_is_an_error(tmp_path: Path, target: str) -> No
         ("data_files: ../other.csv", r"names \.\./other\.csv, which is not in it; download it yourself"),
         ("data_files: /etc/other.csv", r"names /etc/other\.csv, which is not in it"),
         ("data_files: hf://datasets/a/b.csv", r"names hf://datasets/a/b\.csv, which is not in it"),
-        ("data_files: train.csv.bak", r"names 'train\.csv\.bak', which is no data file in it; allowed: names that end"),
+        (
+            "data_files: train.csv.bak",
+            r"names 'train\.csv\.bak', which is not a data file in it; allowed: names that end",
+        ),
         ("data_dir: none", r"names the folder none, which holds no data file in it; allowed: names that end"),
         ("data_dir: ..", r"names the folder \.\., which holds no data file in it"),
-        ("data_files: none/*", r"names 'none/\*', which is no data file in it"),
+        ("data_files: none/*", r"names 'none/\*', which is not a data file in it"),
         ('quotechar: "\'"', r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
         ("skiprows: 3", r"sets skiprows: 3, which is not supported"),
         ("encoding: latin-1", r"sets encoding: latin-1, which is not supported"),
@@ -353,9 +356,9 @@ def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
         ("[]", "it holds no reviews"),
         ('[{"text": "a"}, ', "its list does not end with the file"),
         ('[{"text": "a"} {}]', "after the object of line 1 there is no comma"),
-        ('{"text": ["a", "b"]} 3', "line 1 is no JSON object; allowed: one object for each row"),
+        ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; allowed: one object for each row"),
         ('["a"]', "line 1 is no JSON object"),
-        ('[{"text": }]', "line 1 is no JSON object: Expecting value"),
+        ('[{"text": }]', "line 1 is not a JSON object: Expecting value"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=expected):
@@ -374,7 +377,9 @@ def test_damaged_or_expanding_compressed_file_is_an_error(
             read(tmp_path)
     monkeypatch.setattr("attnmix.data.opening.FREE_BYTES", 2**20)
     path.write_bytes(COMPRESS[compression](b"text,label\n" + b" " * 2_000_000))
-    with pytest.raises(InputError, match=r"it takes more room decompressed than a data set; 0\.00105 GB are allowed"):
+    with pytest.raises(
+        InputError, match=r"it is larger decompressed than expected of a data set; 0\.00105 GB are allowed"
+    ):
         read(tmp_path)
 
 

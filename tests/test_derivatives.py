@@ -157,7 +157,7 @@ def test_page_reports_change_of_each_form(tmp_path: Path, documents: int) -> Non
     (sentence,) = derivatives(run)
     if documents == 4:
         assert "changes by +20.0 percentage points when all other tokens move together, by" in sentence
-        assert "4 reviews are too few for a verdict, which takes 20 or more." in sentence
+        assert "4 reviews are too few for a verdict, which needs 20 or more." in sentence
         return
     interval = "(+20.0 percentage points, 95% interval +10.0 to +30.0, 40 reviews)"
     assert f"rises when all other tokens move together {interval}" in sentence

@@ -328,7 +328,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
     *((f"a{suffix}", LFS_POINTER, rf"a\{suffix}: it is a pointer of Git LFS .* `git lfs pull`") for suffix in FORMATS),
     ("a.csv", b"<!DOCTYPE html>\n<html>", r"a\.csv: it is a web page; download the file itself"),
     ("a.csv", b"PK\x03\x04\x14\x00", r"a\.csv: it is a zip archive or an Excel workbook"),
-    ("a.jsonl", b'[["text", "a"]]\n', r"a\.jsonl: line 1 is no JSON object; one object on each line"),
+    ("a.jsonl", b'[["text", "a"]]\n', r"a\.jsonl: line 1 is not a JSON object; one object on each line"),
     *(
         (name, "text,label\né,0\n".encode("utf-16"), r"encoded in UTF-16; save it as UTF-8")
         for name in ("a.csv", "a.jsonl")
@@ -539,7 +539,9 @@ def test_expanding_parquet_file_is_refused(tmp_path: Path, monkeypatch: pytest.M
     )
     assert (tmp_path / "a.parquet").stat().st_size < 1e5
     before, pool = pa.total_allocated_bytes(), pa.default_memory_pool()
-    with pytest.raises(InputError, match=r"its texts take more memory than a data set's; 0\.0168 GB are allowed"):
+    with pytest.raises(
+        InputError, match=r"its texts need more memory than expected of a data set; 0\.0168 GB are allowed"
+    ):
         read(tmp_path / "a.parquet")
     assert pool.bytes_allocated() - before < 1e7
 
@@ -604,7 +606,7 @@ def test_booleans_are_not_codes_of_other_names(tmp_path: Path) -> None:
         read_names(tmp_path)
     write_class_names(tmp_path, ["pos", "neg"])
     write_labels(tmp_path / "train.jsonl", [0, [1]])
-    with pytest.raises(InputError, match=r"the label is no word, number or truth value, row 2"):
+    with pytest.raises(InputError, match=r"the label is not a word, number or boolean, row 2"):
         read_names(tmp_path)
 
 

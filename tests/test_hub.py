@@ -211,7 +211,9 @@ def test_lasting_failure_is_one_error_without_files(
     tmp_path: Path, served: Served, trouble: Trouble, expected: str, kind: str
 ) -> None:
     error = served.failure(tmp_path, **{kind: {"name": named(trouble)}})
-    assert error.startswith(f"{kind}.name: {named(trouble)} is no folder here, and cannot be had from the hub")
+    assert error.startswith(
+        f"{kind}.name: {named(trouble)} is not a local folder and cannot be downloaded from the hub"
+    )
     assert expected in error
     assert "secret" not in error  # part of a signed address
     # Files with wrong bytes must not remain in the cache, where other programs would use them.
@@ -359,5 +361,5 @@ def test_only_requested_configuration_is_downloaded(tmp_path: Path, served: Serv
 def test_unreachable_hub_is_one_error(tmp_path: Path, served: Served) -> None:
     served.stop()
     error = served.failure(tmp_path)
-    start = "model.name: owner/bert is no folder here, and cannot be had from the hub: "
+    start = "model.name: owner/bert is not a local folder and cannot be downloaded from the hub: "
     assert error.startswith(f"{start}{served.address} cannot be reached: [Errno 111] Connection refused")

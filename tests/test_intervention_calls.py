@@ -549,6 +549,6 @@ def test_a_shared_layer_outside_of_its_stack_is_an_error() -> None:
     model = in_memory("albert")
     base: Any = model.network.base_model
     width = base.config.hidden_size
-    message = r"^edit: a layer that is called several times has no number of its own"
+    message = r"^edit: a layer that is called several times cannot be selected by number"
     with model.intervene(replaced_values({1: torch.zeros(())})), pytest.raises(InputError, match=message):
         base.encoder.albert_layer_groups[0](torch.zeros(1, 3, width, dtype=torch.float64), None)

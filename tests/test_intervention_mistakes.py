@@ -227,7 +227,7 @@ def test_padding_token_is_an_error_in_index_but_not_slice(model: attnmix.Model) 
 def test_edges_against_causal_mask_are_an_error(tmp_path: Path) -> None:
     causal = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
     for layers in (None, [2]):
-        with pytest.raises(InputError, match=r"sources: no target takes anything from them in layer [12]; allowed: "):
+        with pytest.raises(InputError, match=r"sources: no target attends to them in layer [12]; allowed: "):
             run(causal, without_edges([0, 1], [2, 3], layers))
     assert run(causal, without_edges([2, 3], [0, 1])).isfinite().all()
 

@@ -82,8 +82,13 @@ def test_column_holds_codes_or_names(
             RATINGS,
             r"holds codes in .*train-0.csv and names in .*train-1.csv; write all labels as",
         ),
-        (".csv", [0, 4], RATINGS, r"holds '4', which is no class of its description; the names '1', '2', '3', or in"),
-        (".jsonl", [0, 3], RATINGS, r"holds 3, which is no class of its description; .* the codes 0 to 2"),
+        (
+            ".csv",
+            [0, 4],
+            RATINGS,
+            r"holds '4', which is not a class in its description; the names '1', '2', '3', or in",
+        ),
+        (".jsonl", [0, 3], RATINGS, r"holds 3, which is not a class in its description; .* the codes 0 to 2"),
         (".jsonl", [0, 0.5], RATINGS, r"holds 0\.5, which is no class"),
         (".csv", ["01", "1"], ("bad", "good"), r"holds '01', which is no class"),
         (".jsonl", [0, "good"], ("bad", "good"), r"holds codes in .* and names in .*; write all labels as codes"),
@@ -153,7 +158,7 @@ def test_message_truncates_user_values(tmp_path: Path) -> None:
             read_splits(DatasetParameters(name=str(path)), 1)
         assert len(str(raised.value)) < 600
     for name in ("a/" * 3000, f"{'x' * 300}.csv", f"{'x' * 300}:small"):
-        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} is no path that can be read: File name too long"):
+        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} cannot be read: File name too long"):
             read_splits(DatasetParameters(name=name), 1)
     with pytest.raises(InputError) as raised:
         checked_section(DatasetParameters, validation_fraction=long)

@@ -262,7 +262,7 @@ def test_print_hides_controls(opened: Opened) -> None:
         ((0.21, 0.34, 0.28), "Layer 2 mixes tokens most, at a ratio of 34%; layer 1 least, 21%"),
         ((0.012, 0.004, 0.006), "Layer 1 mixes tokens most, at a ratio of 1.2%; layer 2 least, 0.4%"),
         ((0.3321, 0.3324, 0.3319), "Layer 2 mixes tokens most, at a ratio of 33.24%; layer 3 least, 33.19%"),
-        ((0.25,), "The one layer mixes tokens at a ratio of 25%"),
+        ((0.25,), "The mixing ratio of the only layer is 25%"),
     ],
 )
 def test_headline_distinguishes_layers(run: Path, means: tuple[float, ...], sentence: str) -> None:

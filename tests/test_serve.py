@@ -262,7 +262,7 @@ def test_unmeasurable_texts_are_explained(server: Server) -> None:
     assert server.ask("POST", "/measure", {"texts": ["  "]}) == (400, "the text is empty; allowed: 1 to 64 tokens")
     status, answer = server.ask("POST", "/measure", {"texts": [f"{SECRET} " * 10_000]})
     assert status == 400
-    assert answer.endswith("tokens; allowed: at most 64; `attnmix show` takes more")
+    assert answer.endswith("tokens; allowed: at most 64; `attnmix show` accepts more")
     for second, problem in ((" ", "is empty"), ("word " * 100, "has 102 tokens")):
         status, answer = server.ask("POST", "/measure", {"texts": [SECRET, second]})
         assert status == 400
@@ -272,7 +272,7 @@ def test_unmeasurable_texts_are_explained(server: Server) -> None:
         assert server.ask("POST", "/measure", {"texts": texts})[0] == 400
     for body in ({"words": "x"}, [1], "x", b"", b"[" * 100_000, b'{"texts":' * 20_000):
         assert server.ask("POST", "/measure", body)[0] == 400
-    assert server.ask("GET", "/page/unknown") == (404, "This text is no longer kept; type it again.")
+    assert server.ask("GET", "/page/unknown") == (404, "This text is no longer stored; enter it again.")
 
 
 def test_foreign_pages_and_names_are_refused(server: Server) -> None:

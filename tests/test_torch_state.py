@@ -172,7 +172,7 @@ def test_torch_transforms_are_an_error(small_bert: Path) -> None:
         "FakeTensorMode": lambda: inside(FakeTensorMode(), model),
     }
     for name, call in calls.items():
-        with pytest.raises(InputError, match=f"^torch: {name}.* is active; allowed: calls of attnmix outside of it"):
+        with pytest.raises(InputError, match=f"^torch: {name}.* is active; call attnmix outside of it"):
             call()
 
 

@@ -152,7 +152,7 @@ def _log(device: torch.device) -> None:
     logging.info("device: %s", ", ".join([device_name(device), *_details(device)]))
     if (devices := torch.accelerator.device_count()) > 1 and process_count() == 1:
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
-        logging.warning("%d of %d GPUs stay idle; %s uses all of them", devices - 1, devices, command)
+        logging.warning("%d of %d GPUs are unused; %s uses all", devices - 1, devices, command)
 
 
 def _details(device: torch.device) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from attnmix.core.errors import InputError, text_problem
 
 CALLS = (
-    'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or what tokenizer(...) returns'
+    'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or the output of tokenizer(...)'
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
@@ -134,7 +134,7 @@ def _read_values(given: Any, key: str) -> list[Any]:
     if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
         raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
     if isinstance(given, set | frozenset):
-        raise InputError(f"{key}: a set has no order; {CALLS}")
+        raise InputError(f"{key}: a set is not ordered; {CALLS}")
     values = _convert_to_list(given)
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
@@ -193,7 +193,7 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
     for number, item in enumerate(items):
         row: list[Any] = _list_items(item) if isinstance(item, Sequence) else [None]
         if not all(map(_is_number, row)):
-            raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
+            raise InputError(f"{key}, number {number}: not whole numbers; allowed: the output of tokenizer(...)")
         rows.append([int(entry) for entry in row])
     return rows
 
@@ -246,10 +246,10 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type_name} with the columns"
     column = _find_text_column(given)
     if column is None:
-        return f"{kind} {shown}, no single one of which holds texts; {CALLS}"
+        return f"{kind} {shown}, several of which could contain the texts; {CALLS}"
     variables = {"DataFrame": "df", "Dataset": "dataset"}
     variable = variables.get(type_name, "texts")
-    return f"{kind} {shown}; give one of them, such as {variable}{column}"
+    return f"{kind} {shown}; select one, such as {variable}{column}"
 
 
 def _find_text_column(given: Any) -> str | None:

@@ -18,6 +18,6 @@ def read_path(key: str, path: Any, call: str) -> Path:
         pass  # a missing or protected path is an error only when it is read or written
     except (OSError, ValueError) as error:  # for example, a name that is too long or contains a NUL character
         cause = getattr(error, "strerror", None) or first_line(error)
-        problem = f"{shorten(os.fspath(path))!r} is no path ({cause})"
+        problem = f"{shorten(os.fspath(path))!r} is not a path ({cause})"
         raise InputError(f"{key}: {problem}; allowed: the name of a file or folder, as in {call}") from error
     return Path(path)

@@ -90,7 +90,7 @@ def _targets(value: Any) -> str | list[str]:
     """Return the names of the Linear modules with adapters, or `all-linear`."""
     if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
         return value  # type: ignore[no-any-return]  # its type is checked above
-    raise ValueError("give all-linear, or a list of names")
+    raise ValueError("allowed: all-linear, or a list of names")
 
 
 NAMES_BY_PARAMETER = {
@@ -236,7 +236,7 @@ class FinetuneParameters(Section):
             raise ValueError("lora needs epochs of 1 or more")
         if self.lora and self.frozen_layers:
             raise ValueError(
-                "lora and frozen_layers exclude each other: adapters leave every layer's weights as they are"
+                "lora and frozen_layers exclude each other: adapters do not change the weights of any layer"
             )
         return self
 

@@ -93,7 +93,7 @@ def forward_derivatives() -> Iterator[None]:
     """
     with _forward_derivatives:
         if forward_ad._current_level >= 0:
-            raise InputError("torch: torch.autograd.forward_ad is active; allowed: calls of attnmix outside of it")
+            raise InputError("torch: torch.autograd.forward_ad is active; call attnmix outside of it")
         yield
 
 
@@ -117,7 +117,7 @@ def _check_transforms() -> None:
     }
     for name, is_active in transforms.items():
         if is_active:
-            raise InputError(f"torch: {name} is active; allowed: calls of attnmix outside of it")
+            raise InputError(f"torch: {name} is active; call attnmix outside of it")
 
 
 @contextmanager

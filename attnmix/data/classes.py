@@ -113,7 +113,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
     labels: dict[tuple[str, Any], None] = {}
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
-            raise InputError(f"{where} ({file.shown}): the label is no word, number or truth value, row {row}")
+            raise InputError(f"{where} ({file.shown}): the label is not a word, number or boolean, row {row}")
         kind = _name_kind(value)
         labels[kind, value] = None
     return [value for _, value in labels if not _is_gap(value, names)]
@@ -138,7 +138,9 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
         neither = [value for value in not_codes if value in not_names]
         unknown = neither[0] if neither else not_codes[0]
         allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
-        raise InputError(f"{where} holds {shown_classes([unknown])}, which is no class of its description; {allowed}")
+        raise InputError(
+            f"{where} holds {shown_classes([unknown])}, which is not a class in its description; {allowed}"
+        )
     return readings
 
 
@@ -185,9 +187,9 @@ def name_problem(name: str) -> str | None:
     """Return why a class name is unsuitable for tables and terminals, or None for a valid name."""
     for letter in name:
         if letter in DIRECTIONS or unicodedata.category(letter) in UNPRINTABLE:
-            return "whose name holds control characters; rename it"
+            return "with control characters in its name; rename it"
     if FORMULA.match(unicodedata.normalize("NFKC", name)):
-        return "which a spreadsheet would run as a formula; rename it so that it begins with a letter"
+        return "which a spreadsheet would execute as a formula; rename it to begin with a letter"
     return None
 
 
@@ -289,7 +291,7 @@ def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> N
     """Raise `InputError` for numbers, parsed from `values`, that are not integers and therefore not classes."""
     has_fractions = any(number % 1 != 0 for number in numbers)  # also true for infinite numbers
     if has_fractions:
-        raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are no classes")
+        raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are not classes")
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:

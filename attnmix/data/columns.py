@@ -36,7 +36,7 @@ def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
     """Raise `ValueError` if the selected columns exceed `limit` bytes."""
     if size > limit:
         allowed = f"{limit / 1e9:.3g} GB are allowed for a file of its size"
-        raise ValueError(f"its texts take more memory than a data set's; {allowed}; take a part of it")
+        raise ValueError(f"its texts need more memory than expected of a data set; {allowed}; use a part of it")
 
 
 def shown_names(names: Sequence[Any]) -> str:

@@ -60,7 +60,7 @@ def split_name(name: str) -> tuple[str, str | None]:
     try:
         exists = path.exists()
     except OSError as error:  # for example, a name that is too long
-        problem = f"{shorten(name)} is no path that can be read: {error.strerror}"
+        problem = f"{shorten(name)} cannot be read: {error.strerror}"
         raise InputError(f"dataset.name: {problem}; allowed: a file, a folder or a hub identifier") from error
     if ":" not in name[1:] or data_suffix(path.name) or exists:
         return name, None
@@ -96,7 +96,7 @@ def source_files(dataset: DatasetParameters) -> dict[str, Path]:
 def list_folder(folder: Path) -> list[str]:
     """Return the names of the files in a data folder; raise `InputError` if it contains the working folder."""
     if Path.cwd().resolve().is_relative_to(folder.resolve()):
-        problem = f"{folder} holds the working folder, whose results are no reviews"
+        problem = f"{folder} contains the working folder, and its results are not reviews"
         raise InputError(f"dataset.name: {problem}; name the folder or file of the reviews alone")
     return list_files(folder)
 
@@ -138,7 +138,7 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     splits = {"train": dataset.train_split}
     has_only_train = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and has_only_train:
-        message = "%s has no split %s: a part of %s becomes it"
+        message = "%s: split %s is missing; a part of %s is used"
         logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
     elif dataset.test_split is not None:
         splits["test"] = dataset.test_split
@@ -339,7 +339,7 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
         normal_patterns.append(normal)
     files = _match_each(normal_patterns, names)
     if not files:
-        problem = f"{shown} names {shown_names(patterns)}, which is no data file in it"
+        problem = f"{shown} names {shown_names(patterns)}, which is not a data file in it"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     return files
 
@@ -391,9 +391,7 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
         for key, value in options.items():
             if not _is_supported(key, value, defaults):
                 problem = f"its description sets {key}: {shorten(value)}, which is not supported for {suffix} files"
-                allowed = (
-                    "sep, data_files, data_dir and features; remove the option, or save the files without need of it"
-                )
+                allowed = "sep, data_files, data_dir and features; remove the option, or save the files so that they do not need it"
                 raise InputError(f"dataset.name: {shown}: {problem}; allowed: {allowed}")
     separator = options.get("delimiter") or options.get("sep")
     if separator is None:
@@ -435,7 +433,7 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
             problem = f"of the {total} parts {head}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"
-            raise InputError(f"dataset.name: {shown}: {problem}; download them, or name the files anew")
+            raise InputError(f"dataset.name: {shown}: {problem}; download them, or rename the files")
 
 
 def _check_variants(files: Sequence[str], shown: str) -> None:
@@ -444,6 +442,6 @@ def _check_variants(files: Sequence[str], shown: str) -> None:
     for file in files:
         stem = split_suffixes(file)[0]
         if stem in first:
-            problem = f"{first[stem]} and {file} have the same name but for the suffix and would both be read"
+            problem = f"{first[stem]} and {file} differ only in the suffix and would both be read"
             raise InputError(f"dataset.name: {shown}: {problem}; remove one, or rename it")
         first[stem] = file

@@ -82,7 +82,7 @@ def check_start(start: bytes, name: str) -> None:
     if start.startswith(PARQUET_START):
         raise ValueError("it is a parquet file; name it .parquet")
     if start.count(0) > len(start) / 4:
-        raise ValueError("it is encoded in UTF-16 or is no text; save it as UTF-8")
+        raise ValueError("it is encoded in UTF-16 or not a text file; save it as UTF-8")
 
 
 def check_compressed_start(start: bytes) -> None:
@@ -99,7 +99,7 @@ def check_sizes(files: Sequence[Path]) -> None:
         largest = max(sizes, key=sizes.__getitem__)
         total = f"{len(sizes)} files of {sum(sizes.values()) / 1e9:.3g} GB would be read"
         problem = f"{total}, the largest {largest} of {sizes[largest] / 1e9:.3g} GB"
-        allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; move away what is no data, or name one smaller file"
+        allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; move other files away, or name one smaller file"
         raise InputError(f"dataset.name: {problem}; {allowed}")
 
 

@@ -22,7 +22,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
     with io.TextIOWrapper(content, encoding="utf-8-sig") as file:
         for number, record in _read_lines(file) if in_lines else _read_values(file.read()):
             if not isinstance(record, dict):
-                raise ValueError(f"line {number} is no JSON object; {_allowed(in_lines)}")
+                raise ValueError(f"line {number} is not a JSON object; {_allowed(in_lines)}")
             names.update(dict.fromkeys(record))
             row = record
             if columns is not None:
@@ -92,7 +92,7 @@ class _RepeatedKeyError(ValueError):
 def _line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
     if isinstance(error, _RepeatedKeyError):
         return ValueError(f"the object of line {number} has {error}")
-    return ValueError(f"line {number} is no JSON object: {error}; {_allowed(in_lines)}")
+    return ValueError(f"line {number} is not a JSON object: {error}; {_allowed(in_lines)}")
 
 
 def _allowed(in_lines: bool) -> str:

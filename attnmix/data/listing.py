@@ -64,7 +64,7 @@ def list_files(folder: Path) -> list[str]:
                     continue
                 if target in visited:
                     problem = f"{shorten(visited[target])} and {shorten(name)} of {folder} are one folder, by a link"
-                    raise InputError(f"dataset.name: {problem}; remove the link, or name one of them")
+                    raise InputError(f"dataset.name: {problem}; remove the link, or select one file")
                 visited[target] = name
                 pending.append((f"{name}/", (*ancestors, target)))
             elif os.path.isfile(entry.path):  # noqa: PTH113
@@ -163,7 +163,7 @@ def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | Non
     state = _read_json(name, path, is_needed=bool(tables))
     if not isinstance(state, dict) or "_data_files" not in state:
         if any(file.startswith("data-") for file in tables):
-            problem = f"{name} does not list the files {tables[0]} and others beside it"
+            problem = f"{name} does not list the files {tables[0]} and others in the same folder"
             raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
         return None
     if state.get("_indices_data_files"):
@@ -183,7 +183,7 @@ def _saved_splits(path: Path, is_needed: bool) -> list[str]:
     if isinstance(splits, list):
         return [str(split) for split in splits]
     if is_needed:
-        problem = f"{SAVED_SPLITS} does not list the splits that are saved beside it"
+        problem = f"{SAVED_SPLITS} does not list the splits in its folder"
         raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
     return []
 

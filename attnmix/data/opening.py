@@ -184,6 +184,6 @@ class _LimitedReader(io.RawIOBase):
         self._size += len(part)
         if self._size > self._limit:
             allowed = f"{self._limit / 1e9:.3g} GB are allowed for a file of its size"
-            raise ValueError(f"it takes more room decompressed than a data set; {allowed}; take a part of it")
+            raise ValueError(f"it is larger decompressed than expected of a data set; {allowed}; use a part of it")
         buffer[: len(part)] = part
         return len(part)

@@ -107,4 +107,4 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
                 doubled_row = row if doubled_row is None else min(row, doubled_row)
     if doubled_row is not None:
         problem = f'the quotes of row {doubled_row} and others are doubled ("") as in csv'
-        logging.warning("%s: %s; tsv has no quotes, so they stay in the text: save it as csv", shown, problem)
+        logging.warning("%s: %s; quotes are part of the text in tsv files: save it as csv", shown, problem)

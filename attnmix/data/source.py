@@ -97,7 +97,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
             problem = f"{len(table)} reviews, none of {len(missing)} of {len(classes)} classes ({shown})"
             remedy = "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
-        logging.warning("the %s split has no review of %s", split, shown)
+        logging.warning("the %s split contains no review of %s", split, shown)
     learned = pd.concat([tables["train"], tables["validation"]])
     test = tables["test"]
     _warn_of_shared("text", whole_texts(test), whole_texts(learned))
@@ -143,7 +143,7 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, s
     source, _ = folders.split_name(dataset.name)
     path = Path(source)
     if dataset.revision is not None and path.exists():
-        problem = f"{source} is not on a hub, so it has no revision {shorten(dataset.revision)!r}"
+        problem = f"{source} is not on a hub, so there is no revision {shorten(dataset.revision)!r}"
         raise InputError(f"dataset.revision: {problem}; allowed: empty")
     if path.is_file():
         return _read_single_file(dataset, columns), None
@@ -152,7 +152,7 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, s
         tables = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
         return tables, None
     if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
-        raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
+        raise InputError(f"dataset.name: there is no file or folder {path}, and it is not a hub identifier")
     repository = Repository("dataset", source, dataset.revision)
     tables = _read_folder(dataset, columns, repository.paths, repository.fetch)
     return tables, repository.commit
@@ -166,7 +166,7 @@ def _read_single_file(dataset: DatasetParameters, columns: Columns) -> Tables:
         allowed = f"only a folder or hub dataset has them; name {source} alone"
         raise InputError(f"dataset.name: {source} is a file without configuration {configuration}; {allowed}")
     if not data_suffix(path.name):
-        raise InputError(f"dataset.name: {path} is no data file; allowed: {allowed_names()}")
+        raise InputError(f"dataset.name: {path} is not a data file; allowed: {allowed_names()}")
     check_sizes([path])
     rows = _read_rows(path, source, columns, None, {})
     _log_files(dataset.train_split, [path.name], [rows])
@@ -309,4 +309,4 @@ def _find_problem(key: str, value: Any) -> str | None:
         return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
     if isinstance(value, (str, Real, np.bool_)):
         return None
-    return f"the {key} is no word, number or truth value"
+    return f"the {key} is not a word, number or boolean"

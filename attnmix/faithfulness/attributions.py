@@ -151,7 +151,7 @@ class Attribution(NamedTuple):
 
 def _matrix_obstacle(name: str, family: Family) -> str | None:
     if len(family.stacks) > 1:
-        return "its decoder's rows hold the token before, and no rollout passes from one stack to the other"
+        return "rows of its decoder belong to the previous token, and rollouts do not cross from encoder to decoder"
     return family.absent().get(name.removesuffix("_rollout"))
 
 

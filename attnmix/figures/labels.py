@@ -25,7 +25,7 @@ RATIO_MARKS = {
         "Attention weights",
         "#56B4E9",
         "v",
-        "By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+        "By its attention weights, {share} of what layer {layer} adds to a token comes from other tokens",
     ),
     "attnres_w": Mark(
         "Weights + skip",
@@ -38,7 +38,7 @@ RATIO_MARKS = {
         "Norm-based",
         "#E69F00",
         "^",
-        "In what attention adds to a token in layer {layer}, the length ratio others / (others + own) is {share}",
+        "In the attention output of layer {layer}, the length ratio others / (others + own) is {share}",
     ),
     "attnres_n": Mark("Norm-based + skip", "#D55E00", "X", "After attention and skip connection" + _LENGTH_RATIO),
     "attnresln_n": Mark(

@@ -594,7 +594,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     else:
         tokens = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
         rest = " and from the rest of the text,"
-    title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: what each token takes from the others"
+    title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: contributions of the other tokens"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
     note = MATRIX_NOTE.format(rest=rest)
     figure.text(0.5, 0.04 / height, note, ha="center", va="bottom", fontsize=5.5)

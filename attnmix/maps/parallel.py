@@ -70,7 +70,7 @@ def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: 
     """Call `function` with one OpenMP and BLAS thread; the OpenMP limit applies to the calling thread only."""
     if portable and not environment.in_place():
         raise InputError(
-            "arithmetic: portable, and Dask's workers compute otherwise; start each of them by "
+            "arithmetic: portable, but Dask's workers use other arithmetic; start each worker with "
             "`env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`, or set it to fastest"
         )
     with threadpool_limits(1):

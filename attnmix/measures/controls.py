@@ -55,7 +55,7 @@ CONTROLS = {
     ),
     "without_value_bias": Control("v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
     "without_special_sources": Control(
-        "F_ij = 0 for every special token j other than i; weights renormalised over the other sources"
+        "F_ij = 0 for every special token j other than i; weights renormalised over the remaining sources"
     ),
 }
 """All controls by name, in the order of `RATIO_CONTROL_NAMES`."""

@@ -155,7 +155,7 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
     is_inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
     if not torch.equal(is_visible, is_inside) or not torch.equal(is_hidden, ~is_inside):
         raise InputError(
-            f"{where} adds numbers of its own to attention's scores, or leaves out tokens between others; heads can be "
-            "kept only where a mask leaves each token one row of neighbours"
+            f"{where} adds terms to the attention scores, or masks tokens in between; heads can be stored only if the "
+            "mask leaves each token a contiguous range of sources"
         )
     return torch.stack([first, last], dim=-1)

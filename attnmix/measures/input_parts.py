@@ -270,7 +270,7 @@ class PartsReader:
         family = family_of(base.config)
         obstacle = parts_obstacle(family)
         if obstacle:
-            raise InputError(f"parts: the model family {family.model_type} cannot be taken apart: {obstacle}")
+            raise InputError(f"parts: the model family {family.model_type} cannot be decomposed: {obstacle}")
         self.base = base
         self.rule = rule
         self.stack = family.stacks[0]

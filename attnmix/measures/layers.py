@@ -441,9 +441,9 @@ def run_layers(
             return
         if not attention_calls:
             raise InputError(
-                f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function; without "
-                "its query, key and value nothing can be measured (own_attention of the family in "
-                "attnmix/models/families.yaml says whose function it should call)"
+                f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function, which "
+                "observes queries, keys and values (see the key own_attention of the family in "
+                "attnmix/models/families.yaml)"
             )
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}

@@ -91,7 +91,7 @@ class AttentionEdits:
         """Return the index of the shared layer that this thread is running."""
         layer: int | None = self._calls.__dict__.get("layer")
         if layer is None:
-            problem = "a layer that is called several times has no number of its own"
+            problem = "a layer that is called several times cannot be selected by number"
             raise InputError(f"edit: {problem}; allowed: calls of the whole stack of layers")
         return layer
 

@@ -73,7 +73,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # exception types differ by tokenizer, and include missing packages
         raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
+        raise InputError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
     _split_special_names(tokenizer)
     tokenizer.pad_token = padding_token(str(folder), tokenizer)
     return tokenizer
@@ -88,7 +88,9 @@ def padding_token(name: str, tokenizer: Any) -> str:
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
-    raise InputError(f"{name}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
+    raise InputError(
+        f"{name}: its tokenizer lacks a special token for padding: a pad, eos or bos token that does not end texts"
+    )
 
 
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -120,22 +120,22 @@ class Family:
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
         if stack.own_attention:
-            reasons[HEADS] = "its attention module shows its scores, but no queries and keys that give them"
+            reasons[HEADS] = "its attention module exposes scores, but not queries and keys"
         if stack.parallel:
-            why = "attention and feed-forward network are added at once, no vector stands between them"
+            why = "attention and feed-forward network are added at once, without a vector in between"
             reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
         elif not stack.network:
             reasons["layer_n"] = "its feed-forward network is neither an activation between two Linears nor gated"
         if stack.attention_norm is None:
-            why = "no norm stands after attention's skip connection"
+            why = "there is no norm after the skip connection of attention"
             reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)
         if not stack.embedding:
             reasons["embedding_sum"] = "no norm follows the sum of the embeddings"
         if self.stacks[-1].cross_attention_norm is None:
-            reasons["cross_attention_norm"] = "no norm stands after cross-attention"
+            reasons["cross_attention_norm"] = "there is no norm after cross-attention"
         if len(self.stacks) == 1:
             names = ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm")
-            reasons |= dict.fromkeys(names, "there is no decoder beside an encoder")
+            reasons |= dict.fromkeys(names, "the model has no decoder in addition to an encoder")
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
@@ -181,8 +181,8 @@ def check_config(config: Any, name: str) -> None:
         if getattr(config, key, None):
             raise InputError(f"model.name: {name}: {key} in config.json: {reason}")
     if len(family.stacks) > 1 and getattr(config, "decoder_start_token_id", None) is None:
-        problem = "config.json has no decoder_start_token_id, the token with which a decoder begins"
-        raise InputError(f"model.name: {name}: {problem}; allowed: its number, for T5 that of the padding token")
+        problem = "config.json lacks decoder_start_token_id, the first token of the decoder"
+        raise InputError(f"model.name: {name}: {problem}; allowed: a token id, for T5 the padding token's")
 
 
 @dataclass(frozen=True)

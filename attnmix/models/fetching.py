@@ -85,7 +85,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
     """
     source = _find_source(name, revision)
     if revision is not None and source.commit is None:
-        problem = f"{name} is not on a hub, so it has no revision {revision!r}"
+        problem = f"{name} is not on a hub, so there is no revision {revision!r}"
         raise InputError(f"model.name: {problem}; allowed: no revision")
     if source.is_ambiguous:
         problem = f"{name} holds a whole model and an adapter ({ADAPTER[0]}), and transformers would apply the adapter"
@@ -243,7 +243,7 @@ def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
         raise InputError(f"model.name: {name} holds no config.json")
     if not any(file.endswith(WEIGHTS) for file in files):
         problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
-        raise InputError(f"model.name: {problem}: choose a model, or a revision of it, that has it")
+        raise InputError(f"model.name: {problem}: choose another model or revision")
     if with_tokenizer and not source.has_tokenizer:
         allowed = ", or ".join(" with ".join(names) for names in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")

@@ -75,11 +75,11 @@ def load_classifier(
     """
     config = load_config(folder)
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
+        problem = f"is of the family {config.model_type!r}, for which transformers has no sequence classifier"
         raise InputError(f"model.name: {folder} {problem}")
     model, new = load_weights(transformers.AutoModelForSequenceClassification, folder, attn_implementation, names)
     if trained and new:
-        problem = f"has no trained classification head ({_shorten(new)} are not in its weights)"
+        problem = f"lacks a trained classification head ({_shorten(new)} are not in its weights)"
         raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
@@ -125,7 +125,7 @@ def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list
     if all(name in numbers for name in names_in_order):
         return [numbers[name] for name in names_in_order]
     pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
-    logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
+    logging.warning("the model's classes are matched by order, because their names differ from the data's: %s", pairs)
     return list(classes.values())
 
 
@@ -325,7 +325,7 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
     if package not in ("transformers", "attnmix"):
         function_name = getattr(function, "__qualname__", "")
         problem = f"its attention function {implementation!r} is {module}.{function_name}"
-        allowed = "those of transformers, as after network.set_attn_implementation('sdpa')"
+        allowed = "implementations of transformers, for example network.set_attn_implementation('sdpa')"
         raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
 
 
@@ -375,7 +375,7 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
         if tensor.is_meta:
             yield (
                 f"{path} is not in memory (device meta)",
-                "a model whose weights are all loaded",
+                "a model with all weights loaded",
             )
         elif type(tensor) is not Tensor:
             yield (
@@ -430,7 +430,7 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
         with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
             vectors = last_vectors(base(ids))
     if not expected.isfinite().all():
-        raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
+        raise InputError(f"model.name: {name} returns NaN or infinite values for a text; its weights are damaged")
     difference = float((vectors - expected).float().norm() / expected.float().norm())
     if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # also rejects NaN
         reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
@@ -475,7 +475,7 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
         first = outside[0]
         raise InputError(
             f"model.name: the tokenizer of {name} knows {len(outside)} tokens that the embedding of {rows} rows does "
-            f"not have, the first {known[first]!r} with the number {first}; take the tokenizer of these weights"
+            f"not have, the first {known[first]!r} with the number {first}; use the tokenizer of these weights"
         )
 
 
@@ -489,7 +489,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     stack = family_of(base.config).stacks[0]
     layers = [module for path, module in base.named_modules() if stack.is_layer(path)]
     if count > len(layers):
-        problem = f"the model has {len(layers)} layers with weights of their own"
+        problem = f"the model has {len(layers)} layers with separate weights"
         raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")
     last = list(layers[count - 1].parameters())[-1]
     for parameter in base.parameters():  # in forward order: embeddings, then layers

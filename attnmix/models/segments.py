@@ -81,6 +81,6 @@ def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Seque
             segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id), encoded[INPUT]
         ):
             problem = (
-                f"its tokenizer gives the pair {pair[0][:30]!r}, {pair[1][:30]!r} segments that do not follow from "
+                f"its tokenizer encodes the pair {pair[0][:30]!r}, {pair[1][:30]!r} segments that do not follow from "
             )
             raise InputError(f"dataset.text_column: {problem}where a text ends; allowed with this model: one text")

@@ -60,7 +60,7 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], ro
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     for number, token in zip(ids, tokens, strict=True):
         if token is None:
-            raise InputError(f"{key} holds the token id {number}; allowed: those of the tokenizer's tokens")
+            raise InputError(f"{key} holds the token id {number}; allowed: ids of the tokenizer's tokens")
 
 
 def _list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int | None]:
@@ -95,8 +95,8 @@ def _remove_padding(
     for end, repeated in ((0, padding_before), (-1, padding_after)):
         others_lack_it = any(other.ids[end] != pad for other in batch)
         if repeated > 1 or (repeated == 1 and others_lack_it):
-            problem = f"{tokenizer.pad_token} at an end, which pads texts and is a token of them"
-            raise InputError(f"{key} has {problem}; allowed: the whole of what tokenizer(...) returns, with its {MASK}")
+            problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
+            raise InputError(f"{key} has {problem}; allowed: the complete output of tokenizer(...), with its {MASK}")
     return text
 
 

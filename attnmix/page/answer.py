@@ -111,10 +111,10 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     elif texts == 1:
         sentences = [
             _ratio_change(run),
-            "One text gives no {interval}; another text may change in the other direction.",
+            "An {interval} needs several texts; another text may change in the opposite direction.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
-        few = f"{_counted(run, texts)} give no {{interval}}; others may change in the other direction."
+        few = f"{_counted(run, texts)} are too few for an {{interval}}; others may change in the opposite direction."
         sentences = [_ratio_change(run), few]
     else:
         sentences = [_share_change(run, shares), _shares_by_class(run), _ratio_change(run)]
@@ -216,7 +216,7 @@ def headline(curves: pd.DataFrame) -> str:
     most, least = most_and_least(curves)
     high, low = _distinguish(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
-        return f"The one layer mixes tokens at a ratio of {high}"
+        return f"The mixing ratio of the only layer is {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 

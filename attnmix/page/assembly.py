@@ -112,7 +112,7 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
     """
     few_differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than {wording.neighbours}"
     differ = f"{few_differ}: too few for UMAP"
-    wide = "Those vectors have another number of dimensions than the residual stream's, with which they share no plane"
+    wide = "These vectors have another width than the residual stream and cannot be projected onto the same plane"
     if not {"joint", "separate"} & absent.keys():
         return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them differ")
     joint = absent.get("joint", set())

@@ -219,9 +219,7 @@ def _ratio_change(run: Results) -> str:
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
     interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
     means = f"over all layers it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
-    definition = (
-        "The ratio is others / (others + own), the lengths of what other tokens give a token and of its own part."
-    )
+    definition = "The ratio is others / (others + own): the length of the contributions of other tokens, relative to that plus the length of the own contribution."
     if found in (Verdict.HIGHER, Verdict.LOWER):
         return f"The mixing ratio {VERBS[found]} by fine-tuning: {means}. {definition}"
     reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
@@ -238,8 +236,8 @@ def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> st
     if verdict(before["ci_low"], before["ci_high"], before["documents"]) is Verdict.INCONCLUSIVE:
         was = f"{was}; whether it was above 0 is inconclusive, as the interval includes 0"
     return (
-        f"In layer {layer}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common "
-        f"to the texts of a predicted class ({extent}). It was {was}. If "
+        f"In layer {layer}, {percent(max(after['mean'], 0))} of the squared length of the contributions of other "
+        f"tokens is common to the texts of a predicted class ({extent}). It was {was}. If "
         f"classes are shuffled over the texts, it is less than {percent(max(chance['mean'], 0))} in 95 of 100 draws."
     )
 
@@ -285,7 +283,7 @@ def class_lens(run: Results) -> list[str]:
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(last_layer['mean'])} of them. This shows how similar tokens are, not what the model has learned."
+        f"on {percent(last_layer['mean'])} of the predictions. This shows the similarity of tokens, not what the model has learned."
     ]
 
 
@@ -322,8 +320,8 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
     names = ", ".join(visible(name, kept="") for name in detailed)
     return (
         f"Own shares by exchange of single tokens and exact parts were computed for {len(detailed)} of {documents} "
-        f"texts: {names}. In the others these cells are empty, because the computation takes a forward pass for every "
-        "token. In Python, attnmix.measure or compare with one of these texts computes them."
+        f"texts: {names}. In other texts these cells are empty, because each token needs a forward pass. In Python, "
+        "attnmix.measure or compare computes them."
     )
 
 
@@ -382,8 +380,8 @@ def _controls(run: Results) -> list[str]:
     if (VALUE_CONTROL, checkpoint) in control:
         sentences.append(
             f"With every value replaced by the mean value of such tokens in other texts it would be "
-            f"{percent(control[VALUE_CONTROL, checkpoint])}. That removes what the text says from the values and keeps "
-            "its attention weights."
+            f"{percent(control[VALUE_CONTROL, checkpoint])}. This removes the content of the text from the values and "
+            "keeps its attention weights."
         )
     changes = _changes(run)
     if changes.empty:
@@ -405,7 +403,7 @@ def _layer_change(run: Results) -> str:
         number = counted(_changes(run)["documents"].max(), noun)
         change = model_wording_of(run).change
         return (
-            f"Which layer {change} changes most is not known: {number} are too few to tell, which takes "
+            f"Which layer {change} changes most is not known: {number} are too few for a conclusion, which needs "
             f"{MIN_SIMULTANEOUS} or more."
         )
     ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
@@ -494,19 +492,19 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     if not subject.finetuned:
         base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
         cautions.append(
-            f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, "
-            f"pretrained for {base}."
+            f"No model was fine-tuned (finetune.epochs: 0): fine-tuned denotes {subject.model} without changes, "
+            f"pretrained denotes {base}."
         )
-    one_layer = "A mixing ratio describes one layer, and not what has gathered since the input."
+    one_layer = "A mixing ratio describes one layer, not the accumulated mixing since the input."
     if _has_rollouts(run):
         one_layer += " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
     cautions.append(one_layer)
-    cautions.append("A ratio of norms is no causal effect." + _agreement(run))
+    cautions.append("A ratio of norms is not a causal effect." + _agreement(run))
     cautions.append(intervals)
     if run.layouts != ["pca"]:
         cautions.append(
-            "A map shows neighbourhoods, and not all of them. On a UMAP map, distances between clusters, their sizes "
-            "and densities mean little, and another seed gives another map."
+            "A map shows some of the neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
+            "densities are not meaningful, and another seed yields another map."
         )
     if "pca" in run.layouts:
         cautions.append(

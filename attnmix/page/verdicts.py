@@ -82,7 +82,7 @@ def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
     """Return the reason for a missing direction of a difference; an empty string if it has a direction."""
     found = verdict(low, high, documents)
     if found is Verdict.TOO_FEW_TEXTS:
-        return f"{counted(documents, noun)} are too few for a verdict, which takes {MIN_SIMULTANEOUS} or more"
+        return f"{counted(documents, noun)} are too few for a verdict, which needs {MIN_SIMULTANEOUS} or more"
     if found is Verdict.NO_INTERVAL:
         return f"the difference is the same in all {noun}, so it has no interval"
     if found is Verdict.INCONCLUSIVE:

@@ -35,7 +35,7 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
             "compare(pretrained, [d, e, f])."
         )
     if not have_enough_trainings(before, after):
-        return "The intervals are over texts. Nothing is said of trainings, of which there are too few."
+        return "The intervals are over texts; there are too few training runs for intervals over runs."
     sides = [describe_assumption(side) for side in (before, after)]
     return (
         f"`between_seeds` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
@@ -62,10 +62,10 @@ def _explain_directions(rows: pd.DataFrame) -> str:
     if len(more) and len(less):
         sentence += (
             f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
-            "they measure different things (docs/measures/which.md), and neither decides for the other."
+            "they measure different properties (docs/measures/which.md)."
         )
     if rows["measure"].str.contains(f" {LESS} ", regex=False).any():
-        sentence += " The ratio less a control is the part that needs what the control takes away."
+        sentence += " The ratio minus a control is the part that depends on the removed property."
     return sentence
 
 

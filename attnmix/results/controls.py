@@ -56,7 +56,7 @@ def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
     if len(left_out) == len(documents):
         number, token_class = next(iter(left_out.items()))
         raise InputError(
-            f"controls: corpus_value has no value for any text: no other text has a token of text {number}'s class "
+            f"controls: corpus_value is undefined for all texts: no other text has a token of text {number}'s class "
             f"{token_class}; allowed: texts of which at least one has no token class to itself, or other controls"
         )
     return left_out

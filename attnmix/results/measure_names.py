@@ -21,10 +21,10 @@ from attnmix.measures.sinks import SINK_MEASURES
 
 OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
 SHARES = {
-    SWAP: "the change of a token's output in a layer if the other tokens' inputs come from another text, divided by "
-    "that change plus the change if its own input does",
-    CLASS_SHARE: "the share in the squared length of what tokens take from others that is common to the texts of a "
-    "class; needs labels",
+    SWAP: "the change of a token's output in a layer if the inputs of all other tokens come from another text, relative "
+    "to that plus the change if its own input does",
+    CLASS_SHARE: "the share of the squared length of the contributions of other tokens that is common to the texts of "
+    "a class; needs labels",
 }
 """Quantities that `measure(controls=...)` accepts in addition to controls of ratios, by name."""
 CONTROL_NAMES = (*CONTROLS, *SHARES)

@@ -70,7 +70,7 @@ class MeasuredModel:
     def obstacle(self) -> str | None:
         """Return why no further values can be computed without loading a model; None if they can."""
         if isinstance(self.model, SavedModel):
-            return "a loaded result has no model, and this own share was not computed before it was saved"
+            return "the result was loaded without a model, and this own share was not computed before saving"
         change = self._change(self.model)
         return None if change is None else f"{change} changed since it was measured"
 

@@ -277,7 +277,7 @@ class Measures:
         check_name("method", method, self.methods)
         if not self.control_totals:
             allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
-            raise InputError(f"controls: none was asked for; {allowed}")
+            raise InputError(f"controls: none were requested; {allowed}")
         place = self.methods.index(method)
         ratio = self.ratio_totals()[method]
         totals, differences = {}, {}

@@ -21,8 +21,8 @@ TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no 
 MIN_TRAININGS = 3  # on a side with several: two similar runs would underestimate the variance
 VERDICTS = {
     INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over trainings",
-    TOO_FEW_TEXTS: f"an interval that holds for all rows takes {MIN_SIMULTANEOUS} texts or more",
-    TOO_FEW_RUNS: f"an interval over trainings takes {MIN_TRAININGS} trainings or more in every list of several",
+    TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
+    TOO_FEW_RUNS: f"an interval over training runs needs {MIN_TRAININGS} trainings or more in every list of several",
     NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
 }
 """The meaning of each verdict without a direction."""
@@ -126,8 +126,8 @@ def describe_assumption(side: Trainings) -> str:
     if len(side.means) > 1:
         return f"{len(side.means)} trainings"
     if side.fixed:
-        return "one model as it is (given in a list it would be taken for a training, which varies as the others do)"
-    return "one training, taken to vary as the others do,"
+        return "one fixed model (in a list it would be treated as a training run that varies like the others)"
+    return "one training run, assumed to vary like the others,"
 
 
 def name_models(side: Trainings) -> str:

@@ -56,7 +56,7 @@ def can_be_portable() -> bool:
 def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
-        return "results differ in the last digits from those of x86-64 processors with AVX2, and maps in the third"
+        return "results differ from x86-64 processors with AVX2 in the last digits, and maps in the third"
     times, machine = _cost_here()
     if arithmetic == PORTABLE:
         return (

@@ -335,7 +335,7 @@ class _Attention:
         scale: float | None,
     ) -> None:
         if dropout_p:
-            raise NotImplementedError("the portable attention has no dropout")
+            raise NotImplementedError("the portable attention does not support dropout")
         self.batch, self.heads, self.length, width = query.shape
         if key.shape[1] < self.heads:  # grouped-query attention
             sharing = self.heads // key.shape[1]

@@ -157,8 +157,8 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
     array = open_array(path, "capture")
     if digests and array.attrs.get(DIGEST) != digests.get(str(site)):
         raise InputError(
-            f"{path} is not the array that {root / MANIFEST} names: another run has written there since; "
-            "force the stage capture to run again, or give each run its own capture.store"
+            f"{path} is not the array that {root / MANIFEST} names, because another run has overwritten it; "
+            "rerun the stage capture with --force, or use a separate capture.store for each run"
         )
     return array, path
 

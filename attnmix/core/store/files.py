@@ -141,7 +141,7 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
     with reading(path, stage):
         array: Any = zarr.open_array(path, mode=mode).with_config(EVERY_CHUNK)
         if array.shape[1:] != (array.shards or array.chunks)[1:]:
-            raise ValueError(f"its shape {array.shape} is not that of its chunks")
+            raise ValueError(f"its shape {array.shape} does not match its chunks")
         return array
 
 

@@ -78,14 +78,16 @@ class Repository:
             with without_library_messages():
                 yield
         except errors.HFValidationError:
-            raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
+            raise InputError(
+                f"{self.kind}.name: there is no folder {self.name}, and it is not a hub identifier"
+            ) from None
         except Exception as error:  # any type is possible if the server is not a hub
             if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
                 place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
                 remedy = "set HF_HOME to a folder that can be written, with room"
                 raise InputError(f"the cache of the hub's files refuses {place}; {remedy}") from error
             revision = f" at revision {self._revision}" if self._revision else ""
-            problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
+            problem = f"{self.name} is not a local folder and cannot be downloaded from the hub{revision}"
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
@@ -96,7 +98,9 @@ class Repository:
             if isinstance(cause, UnavailableError) and not client.is_offline_mode():
                 return str(cause)
         if client.is_offline_mode():
-            return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
+            return (
+                "HF_HUB_OFFLINE is set, and the cache in HF_HOME is incomplete; unset it to download the missing files"
+            )
         if any(isinstance(cause, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for cause in causes):
             remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
             return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
@@ -108,7 +112,7 @@ class Repository:
         if isinstance(error, errors.GatedRepoError):
             return f"it is gated; accept its terms at {address} and {LOGIN}"
         if isinstance(error, errors.RevisionNotFoundError):
-            return f"it has no such branch, tag or commit; {address} lists those that it has"
+            return f"this branch, tag or commit does not exist; {address} lists the existing ones"
         if status == 401 and client.get_token() and not isinstance(error, errors.RepositoryNotFoundError):
             return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} again"
         if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
