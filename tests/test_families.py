@@ -50,7 +50,7 @@ TOLERANCE = 1e-5  # of the largest component, because rotary embedding and RMSNo
 STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
 
 
-def test_every_property_of_a_stack_is_part_of_its_algebra_or_a_path() -> None:
+def test_stack_fields_are_algebra_properties_or_paths() -> None:
     names = {field.name for field in fields(families.Stack)}
     norms = {name for name in names if name.endswith("_norm") and name != "final_norm"}
     paths = {"layers", "attention", "output", "feed_forward", "embedding", "final_norm", "activation"}
@@ -122,9 +122,7 @@ def close(values: Any, true: Any, what: object) -> None:
     assert np.abs(values - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
 
 
-def test_every_point_holds_what_an_independent_computation_says(
-    base: Any, texts: list[list[int]], references: list[Reference]
-) -> None:
+def test_points_match_reference(base: Any, texts: list[list[int]], references: list[Reference]) -> None:
     encoder_layers = 2 if len(families.family_of(base.config).stacks) == 2 else 0
     with torch.inference_mode(), recording(base, POINTS) as features:
         base(**padded(texts, base.config.pad_token_id or 0, base.device))
@@ -140,7 +138,7 @@ def test_every_point_holds_what_an_independent_computation_says(
     assert sum(families.layer_counts(base)) == max(site.layer for site in features)
 
 
-def test_the_identities_hold_at_every_layer(both: Any) -> None:
+def test_identities_hold_at_every_layer(both: Any) -> None:
     measurer, measures = both
     absent = measurer.family.absent()
     for each in measures:
@@ -174,7 +172,7 @@ def test_ratios_follow_their_definition(both: Any, references: list[Reference]) 
                 assert np.abs(each.ratios[:, number, 0]).max() < 1e-5  # the first token has no earlier token
 
 
-def test_controls_of_the_same_pass_follow_their_definition(
+def test_same_pass_controls_follow_their_definition(
     both: Any, texts: list[list[int]], references: list[Reference]
 ) -> None:
     measurer, measures = both
@@ -232,7 +230,7 @@ def test_matrices_follow_their_definition(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
+def test_parts_from_input_match_reference_and_sum_to_vectors(
     base: Any, texts: list[list[int]], references: list[Reference], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = 2 if len(families.family_of(base.config).stacks) == 2 else len(references[1].layers)
@@ -268,7 +266,7 @@ def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
     torch.testing.assert_close(in_blocks, parts, equal_nan=True)
 
 
-def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
+def test_derivatives_match_autograd(base: Any, texts: list[list[int]]) -> None:
     ids = torch.tensor([texts[1][:3]])
     chains = document_chains(base, ids)
     calls = [call for chain in chains for call in chain.layers]
@@ -328,7 +326,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
         ("llama", "gated", ["mlp.up_proj", "mlp.act_fn", "mlp.gate_proj", "mlp.down_proj"], "feed_forward"),
     ],
 )
-def test_a_wrong_entry_is_caught(
+def test_wrong_table_entry_is_detected(
     model_type: str, key: str, wrong: object, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_folder(model_type)
@@ -344,9 +342,7 @@ def test_a_wrong_entry_is_caught(
 
 
 @pytest.mark.parametrize("model_type", ["mpnet", "gpt_neo"])
-def test_attention_of_its_own_that_no_entry_names_is_one_error(
-    model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undeclared_own_attention_is_one_error(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base(tiny_folder(model_type))
     monkeypatch.setitem(families.FAMILIES, model_type, families.FAMILIES[model_type] | {"own_attention": False})
     with pytest.raises(InputError, match=r"layer 1 did not call .* \(own_attention of the family in attnmix/models/"):

@@ -118,7 +118,7 @@ def options(page: Any, label: str) -> list[str]:
     return values
 
 
-def test_every_stage_makes_what_the_family_has(name: str, family: Family) -> None:
+def test_stages_write_outputs_of_the_family(name: str, family: Family) -> None:
     layers = AutoConfig.from_pretrained("model").num_hidden_layers * len(family.stacks)
     points = {layer: {site.point for site in stored_sites(ACTIVATIONS) if site.layer == layer} for layer in range(5)}
     in_layers = set(family.present(LAYER_POINTS))
@@ -135,7 +135,7 @@ def test_every_stage_makes_what_the_family_has(name: str, family: Family) -> Non
     assert set(run.matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
 
 
-def test_the_classifier_is_tested_as_anyone_would_use_it(name: str, family: Family) -> None:
+def test_classifier_scores_match_transformers(name: str, family: Family) -> None:
     run = Run(Path())
     reviews, tested = pd.read_parquet(run.reviews / "test.parquet"), run.metrics("finetune")["test"]
     logits, before = (plain_logits(folder, reviews["text"]) for folder in (run.finetuned, Path("model")))
@@ -152,7 +152,7 @@ def test_the_classifier_is_tested_as_anyone_would_use_it(name: str, family: Fami
     torch.testing.assert_close(*vectors, atol=1e-4, rtol=0)
 
 
-def test_figures_name_what_the_family_has(family: Family) -> None:
+def test_figures_show_measures_of_the_family(family: Family) -> None:
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
     assert not [mark for mark in ("Ġ", "▁", "##") if mark in "".join(drawn.values())]
     present = family.present([*POINTS, *LAYER_MATRICES])
@@ -164,7 +164,7 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
     assert ">text/0<" in drawn["atlas"]
 
 
-def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:
+def test_every_option_of_the_page_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents["tokens"].sum())
     page.locator("[id^=token-]").last.click()  # the first word of a decoder has no other words as sources
@@ -201,7 +201,7 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
 
 
 @pytest.mark.parametrize("name", [OWN_WIDTH], indirect=True)
-def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened, tmp_path: Path) -> None:
+def test_points_of_other_widths_have_separate_maps(family: Family, shown: Opened, tmp_path: Path) -> None:
     run, sites = Run(Path()), stored_sites(ACTIVATIONS)
     assert points_of_other_widths() == {"attention_heads"}
     in_stream = [site for site in sites if site.point != "attention_heads"]
@@ -217,7 +217,7 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, show
 
 
 @pytest.mark.parametrize("name", [DECODER], indirect=True)
-def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
+def test_decoder_layers_show_decoder_tokens(family: Family, shown: Opened) -> None:
     page = shown.page
     names = []
     for layer in range(1, 5):
@@ -241,7 +241,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: 
 
 
 @pytest.mark.parametrize("name", [OWN_WIDTH], indirect=True)
-def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family, shown: Opened) -> None:
+def test_right_to_left_and_single_token_texts_are_shown(family: Family, shown: Opened) -> None:
     page, documents = shown.page, Run(Path()).tokens["document"].tolist()
     first, alone = documents.index("text/1"), documents.index("text/2")
     page.locator("#document").select_option(index=1)

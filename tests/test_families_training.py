@@ -58,7 +58,7 @@ def logits_of(model: Any, ids: list[list[int]], pad: int) -> torch.Tensor:
     return logits
 
 
-def test_padding_does_not_touch_a_text_and_a_decoder_reads_its_last_token(family: tuple[str, Path]) -> None:
+def test_padding_does_not_change_logits(family: tuple[str, Path]) -> None:
     name, folder = family
     tokenizer, model = load_tokenizer(folder), load_classifier(folder)
     assert model.config.pad_token_id == model.base_model.config.pad_token_id == tokenizer.pad_token_id
@@ -75,9 +75,7 @@ def test_padding_does_not_touch_a_text_and_a_decoder_reads_its_last_token(family
             torch.testing.assert_close(last @ model.score.weight.T, alone, atol=1e-5, rtol=0)
 
 
-def test_checkpoint_of_half_precision_is_loaded_in_float32_and_without_a_cache(
-    family: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_half_precision_checkpoint_is_loaded_in_float32(family: tuple[str, Path], tmp_path: Path) -> None:
     load_tokenizer(family[1]).save_pretrained(tmp_path)
     load_classifier(family[1]).to(torch.bfloat16).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
@@ -88,7 +86,7 @@ def test_checkpoint_of_half_precision_is_loaded_in_float32_and_without_a_cache(
             assert "past_key_values" not in model.base_model(input_ids=torch.tensor([[3, 4]]))
 
 
-def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str, Path]) -> None:
+def test_longest_text_follows_from_positions(family: tuple[str, Path]) -> None:
     name, folder = family
     limit, base = longest_text(load_config(folder)), load_base(folder)
     assert limit == (None if name in UNLIMITED else 64)
@@ -102,7 +100,7 @@ def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str,
                     base(ids)
 
 
-def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> None:
+def test_special_token_names_in_texts_are_ordinary_text(family: tuple[str, Path]) -> None:
     _, folder = family
     tokenizer = load_tokenizer(folder)
     assert encode(tokenizer, corpus(), 60) == encode(AutoTokenizer.from_pretrained(folder), corpus(), 60)
@@ -146,7 +144,7 @@ def write_image_model(folder: Path) -> None:
         (write_image_model, r"^model\.name: .* of the family 'vit', wh"),
     ],
 )
-def test_a_model_without_what_a_classifier_needs_is_one_error(tmp_path: Path, write: Any, expected: str) -> None:
+def test_unusable_classifier_is_one_error(tmp_path: Path, write: Any, expected: str) -> None:
     write(tmp_path)
     with pytest.raises(InputError, match=expected):
         load_classifier(tmp_path)
@@ -163,7 +161,7 @@ def test_a_model_without_what_a_classifier_needs_is_one_error(tmp_path: Path, wr
         ("$A", {}, None),
     ],
 )
-def test_padding_token_is_one_that_ends_no_text(
+def test_padding_token_does_not_end_texts(
     tmp_path: Path, template: str, roles: dict[str, str], padding: str | None
 ) -> None:
     tokenizer = make_tokenizer("gpt2").backend_tokenizer
@@ -188,7 +186,7 @@ def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
     return "subword" if sum(bool(each & words) for each in words_of_tokens) > 1 else "word"
 
 
-def test_token_classes_follow_the_words_of_the_text_in_any_tokenizer(family: tuple[str, Path]) -> None:
+def test_token_classes_follow_words_for_every_tokenizer(family: tuple[str, Path]) -> None:
     name, folder = family
     text = "The film isn't unforgettably good,great  time (10€) \n\nflies! … 2009 naïve."
     tokenizer = load_tokenizer(folder)

@@ -59,7 +59,7 @@ def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path
     return tuned(folder)
 
 
-def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned: Path) -> None:
+def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> None:
     metrics = json.loads((finetuned / "reports/metrics/finetune.json").read_text())
     assert set(metrics) == {"test", "best_epoch", "computed_on"}
     reviews = toy_reviews(60, 3)
@@ -99,7 +99,7 @@ def test_the_training_loss_is_logged_before_each_checkpoint(finetuned: Path) -> 
     assert steps["train"] == sorted({*range(2, 57, 2), *steps["validation"]})
 
 
-def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> None:
+def test_epoch_with_lowest_validation_loss_is_kept(finetuned: Path) -> None:
     curves = pd.read_csv(finetuned / "reports/plots/finetune/finetune.csv")
     assert list(curves.columns) == ["step", "epoch", "split", "loss", "accuracy"]
     assert len(curves[curves["split"] == "train"]) >= 10
@@ -113,7 +113,7 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(best["loss"], abs=1e-4)
 
 
-def test_a_table_has_accuracy_and_margin_of_every_split(finetuned: Path) -> None:
+def test_fit_table_has_accuracy_and_margin(finetuned: Path) -> None:
     table = pd.read_csv(finetuned / "reports/plots/finetune/finetune_fit.csv").set_index("split")
     assert list(table.index) == ["train", "validation", "test"]
     for split, row in table.iterrows():
@@ -126,7 +126,7 @@ def test_a_table_has_accuracy_and_margin_of_every_split(finetuned: Path) -> None
     assert table.loc["train", "accuracy"] > 0.8
 
 
-def test_the_fit_of_many_training_texts_is_that_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_fit_uses_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finetune, "MAX_FIT_TEXTS", 5)
     drawn, same, other = (finetune._draw_examples(list(range(50)), seed) for seed in (1, 1, 2))
     assert drawn == same == sorted(set(drawn))
@@ -145,7 +145,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("kept", "epoch"), [(True, 1), (False, 2)])
-def test_the_best_or_the_last_epoch_is_kept(workspace: Workspace, tiny_bert: Path, kept: bool, epoch: int) -> None:
+def test_best_or_last_epoch_is_kept(workspace: Workspace, tiny_bert: Path, kept: bool, epoch: int) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"load_best_model_at_end": kept}, **SHORT), tiny_bert)
 
     def trained(trainer: Trainer, **_options: Any) -> None:
@@ -158,7 +158,7 @@ def test_the_best_or_the_last_epoch_is_kept(workspace: Workspace, tiny_bert: Pat
     assert json.loads((folder / "reports/metrics/finetune.json").read_text())["best_epoch"] == epoch
 
 
-def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Workspace, tiny_bert: Path) -> None:
+def test_permuted_labels_keep_last_epoch(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"labels": "permuted"}, **SHORT), tiny_bert)
     trained_on: dict[str, list[int]] = {}
 
@@ -178,13 +178,13 @@ def test_permuted_labels_are_learned_and_the_last_epoch_is_kept(workspace: Works
     assert metrics["best_epoch"] == 2  # the first epoch has the lower loss
 
 
-def test_permuted_labels_follow_from_the_seed() -> None:
+def test_permuted_labels_follow_from_seed() -> None:
     reviews = toy_reviews(40, seed=1)
     one, same, other = (finetune.permuted_labels(reviews, seed)["label"].tolist() for seed in (1, 1, 2))
     assert one == same != other
 
 
-def test_frozen_layers_keep_their_weights_and_the_embeddings_too(workspace: Workspace, tiny_bert: Path) -> None:
+def test_frozen_layers_and_embeddings_are_unchanged(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"epochs": 1, "frozen_layers": 1}, **SHORT), tiny_bert)
     before = weights_of(folder / "models/pretrained")
     finetune.main(read_parameters())
@@ -197,7 +197,7 @@ def test_frozen_layers_keep_their_weights_and_the_embeddings_too(workspace: Work
 
 
 @pytest.mark.long  # half a minute
-def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> None:
+def test_two_processes_train_like_one(tmp_path: Path, tiny_bert: Path) -> None:
     weights = []
     for processes in (1, 2):
         folder = prepared(tmp_path / str(processes), tiny_bert)
@@ -222,7 +222,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
 
 
-def test_parameters_without_a_part_in_the_loss_are_found_and_nothing_else_changes(tiny_bert: Path) -> None:
+def test_unused_parameters_are_detected(tiny_bert: Path) -> None:
     model: Any = AutoModelForSequenceClassification.from_pretrained(tiny_bert).train()
     tokenizer, state = load_tokenizer(tiny_bert), torch.get_rng_state()
     example = {"input_ids": [2, 5, 3], "labels": 1}
@@ -236,7 +236,7 @@ def test_parameters_without_a_part_in_the_loss_are_found_and_nothing_else_change
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_order_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     state, expected = torch.manual_seed(1).get_state(), torch.randperm(99)
     torch.manual_seed(2)
     monkeypatch.setattr(finetune, "broadcast_object_list", lambda _: [state])  # state of the first process
@@ -257,7 +257,7 @@ def threads_of_a_stage() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
+def test_killed_training_resumes_to_identical_bytes(
     workspace: Workspace, tiny_bert: Path, threads_of_a_stage: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert))
@@ -293,7 +293,7 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
 
 
-def test_a_checkpoint_whose_generators_are_incomplete_is_not_resumed(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
     for number in (5, 10):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
@@ -306,9 +306,7 @@ def test_a_checkpoint_whose_generators_are_incomplete_is_not_resumed(tmp_path: P
     assert not damaged.parent.exists()
 
 
-def test_curves_grow_while_the_model_trains(
-    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_grow_during_training(workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(workspace(finetune=RECIPE | {"epochs": 2}, **SHORT), tiny_bert)
     file, versions = Path("reports/plots/finetune/finetune.csv"), list[bytes]()
 
@@ -324,7 +322,7 @@ def test_curves_grow_while_the_model_trains(
     assert file.read_bytes() == versions[-1]
 
 
-def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:
+def test_bf16_trains_on_every_machine(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}, **SHORT), tiny_bert)
     finetune.main(read_parameters())
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned")
@@ -343,7 +341,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_cannot_work_is_one_error_before_the_training(
+def test_invalid_settings_fail_before_training(
     workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, mistake: tuple[str, dict[str, Any], str]
 ) -> None:
     section, changes, expected = mistake
@@ -355,7 +353,7 @@ def test_what_cannot_work_is_one_error_before_the_training(
     assert not Path(UNFINISHED).exists()
 
 
-def test_a_loss_that_explodes_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
+def test_diverging_loss_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
     prepared(workspace(finetune=RECIPE | {"learning_rate": 1e30, "epochs": 1}, **SHORT), tiny_bert)
     with pytest.raises(InputError, match=r"finetune\.learning_rate: 1e\+30 makes the training fail, .* is (nan|inf)"):
         finetune.main(read_parameters())

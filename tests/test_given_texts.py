@@ -93,7 +93,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_same_texts_is_measured_alike(
+def test_all_forms_of_texts_are_measured_alike(
     model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
 ) -> None:
     with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def test_every_form_of_the_same_texts_is_measured_alike(
     assert result.texts[0] == TEXTS[0]
 
 
-def test_one_text_is_one_document_in_every_form(model: attnmix.Model, tokenizer: Any) -> None:
+def test_single_text_is_one_document(model: attnmix.Model, tokenizer: Any) -> None:
     encoding = tokenizer(TEXTS[0])
     ids = encoding["input_ids"]
     for given in (TEXTS[0], np.str_(TEXTS[0]), encoding, ids, tuple(ids), np.array(ids), torch.tensor(ids)):
@@ -117,9 +117,7 @@ def test_one_text_is_one_document_in_every_form(model: attnmix.Model, tokenizer:
 
 
 @pytest.mark.parametrize("form", ["pairs", "lists", "encoding", "padded", "in tensors"])
-def test_pairs_have_the_segments_that_the_model_reads(
-    model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
-) -> None:
+def test_pairs_have_tokenizer_segments(model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str) -> None:
     sides = tuple(map(list, zip(*PAIRS, strict=True)))
     given = {
         "pairs": PAIRS,
@@ -142,7 +140,7 @@ def test_pairs_have_the_segments_that_the_model_reads(
     assert not model.network._forward_pre_hooks  # the model in memory is unchanged
 
 
-def test_ids_of_a_pair_alone_are_one_segment(model: attnmix.Model, tokenizer: Any, tiny_bert: Path) -> None:
+def test_token_ids_of_a_pair_are_one_segment(model: attnmix.Model, tokenizer: Any, tiny_bert: Path) -> None:
     ids = tokenizer(*PAIRS[0])["input_ids"]
     one_segment = attention_ratios(tiny_bert, {"input_ids": ids})
     two_segments = attention_ratios(tiny_bert, dict(tokenizer(*PAIRS[0])))
@@ -230,9 +228,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_everything_else_is_one_error_that_shows_the_call_and_names_the_text(
-    model: attnmix.Model, name: str, tmp_path: Path
-) -> None:
+def test_invalid_texts_are_one_error(model: attnmix.Model, name: str, tmp_path: Path) -> None:
     given, message = REFUSED[name]
     for call in (lambda: attnmix.measure(model, given), lambda: attnmix.capture(model, given, tmp_path / "run")):
         with pytest.raises(InputError, match=rf"^texts: {message}") as raised:
@@ -242,7 +238,7 @@ def test_everything_else_is_one_error_that_shows_the_call_and_names_the_text(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_id_with_a_row_of_the_embedding_and_no_token_is_one_error(tmp_path: Path) -> None:
+def test_token_id_outside_tokenizer_is_one_error(tmp_path: Path) -> None:
     model = attnmix.load(write_family("bert", tmp_path))
     first = len(model.tokenizer)  # the family's embedding has further rows
     with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: those of the tokeni"):
@@ -252,7 +248,7 @@ def test_an_id_with_a_row_of_the_embedding_and_no_token_is_one_error(tmp_path: P
         attnmix.measure(model, ["time flies", "time covid22"])
 
 
-def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: Path) -> None:
+def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file, pytest.raises(InputError, match=r"^texts: an open file, which may be"):
         attnmix.measure(model, file)
     with pytest.raises(InputError, match=r"^texts: Model Model\(.*; allowed: "):
@@ -314,7 +310,7 @@ def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: P
         (lambda m: attnmix.measure(m, "good film").matrix(["alti"]), r"^matrix: \['alti'\]; allowed: attention, "),
     ],
 )
-def test_arguments_are_checked_as_params_yaml_is(
+def test_arguments_are_validated_like_parameters(
     model: attnmix.Model, call: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -323,7 +319,7 @@ def test_arguments_are_checked_as_params_yaml_is(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_name_is_a_list_of_one(model: attnmix.Model, tmp_path: Path) -> None:
+def test_single_name_equals_list_of_one(model: attnmix.Model, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS, methods="attn_n", max_length=np.int64(64))
     assert list(result.methods) == ["attn_n"]
     run = attnmix.capture(model, TEXTS, tmp_path / "run", points="layer_output")
@@ -331,7 +327,7 @@ def test_one_name_is_a_list_of_one(model: attnmix.Model, tmp_path: Path) -> None
     assert result.matrix("alti", np.int64(2), np.int64(1)).sizes["token"] == len(result.documents[1])
 
 
-def test_padding_that_is_also_the_end_of_a_text_needs_its_mask(tmp_path: Path) -> None:
+def test_padding_with_end_token_needs_mask(tmp_path: Path) -> None:
     folder = write_family("gpt2", tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
@@ -395,9 +391,7 @@ def check_one_reading(
 
 
 @pytest.mark.usefixtures("quick_maps")
-def test_a_tokenizer_at_hand_reads_a_text_once_for_measures_vectors_and_page(
-    model: attnmix.Model, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_special_names_are_read_by_tokenizer_in_memory(model: attnmix.Model, tokenizer: Any, tmp_path: Path) -> None:
     ids = tokenizer(MASKED)["input_ids"]
     result = check_one_reading(model, MASKED, [ids], tmp_path)
     assert result.tokens["token"].tolist() == ["[CLS]", "time", "[MASK]", "like", "an", "arrow", "[SEP]"]
@@ -405,9 +399,7 @@ def test_a_tokenizer_at_hand_reads_a_text_once_for_measures_vectors_and_page(
         attnmix.measure(model, ["time", "time [PAD] like"])
 
 
-def test_a_model_by_name_takes_the_name_of_a_special_token_as_text_also_in_the_server(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_special_names_are_text_for_named_models(tiny_bert: Path, tmp_path: Path) -> None:
     result = attnmix.measure(attnmix.load(tiny_bert), MASKED)
     assert "[MASK]" not in result.tokens["token"].tolist()
     run = attnmix.capture(result.model, MASKED, tmp_path / "run")
@@ -419,7 +411,7 @@ def test_a_model_by_name_takes_the_name_of_a_special_token_as_text_also_in_the_s
 
 @pytest.mark.usefixtures("quick_maps")
 @pytest.mark.parametrize("given", ["ids", "encoding", "pair"])
-def test_token_ids_have_vectors_and_a_page_with_the_text_that_they_spell(
+def test_token_ids_are_decoded_for_vectors_and_page(
     model: attnmix.Model, tokenizer: Any, tmp_path: Path, given: str
 ) -> None:
     encoding = tokenizer(*PAIRS[0]) if given == "pair" else tokenizer(TEXTS[0])
@@ -434,7 +426,7 @@ def test_token_ids_have_vectors_and_a_page_with_the_text_that_they_spell(
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "xlm-roberta"])
-def test_token_ids_spell_their_text_whatever_the_tokenizer(name: str, tmp_path: Path) -> None:
+def test_token_ids_are_decoded_for_every_tokenizer(name: str, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(write_family(name, tmp_path))
     for text in ("the film was very good , the plot", "caf\u00e9 \u6771\u4eac \U0001f600 the", "a", "the  film\nwas"):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -448,7 +440,7 @@ def test_token_ids_spell_their_text_whatever_the_tokenizer(name: str, tmp_path: 
             assert spelled[slice(*span)].strip() == alone.removeprefix("##").strip()
 
 
-def test_texts_are_read_without_a_model() -> None:
+def test_texts_are_validated_without_model() -> None:
     assert read_texts("time") == ["time"]
     assert read_texts([("time", "flies"), ["like", "an arrow"]]) == [("time", "flies"), ("like", "an arrow")]
     with pytest.raises(InputError, match=r"^reviews: number 1 is missing \(None\)"):
@@ -472,7 +464,7 @@ def has_page(family: attnmix.Model) -> bool:
 
 
 @pytest.mark.usefixtures("quick_maps")
-def test_every_family_has_one_reading_of_special_names_and_of_truncated_texts(
+def test_families_tokenise_special_and_truncated_texts_consistently(
     family: attnmix.Model, has_page: bool, tmp_path: Path
 ) -> None:
     tokenizer = family.tokenizer
@@ -486,7 +478,7 @@ def test_every_family_has_one_reading_of_special_names_and_of_truncated_texts(
 
 
 @pytest.mark.usefixtures("quick_maps")
-def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, has_page: bool, tmp_path: Path) -> None:
+def test_families_tokenise_pairs_consistently(family: attnmix.Model, has_page: bool, tmp_path: Path) -> None:
     tokenizer = family.tokenizer
     ids = [tokenizer(*pair)["input_ids"] for pair in PAIRS]
     result = check_one_reading(family, PAIRS, ids, tmp_path, has_page)
@@ -505,7 +497,7 @@ def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, has_page: 
         np.testing.assert_allclose(vectors[start:end], hidden[1][0], rtol=1e-4, atol=1e-4)
 
 
-def test_every_family_measures_no_padding(family: attnmix.Model) -> None:
+def test_families_ignore_padding(family: attnmix.Model) -> None:
     tokenizer = family.tokenizer
     texts = ["the film was good , time flies like an arrow", "time"]
     ids = tokenizer(texts)["input_ids"]

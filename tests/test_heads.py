@@ -35,7 +35,7 @@ def recorded(name: str) -> tuple[dict[str, Any], Reference]:
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
-def test_every_part_is_that_of_a_computation_from_the_weights(name: str) -> None:
+def test_stored_heads_match_reference(name: str) -> None:
     parts, reference = recorded(name)
     if FAMILIES[name].get("own_attention"):  # does not expose queries and keys
         assert parts == {}
@@ -64,7 +64,7 @@ def test_every_part_is_that_of_a_computation_from_the_weights(name: str) -> None
         np.testing.assert_allclose(output, w.linear("out", points["attention_heads"]), **close)
 
 
-def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept() -> None:
+def test_shared_keys_softcap_and_windows_are_stored() -> None:
     parts, _ = recorded("mistral")
     assert parts["key"].shape[1] == 2
     assert parts["query"].shape[1] == 4
@@ -76,9 +76,7 @@ def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept() 
     assert softmax_input == pytest.approx(0.5 * np.tanh(uncapped / 0.5))
 
 
-def test_what_is_written_is_read_and_long_texts_have_no_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_survive_round_trip_without_long_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmix.measures.heads.VECTOR_BYTES", 100)
     parts, _ = recorded("gpt2")
     assert not {*VECTORS, *NORMS} & set(parts)
@@ -101,7 +99,7 @@ def call(mask: torch.Tensor) -> AttentionCall:
     [[[0.0, 0.5, 0.0]] * 3, [[0.0, -torch.inf, 0.0]] * 3, [[-1.0, -2.0, -3.0]] * 3],
     ids=["bias", "gap", "distances"],
 )
-def test_scores_that_hold_more_than_a_mask_of_neighbours_are_refused(mask: Any) -> None:
+def test_unsupported_attention_masks_are_refused(mask: Any) -> None:
     with pytest.raises(InputError, match="models/x: layer 2 adds numbers of its own to attention's scores"):
         _find_reach(call(torch.tensor([mask])), "models/x: layer 2")
     window = torch.tensor([[[0, 0, -torch.inf], [-torch.inf, 0, 0], [-torch.inf, -torch.inf, 0]]])

@@ -121,7 +121,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @FAMILY
-def test_derivatives_of_an_edited_network_are_those_of_finite_differences(family: str) -> None:
+def test_derivatives_of_edited_network_match_finite_differences(family: str) -> None:
     model = in_memory(family)
     inputs = {"input_ids": batch(model, TEXTS[:1])["input_ids"]}
     parameters = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
@@ -152,7 +152,7 @@ def test_derivatives_of_an_edited_network_are_those_of_finite_differences(family
 
 
 @FAMILY
-def test_silenced_heads_are_zeroed_weights_in_every_way_to_call_a_network(family: str) -> None:
+def test_silenced_heads_equal_zeroed_weights_in_all_calls(family: str) -> None:
     model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     first, second = ({layer: [head] for layer in heads} for head in HEADS)
@@ -173,7 +173,7 @@ def test_silenced_heads_are_zeroed_weights_in_every_way_to_call_a_network(family
 
 
 @FAMILY
-def test_a_single_layer_is_edited_by_its_number(family: str) -> None:
+def test_single_layer_is_edited_by_its_number(family: str) -> None:
     model = in_memory(family)
     inputs = batch(model)
     for layer in range(1, model.layers + 1):
@@ -209,7 +209,7 @@ def generated(network: Any, inputs: Mapping[str, Tensor], **options: Any) -> Ten
 
 
 @pytest.mark.parametrize("family", each_family("gpt2", "gpt_neo", "bloom", "qwen3", "gemma3_text", "bart", "t5"))
-def test_generation_is_edited_with_and_without_a_cache(family: str) -> None:
+def test_generation_is_edited_with_and_without_cache(family: str) -> None:
     kind = generating_class(family)
     if kind is None:
         pytest.skip("this family does not generate text")
@@ -239,7 +239,7 @@ def _from(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "bloom", "llama"])
-def test_cut_edges_are_the_same_tokens_with_and_without_a_cache(family: str) -> None:
+def test_cut_edges_do_not_depend_on_the_cache(family: str) -> None:
     model = in_memory(family, _from(generating_class(family)))
     model.network.generation_config.eos_token_id = None
     inputs = batch(model, TEXTS[:1])
@@ -251,7 +251,7 @@ def test_cut_edges_are_the_same_tokens_with_and_without_a_cache(family: str) -> 
         assert float((generated(model.network, inputs) - without_cache).abs().max()) > 1e-6
 
 
-def test_positions_in_a_cache_that_does_not_hold_one_key_for_each_token_are_an_error() -> None:
+def test_incompatible_cache_is_an_error() -> None:
     model = in_memory("llama", _from(generating_class("llama")), torch.float32)
     inputs = batch(model, TEXTS[:1])
     cache = StaticCache(config=model.network.config, max_cache_len=40)
@@ -274,7 +274,7 @@ def replica(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt_neo"])
-def test_replicas_in_other_threads_are_edited(family: str) -> None:
+def test_replicas_in_threads_are_edited(family: str) -> None:
     model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     with torch.no_grad(), zeroed(model, heads) as changed, ThreadPoolExecutor(2) as pool:
@@ -287,7 +287,7 @@ def test_replicas_in_other_threads_are_edited(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "mpnet"])
-def test_half_precision_is_edited_on_a_cpu(family: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_edited_on_cpu(family: str, dtype: torch.dtype) -> None:
     model = in_memory(family, dtype=dtype)
     inputs, heads = batch(model), heads_of_all_layers(model)
     with torch.no_grad(), zeroed(model, heads) as changed, model.intervene(without_heads(heads)) as network:
@@ -296,7 +296,7 @@ def test_half_precision_is_edited_on_a_cpu(family: str, dtype: torch.dtype) -> N
         assert float((found - expected).norm() / expected.norm()) < 0.05
 
 
-def test_dropout_of_a_network_in_training_mode_applies_inside() -> None:
+def test_dropout_applies_in_training_mode() -> None:
     model = in_memory("bert")
     inputs = batch(model)
     with torch.no_grad(), model.intervene(recorded({})) as network:
@@ -306,7 +306,7 @@ def test_dropout_of_a_network_in_training_mode_applies_inside() -> None:
     assert not model.network.training
 
 
-def test_edited_weights_are_the_attentions_that_the_network_returns() -> None:
+def test_returned_attentions_are_edited_weights() -> None:
     model = in_memory("bert")
     with torch.no_grad(), model.intervene(without_edges([0], [1])) as network:
         attentions = network(**batch(model, TEXTS[:1]), output_attentions=True).attentions
@@ -330,7 +330,7 @@ MEASURES: dict[str, Callable[[attnmix.Model, Any], Any]] = {
 @pytest.mark.parametrize(
     "edit", [without_heads({1: [0]}), recorded({}), lambda _layer, weights, value: (weights, value)]
 )
-def test_every_measure_refuses_an_edited_network_with_the_same_error(tiny_bert: Path, edit: Any) -> None:
+def test_measures_refuse_an_edited_network(tiny_bert: Path, edit: Any) -> None:
     model = attnmix.load(str(tiny_bert))
     result = attnmix.measure(model, TEXTS)
     with model.intervene(edit):
@@ -346,7 +346,7 @@ def test_every_measure_refuses_an_edited_network_with_the_same_error(tiny_bert: 
     result.own_share()
 
 
-def test_two_threads_cannot_edit_one_network_at_once(tiny_bert: Path) -> None:
+def test_concurrent_interventions_are_an_error(tiny_bert: Path) -> None:
     model = attnmix.load(str(tiny_bert))
     other = attnmix.load(copy.deepcopy(model.network), model.tokenizer)
     inputs = batch(model)
@@ -362,7 +362,7 @@ def test_two_threads_cannot_edit_one_network_at_once(tiny_bert: Path) -> None:
     assert torch.equal(alone, edit(model))
 
 
-def test_a_copy_from_inside_an_intervention_is_no_network_to_edit(tiny_bert: Path) -> None:
+def test_copy_made_during_intervention_cannot_be_edited(tiny_bert: Path) -> None:
     model = attnmix.load(str(tiny_bert))
     inputs = batch(model)
     with torch.no_grad(), model.intervene(without_heads({1: [0]})) as network:
@@ -375,7 +375,7 @@ def test_a_copy_from_inside_an_intervention_is_no_network_to_edit(tiny_bert: Pat
         torch.testing.assert_close(vectors(network, inputs), vectors(changed, inputs), atol=1e-5, rtol=1e-5)
 
 
-def test_an_interrupted_pass_leaves_no_mode_of_torch_behind() -> None:
+def test_interrupted_pass_restores_torch_modes() -> None:
     model = in_memory("gpt_neo")
     inputs, classes = batch(model), [type(module) for module in model.network.modules()]
 
@@ -393,7 +393,7 @@ def test_an_interrupted_pass_leaves_no_mode_of_torch_behind() -> None:
     assert [type(module) for module in model.network.modules()] == classes
 
 
-def test_another_implementation_chosen_inside_is_an_error(tiny_bert: Path) -> None:
+def test_changing_attention_implementation_inside_is_an_error(tiny_bert: Path) -> None:
     network = AutoModelForSequenceClassification.from_pretrained(tiny_bert)
     model = attnmix.load(network, load_tokenizer(tiny_bert))
     with model.intervene(without_heads({1: [0]})):
@@ -404,7 +404,7 @@ def test_another_implementation_chosen_inside_is_an_error(tiny_bert: Path) -> No
 
 @pytest.mark.long  # importing torch.compile costs seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
-def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny_bert: Path) -> None:
+def test_torch_compile_works_after_last_intervention(tiny_bert: Path) -> None:
     models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
     graphs: list[Any] = []
 
@@ -427,7 +427,7 @@ def test_the_last_intervention_of_several_networks_lets_torch_compile_again(tiny
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpoint:FutureWarning")  # its name since transformers 5.17
 @pytest.mark.parametrize("family", ["bert", "gpt_neo"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str, use_reentrant: bool) -> None:
+def test_derivatives_after_context_use_the_edited_pass(family: str, use_reentrant: bool) -> None:
     model = in_memory(family)
     network: Any = model.network
     inputs = batch(model, TEXTS[:1])
@@ -452,7 +452,7 @@ def test_derivatives_after_the_context_are_those_of_the_edited_pass(family: str,
 @pytest.mark.long  # importing torch.compile costs seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
-def test_a_compiled_wrapper_is_edited(family: str) -> None:
+def test_compiled_wrapper_is_edited(family: str) -> None:
     model = in_memory(family)
     inputs, heads = batch(model), heads_of_all_layers(model)
     compiled: Any = torch.compile(model.network, backend="eager")
@@ -464,7 +464,7 @@ def test_a_compiled_wrapper_is_edited(family: str) -> None:
         assert_close(vectors(compiled, inputs), untouched)
 
 
-def test_an_intervention_waits_for_a_measure_in_another_thread(tiny_bert: Path) -> None:
+def test_intervention_waits_for_measure_in_other_thread(tiny_bert: Path) -> None:
     model = attnmix.load(str(tiny_bert))
     started, expected = threading.Event(), attnmix.capture(model, TEXTS)["layer_output"]
 
@@ -485,14 +485,14 @@ def test_an_intervention_waits_for_a_measure_in_another_thread(tiny_bert: Path) 
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "t5", "deberta"])
-def test_weights_that_a_family_returns_before_the_edit_are_an_error(family: str) -> None:
+def test_weights_returned_before_the_edit_are_an_error(family: str) -> None:
     model = in_memory(family)
     message = "^output_attentions: models of the family .* return the weights before the edit; allowed: False"
     with model.intervene(without_heads({1: [0]})) as network, pytest.raises(InputError, match=message):
         network(**batch(model), output_attentions=True)
 
 
-def test_cross_attention_shows_its_weights_inside() -> None:
+def test_cross_attention_weights_are_available_inside() -> None:
     model = in_memory("bart")
     network: Any = model.network
     network.set_attn_implementation("eager")
@@ -504,7 +504,7 @@ def test_cross_attention_shows_its_weights_inside() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_after_contexts_that_end_in_another_order_the_network_is_as_it_was(tiny_bert: Path) -> None:
+def test_contexts_ending_in_any_order_restore_the_network(tiny_bert: Path) -> None:
     network = AutoModelForSequenceClassification.from_pretrained(tiny_bert)
     model = attnmix.load(network, load_tokenizer(tiny_bert))
     before = {name: dict(vars(module)) for name, module in network.named_modules()}
@@ -530,7 +530,7 @@ def test_after_contexts_that_end_in_another_order_the_network_is_as_it_was(tiny_
         assert vars(module).keys() == before[name].keys()
 
 
-def test_values_and_padding_of_a_batch_are_edited_as_those_of_each_text() -> None:
+def test_batch_edits_match_single_text_edits() -> None:
     model = in_memory("gpt2")
     inputs = model.tokenizer(TEXTS, padding=True, padding_side="left", return_tensors="pt")
     mask = inputs["attention_mask"]
@@ -545,7 +545,7 @@ def test_values_and_padding_of_a_batch_are_edited_as_those_of_each_text() -> Non
             torch.testing.assert_close(together[place, mask[place] == 1], expected, rtol=1e-8, atol=1e-8)
 
 
-def test_a_shared_layer_outside_of_its_stack_is_an_error() -> None:
+def test_shared_layer_outside_its_stack_is_an_error() -> None:
     model = in_memory("albert")
     base: Any = model.network.base_model
     width = base.config.hidden_size

@@ -92,7 +92,7 @@ def peak(workspace: Workspace, documents: int) -> int:
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_documents(
+def test_memory_does_not_grow_with_documents(
     workspace: Workspace, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnmix.measures.geometry_tables.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
@@ -103,7 +103,7 @@ def test_memory_does_not_grow_with_the_documents(
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * LAYERS * len(RATIOS)
 
 
-def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_results(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have 12 tokens, because then vectors have the same bytes at any position in a batch.
     prepare(workspace, 8, length=10)
     run_tokenized(measure)
@@ -122,7 +122,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, check_exact=True)
 
 
-def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corpus_returns_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", 4)
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
@@ -158,14 +158,14 @@ def document(default_weights: Path) -> Document:
 
 
 @pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
-def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
+def test_first_word_has_number_0(text: str) -> None:
     (actual,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
     numbers = actual.words[actual.words >= 0]
     assert np.unique(numbers).tolist() == [0, 1, 2]
     assert (np.diff(numbers) >= 0).all()
 
 
-def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> None:
+def test_shuffling_keeps_words_and_special_tokens(document: Document) -> None:
     shuffled = shuffled_words(document, 111)
     special = document.words < 0
     for before, after in ((document.ids, shuffled.ids), (document.words, shuffled.words)):
@@ -182,7 +182,7 @@ def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> 
     assert shuffled.name == document.name
 
 
-def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
+def test_shuffled_order_follows_from_seed_and_name() -> None:
     plain = plain_document(range(8))
     orders = {
         (name, seed): shuffled_words(replace(plain, name=name), seed).ids.tolist()
@@ -201,7 +201,7 @@ def fits(batch: list[int], lengths: list[int], most: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_cut_of_the_sorted_texts_is_cheaper(seed: int) -> None:
+def test_batches_of_sorted_texts_have_minimal_cost(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(3, 513, size=9).tolist()
     most = int(generator.integers(200, 3000))
@@ -219,6 +219,6 @@ def test_no_cut_of_the_sorted_texts_is_cheaper(seed: int) -> None:
     )
 
 
-def test_texts_of_one_length_fill_their_batches() -> None:
+def test_equal_lengths_fill_batches() -> None:
     assert [len(batch) for batch in batches_by_tokens([100] * 25, 1000)] in ([10, 10, 5], [5, 10, 10], [10, 5, 10])
     assert batches_by_tokens([], 100) == []

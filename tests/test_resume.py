@@ -52,7 +52,7 @@ ROWS = slice(0, 16)  # rows of the first shard
 FIRST_LINES = f"device: CPU\narithmetic {environment.PORTABLE}: {environment.note(environment.PORTABLE)}"
 
 
-def test_stopped_stage_computes_only_what_it_had_not_finished(
+def test_stopped_stage_computes_unfinished_shards_only(
     workspace: Workspace, tiny_bert: Path, small_shards: None
 ) -> None:
     expected = run_capture(workspace("undisturbed", capture=CAPTURE), tiny_bert) / ACTIVATIONS
@@ -79,7 +79,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
 FILES = ("attnmix/runs/capture.py", "features/tokenize/captured/tokens.parquet", "models/finetuned/config.json")
 
 
-def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_removed(
+def test_changed_code_or_inputs_discard_unfinished_work(
     workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
@@ -111,9 +111,7 @@ def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_
 @pytest.mark.parametrize(
     ("rank", "message"), [("0", "\nstopped; capture had finished nothing that is kept\n"), ("1", "")]
 )
-def test_signal_while_libraries_are_loaded_is_one_line_of_the_first_process(
-    workspace: Workspace, tmp_path: Path, rank: str, message: str
-) -> None:
+def test_signal_during_imports_is_one_line(workspace: Workspace, tmp_path: Path, rank: str, message: str) -> None:
     (tmp_path / "first").mkdir()
     stop = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     (tmp_path / "first/torch.py").write_text(stop, encoding="utf-8")
@@ -146,7 +144,7 @@ def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[i
         ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"]),
     ],
 )
-def test_one_of_two_processes_that_dies_ends_both_and_two_nodes_resume_to_the_undisturbed_bytes(
+def test_killed_process_resumes_to_identical_bytes(
     tmp_path: Path, small_shards: None, stage: str, changes: dict[str, Any], moment: str, outputs: list[str]
 ) -> None:
     for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):

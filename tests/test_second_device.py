@@ -163,7 +163,7 @@ def class_use(folder: Path, device: torch.device) -> Arrays:
 
 
 @pytest.mark.parametrize("name", each_family("bert", names=ALGEBRAS))
-def test_every_algebra_gives_the_cpus_measures(name: str, second_device: torch.device) -> None:
+def test_measures_match_cpu(name: str, second_device: torch.device) -> None:
     folder = tiny_folder(name)
     with counted() as counts:
         found = measures(folder, second_device)
@@ -177,7 +177,7 @@ def test_every_algebra_gives_the_cpus_displacements(name: str, second_device: to
 
 
 @pytest.mark.parametrize("name", each_family("gpt2", names=ALGEBRAS))
-def test_every_algebra_gives_the_cpus_scores_and_class(name: str, second_device: torch.device) -> None:
+def test_scores_and_class_use_match_cpu(name: str, second_device: torch.device) -> None:
     folder = tiny_folder(name)
     with counted() as counts:
         found = class_use(folder, second_device)
@@ -238,14 +238,14 @@ def test_each_kind_of_attention_is_called_from_python_where_its_model_is(
     assert_same(found, called_from_python(user_model(folder, CPU), tmp_path / "expected"))
 
 
-def test_a_named_model_goes_where_the_pipeline_computes(tiny_bert: Path, second_device: torch.device) -> None:
+def test_named_model_is_loaded_on_the_pipeline_device(tiny_bert: Path, second_device: torch.device) -> None:
     assert attnmix.load(tiny_bert).network.device == second_device
     assert attnmix.load(tiny_bert, device="cpu").network.device == CPU
 
 
 @pytest.mark.long  # complete contents of a page
 @counts_operators
-def test_a_page_is_made_where_its_model_is(
+def test_page_is_computed_on_device_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second_device: torch.device
 ) -> None:
     model = user_model(write_tiny_bert(tmp_path / "model", layers=2), second_device)
@@ -257,7 +257,7 @@ def test_a_page_is_made_where_its_model_is(
 
 
 @pytest.mark.long  # compiled maps
-def test_a_typed_text_is_measured_on_the_device(
+def test_typed_text_is_measured_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device
 ) -> None:
     folder = write_tiny_bert(tmp_path / "model", layers=2)
@@ -288,7 +288,7 @@ STAGES = ("download", "finetune", "tokenize", "capture", "inspect", "measure", "
     ids=["full", "lora"],
     indirect=["any_device"],
 )
-def test_every_stage_gives_the_cpus_results(
+def test_stages_match_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device, lora: dict[str, Any] | None
 ) -> None:
     runs = {}
@@ -321,7 +321,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("function", "compute"), FAULTS)
-def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
+def test_tensor_left_on_cpu_is_detected(
     function: str,
     compute: Callable[[Path, torch.device], Arrays],
     monkeypatch: pytest.MonkeyPatch,
@@ -340,7 +340,7 @@ def test_a_tensor_that_stays_behind_on_the_cpu_is_found(
 
 
 @counts_operators
-def test_the_device_counts_launches_and_what_the_cpu_waits_for() -> None:
+def test_device_counts_launches_and_waits() -> None:
     numbers = torch.arange(6.0).view(2, 3)
     with counted() as counts:
         moved = numbers.to(DEVICE)
@@ -367,7 +367,7 @@ MOST_LAUNCHES = {
 
 @counts_operators
 @pytest.mark.parametrize("texts", [2, 5])
-def test_a_batch_launches_no_more_whatever_its_texts_and_waits_for_few_numbers(texts: int) -> None:
+def test_launches_and_waits_do_not_depend_on_texts(texts: int) -> None:
     counted_names = set()
     for name, work in works(DEVICE, texts, tokens=12, layers=2):
         work()
@@ -382,7 +382,7 @@ def test_a_batch_launches_no_more_whatever_its_texts_and_waits_for_few_numbers(t
     assert counted_names > MOST_LAUNCHES.keys()
 
 
-def test_a_gpu_holds_the_matrices_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_holds_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
 
     def watched(declared: Any, by_layer: Any, starts: Any) -> Any:
@@ -397,7 +397,7 @@ def test_a_gpu_holds_the_matrices_of_one_layer(monkeypatch: pytest.MonkeyPatch) 
 
 
 @counts_operators
-def test_the_device_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_refuses_mixed_devices_and_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = torch.ones(2, 3)
     moved = numbers.to(DEVICE)
     assert (moved * torch.tensor(2.0))[torch.tensor([1])].sum() == 6  # single numbers and indices may be on the CPU

@@ -63,7 +63,7 @@ def repository(steady: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return made
 
 
-def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
+def test_planted_differences_between_runs_are_named(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify.main([]) == 0
@@ -86,7 +86,7 @@ def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
     assert list(tmp_path.glob("verify-*")) == []
 
 
-def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
+def test_uncommitted_results_and_failed_stages_are_named(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository.folder / "metrics.json").write_text("{}", encoding="utf-8")
@@ -113,7 +113,7 @@ def changed(repository: Repository, tmp_path: Path) -> Repository:
     return repository
 
 
-def test_a_change_that_keeps_every_output_is_accepted_and_no_stage_runs_again(
+def test_change_without_effect_is_accepted(
     changed: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "work" in changed.dvc("status", "--json")
@@ -124,9 +124,7 @@ def test_a_change_that_keeps_every_output_is_accepted_and_no_stage_runs_again(
     assert list(tmp_path.glob("accept-*")) == []
 
 
-def test_a_change_of_results_is_named_and_nothing_is_kept(
-    changed: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_results_are_named_and_not_accepted(changed: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     (changed.folder / "work.py").write_text(STEADY.replace("0.25", "0.5"), encoding="utf-8")
     assert accept.main(["--profile", "../tiny.txt"]) == 1
     lines = capsys.readouterr().out.splitlines()[-2:]
@@ -134,7 +132,7 @@ def test_a_change_of_results_is_named_and_nothing_is_kept(
     assert changed.git("diff", "--name-only").split() == ["work.py"]
 
 
-def test_more_than_code_that_changed_is_refused_before_anything_runs(changed: Repository) -> None:
+def test_changes_beyond_code_are_refused(changed: Repository) -> None:
     changed.commit("A change without its run")
     with pytest.raises(SystemExit, match=r"dvc\.lock of the last commit is stale there(.|\n)*work\.py modified"):
         accept.main(["--profile", "../tiny.txt"])
@@ -146,9 +144,7 @@ def test_more_than_code_that_changed_is_refused_before_anything_runs(changed: Re
         accept.main(["--profile", "../tiny.txt"])
 
 
-def test_two_runs_are_compared_by_a_command(
-    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_compares_two_runs(repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = repository.copy(tmp_path / "other")
     assert compare_runs.main([".", str(other.folder)]) == 0
     assert capsys.readouterr().out == "5 outputs, the same bytes\n"
@@ -157,9 +153,7 @@ def test_two_runs_are_compared_by_a_command(
     assert capsys.readouterr().out == "image.bin: byte 3 of 5 and 3\n"
 
 
-def test_stages_that_compute_with_a_model_run_on_the_emulated_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_stages_run_on_emulated_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "EMULATOR", "echo")
     folder = verify.emulated_python("Haswell", tmp_path / "emulated")
     for stage, is_emulated in {"finetune": True, "capture": True, "download": False, "tokenize": False}.items():

@@ -391,7 +391,7 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
         for key, value in options.items():
             if not _is_supported(key, value, defaults):
                 problem = f"its description sets {key}: {shorten(value)}, which is not supported for {suffix} files"
-                allowed = "sep, data_files, data_dir and features; remove the option, or save the files so that they do not need it"
+                allowed = "sep, data_files, data_dir and features; remove the option, or convert the files"
                 raise InputError(f"dataset.name: {shown}: {problem}; allowed: {allowed}")
     separator = options.get("delimiter") or options.get("sep")
     if separator is None:

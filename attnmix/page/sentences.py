@@ -219,7 +219,7 @@ def _ratio_change(run: Results) -> str:
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
     interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
     means = f"over all layers it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
-    definition = "The ratio is others / (others + own): the length of the contributions of other tokens, relative to that plus the length of the own contribution."
+    definition = "The ratio is others / (others + own), with the lengths of the other tokens' and the own contribution."
     if found in (Verdict.HIGHER, Verdict.LOWER):
         return f"The mixing ratio {VERBS[found]} by fine-tuning: {means}. {definition}"
     reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
@@ -283,7 +283,7 @@ def class_lens(run: Results) -> list[str]:
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
         "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(last_layer['mean'])} of the predictions. This shows the similarity of tokens, not what the model has learned."
+        f"on {percent(last_layer['mean'])} of them. This shows the similarity of tokens, not learning."
     ]
 
 

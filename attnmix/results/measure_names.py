@@ -21,8 +21,8 @@ from attnmix.measures.sinks import SINK_MEASURES
 
 OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
 SHARES = {
-    SWAP: "the change of a token's output in a layer if the inputs of all other tokens come from another text, relative "
-    "to that plus the change if its own input does",
+    SWAP: "the change of a token's output in a layer if the inputs of all other tokens come from another text, "
+    "relative to that plus the change if its own input does",
     CLASS_SHARE: "the share of the squared length of the contributions of other tokens that is common to the texts of "
     "a class; needs labels",
 }

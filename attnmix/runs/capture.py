@@ -12,6 +12,7 @@ import logging
 import shutil
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,6 +52,7 @@ TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by e
 NumberedUnit = tuple[int, slice]
 """Index and rows of a unit, the rows that are written together."""
 WRITING_THREADS = 4
+RECENT_WRITES = 1000  # writes whose rates are reported
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
 DEVICE_GROUP_BYTES = 2**31  # a constant: a limit by free memory would change the batches, and thereby last digits
 DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards computed together, on a GPU
@@ -97,8 +99,9 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
     marks: list[Future[None]] = []
+    rows_written, device_seconds, start = 0, 0.0, time.perf_counter()
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
-        memory = ThreadMemory()
+        memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
             remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
             if not remaining:
@@ -108,7 +111,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             batches = list(_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
             buffer_sets.rotate()
-            fill_rows(base, batches, buffers, capture.precision)
+            device_seconds += fill_rows(base, batches, buffers, capture.precision)
             for unit, rows in remaining:
                 buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
                 writes = {}
@@ -117,9 +120,16 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
                     writes[site] = threads.submit(write)
                     buffers.writes[site].append(writes[site])
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
+                rows_written += rows.stop - rows.start
             _trim_heap()
+        computed = time.perf_counter()
     for mark in marks:
         mark.result()
+    seconds = time.perf_counter() - start
+    disk_seconds = sum(buffers.waiting_seconds for buffers in buffer_sets) + start + seconds - computed
+    if rows_written:
+        limits = limiting_shares(seconds, disk_seconds, device_seconds, base.device)
+        logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
@@ -298,11 +308,14 @@ class RowBuffers(Mapping[Site, Tensor]):
     def __init__(self, tensors: Mapping[Site, Tensor]) -> None:
         self.tensors = tensors
         self.writes: dict[Site, list[Future[str]]] = {site: [] for site in tensors}
+        self.waiting_seconds = 0.0
 
     def __getitem__(self, site: Site) -> Tensor:
+        start = time.perf_counter()
         writes = self.writes[site]
         while writes:
             writes.pop().result()
+        self.waiting_seconds += time.perf_counter() - start
         return self.tensors[site]
 
     def __iter__(self) -> Iterator[Site]:
@@ -328,8 +341,9 @@ def _allocate_buffer_sets(
 class ThreadMemory(threading.local):
     """The memory of a writing thread: a shard writer, and for vectors on a GPU a stream and pinned memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: deque[float]) -> None:
         self.writer = ShardWriter()
+        self.rates = rates
         self.stream: Any = None
         self.pinned = torch.empty(0, dtype=torch.uint8)
 
@@ -350,7 +364,38 @@ class ThreadMemory(threading.local):
 
 def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool) -> str:
     """Write the vectors of a unit of rows at one site; return their hash if requested."""
-    return store.write_unit(open_store, rows, memory.host_array(vectors), memory.writer, with_digest)
+    array = memory.host_array(vectors)
+    start = time.perf_counter()
+    digest = store.write_unit(open_store, rows, array, memory.writer, with_digest)
+    memory.rates.append(array.nbytes / (time.perf_counter() - start))
+    return digest
+
+
+def limiting_shares(
+    seconds: float, disk_seconds: float, device_seconds: float, device: torch.device
+) -> dict[str, float]:
+    """Return the share of each limiting factor in the `seconds` of a run, in descending order.
+
+    `disk_seconds` were spent on waiting for writes, and `device_seconds` on waiting for a GPU. The rest is the forward
+    pass itself on a CPU; on a GPU, it is the host, which starts the kernels.
+    """
+    rest = seconds - disk_seconds - device_seconds
+    times = {"disk": disk_seconds, "forward pass": device_seconds, "host": rest}
+    if device.type == "cpu":
+        times = {"disk": disk_seconds, "forward pass": device_seconds + rest}
+    ordered = sorted(times.items(), key=lambda item: item[1], reverse=True)
+    return {name: share / seconds for name, share in ordered}
+
+
+def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
+    """Return a sentence with the rates of a run in tokens and bytes, and its limiting factor.
+
+    `rates` are the bytes per second of single writes, and `limits` is the result of `limiting_shares`.
+    """
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in limits.items())
+    thread_rate = f"{np.median(rates) / 1e6:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
+    stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({thread_rate})"
+    return f"{stored}; limited by: {next(iter(limits))} ({shares} of the time)"
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
@@ -364,10 +409,11 @@ def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -
 
 def fill_rows(
     base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str = "fp32"
-) -> None:
+) -> float:
     """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the type of the buffers.
 
-    `precision` is the precision of the forward pass, `fp32` or `bf16`. Raise `InputError` with layer and point for
+    Return the seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
+    `bf16`. Raise `InputError` with layer and point for
     features beyond the range of the type.
     """
     for batch in batches:
@@ -381,9 +427,13 @@ def fill_rows(
     extremes: list[Tensor] = []
     for site in buffers:
         extremes.extend(torch.aminmax(buffers[site][:filled]))
-    all_finite = torch.stack(extremes).isfinite().all().item()  # the only synchronisation with a GPU in a group
+    finite = torch.stack(extremes).isfinite().all()
+    start = time.perf_counter()
+    all_finite = finite.item()  # the only synchronisation with a GPU in a group
+    waiting_seconds = time.perf_counter() - start
     if not all_finite:
         _check_features(base, batches, buffers, precision)
+    return waiting_seconds
 
 
 def _check_features(

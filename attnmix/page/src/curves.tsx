@@ -253,14 +253,14 @@ function Probes() {
 const ClassShares = () => (
   <Chart
     id="class-shares"
-    title="The predicted class in what other tokens give"
+    title="The predicted class in contributions of other tokens"
     lines={linesOf(data.classShares)}
     bounds={[0, 1]}
   >
     <p>
-      Lines show the share of the squared length of what other tokens give a token that is common to the texts of a
-      predicted class, without what is common to all texts. Bands show 95% intervals over reviews, for this one training
-      run.
+      Lines show the share of the squared length of the contributions of other tokens that is common to the texts of a
+      predicted class, excluding the share common to all texts. Bands show 95% intervals over reviews, for this one
+      training run.
     </p>
   </Chart>
 );
