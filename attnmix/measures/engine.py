@@ -184,16 +184,14 @@ class Engine:
         batch_tokens: int = BATCH_TOKENS,
         seed: int = SEED,
         check_once: bool = False,
-        identity_texts: int | None = None,
         neutral_donors: int = 0,
     ) -> None:
         """Store a model without a head, in float32 and eval mode, with observed attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        configures the model with random weights. The expensive identities are checked in `identity_texts` texts, by
-        default `IDENTITY_TEXTS`, and the longest text; with `check_once`, only in the texts of the first call. Tokens
-        are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts, or for a single text with all
-        neutral texts.
+        configures the model with random weights. With `check_once`, the expensive identities are checked only in the
+        texts of the first call. Tokens are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts,
+        or for a single text with all neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -203,7 +201,6 @@ class Engine:
         self.batches = BatchMeasurer(base, methods, padding)
         self.methods = self.batches.methods
         self.check_once = check_once
-        self.identity_texts = IDENTITY_TEXTS if identity_texts is None else identity_texts
         self.neutral_donors = neutral_donors
         self.is_checked = False
 
@@ -438,7 +435,7 @@ class Engine:
 
     def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
         """Return the indices of the texts for the check of all identities, including the longest text."""
-        drawn = stratified_draw(texts.labels, self.identity_texts, self.seed).tolist()
+        drawn = stratified_draw(texts.labels, IDENTITY_TEXTS, self.seed).tolist()
         return {*drawn, int(texts.lengths.argmax())}
 
     def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-CHECKED_TEXTS = 3  # for the expensive identities; a family without them fails in every text
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
@@ -61,7 +60,6 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
             tokenizer=model.tokenizer,
             pairs=pairs,
             batch_tokens=measured.batch_tokens,
-            identity_texts=CHECKED_TEXTS,
         )
 
 
