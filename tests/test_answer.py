@@ -127,17 +127,15 @@ STATES = "50% before fine-tuning, 20% after"
         (PlantedModels, True, "50% in one, 20% in other"),
     ],
 )
-def test_only_the_headline_of_a_run_with_training_tells_of_one_training_run(
-    kind: Any, finetuned: bool, states: str
-) -> None:
+def test_only_headline_of_run_with_training_names_one_training_run(kind: Any, finetuned: bool, states: str) -> None:
     for documents in (1, 2, 40):
         found = answer(kind(documents=documents), finetuned=finetuned)
         assert found["headline"] == f"Own share of a token's last vector: {states}"
         noun = "review" if kind is PlantedRun else "text"
         said = " ".join([*found["sentences"], *found["notes"].values()])
         assert ("training" in said, f" {noun}" in said) == (False, True)
-        assert ("no {interval}" in said) == (documents < MIN_INTERVAL_DOCUMENTS)
-        assert (f"One {noun} gives" in said or "One text gives" in said) == (documents == 1)
+        assert ("too few for an {interval}" in said) == (documents < MIN_INTERVAL_DOCUMENTS)
+        assert ("One text is too few" in said) == (documents == 1)
         assert ("95% {interval}" in said) == (documents == 40)
 
 

@@ -66,7 +66,7 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_model_loaded_and_measured_on_a_device_in_any_state_gives_the_cpus_numbers(
+def test_results_on_device_match_cpu_in_any_state(
     name: str, folder: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not REAL_GPU:
@@ -78,7 +78,7 @@ def test_a_model_loaded_and_measured_on_a_device_in_any_state_gives_the_cpus_num
 
 
 @pytest.mark.parametrize(("model_device", "text_device"), [(DEVICE, CPU), (CPU, DEVICE), (DEVICE, DEVICE)])
-def test_encodings_and_ids_may_be_on_another_device_than_the_model(
+def test_inputs_may_be_on_another_device(
     model_device: torch.device, text_device: torch.device, folder: Path, expected: dict[str, Any]
 ) -> None:
     model = model_on(model_device, folder)
@@ -102,15 +102,11 @@ def test_a_model_moved_between_calls_gives_the_same_numbers(folder: Path, expect
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_half_precision_model_on_a_device_gives_the_numbers_of_its_weights_on_the_cpu(
-    dtype: torch.dtype, folder: Path
-) -> None:
+def test_half_precision_model_on_device_matches_cpu(dtype: torch.dtype, folder: Path) -> None:
     assert_close(numbers(model_on(DEVICE, folder, dtype)), numbers(model_on(CPU, folder, dtype)))
 
 
-def test_vectors_written_from_a_device_in_several_groups_equal_those_in_memory(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_written_from_device_match_memory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmix.core.store.features.SHARD_BYTES", 64 * 24 * 4)
     monkeypatch.setattr("attnmix.runs.capture.DEVICE_GROUP_BYTES", 1)  # one shard per group
     texts = [" ".join(TEXTS[0].split()[: 2 + number % 4]) for number in range(40)]

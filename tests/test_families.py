@@ -57,7 +57,7 @@ def test_stack_fields_are_algebra_properties_or_paths() -> None:
     assert names == {*norms, *ALGEBRA_PROPERTIES, *paths}
 
 
-def test_a_family_with_an_algebra_of_its_own_is_computed_on_a_second_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distinct_algebra_runs_on_second_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TINY.keys() == families.FAMILIES.keys()
     assert {OWN_WIDTH, DECODER} <= set(ALGEBRAS)
     monkeypatch.setitem(families.FAMILIES, "roberta", families.FAMILIES["roberta"] | {"input_norm": "a_norm"})

@@ -228,9 +228,7 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     ],
     indirect=["any_device"],
 )
-def test_each_kind_of_attention_is_called_from_python_where_its_model_is(
-    name: str, tmp_path: Path, any_device: torch.device
-) -> None:
+def test_attention_kinds_run_on_model_device(name: str, tmp_path: Path, any_device: torch.device) -> None:
     folder = tiny_folder(name)
     model = user_model(folder, any_device)
     found = called_from_python(model, tmp_path / "found")

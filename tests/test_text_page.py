@@ -67,9 +67,7 @@ def test_served_page_needs_no_further_tables(tiny_bert: Path, monkeypatch: pytes
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
 
 
-def test_typed_texts_to_compare_have_the_own_share_of_every_word_of_the_texts_alone(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert})
     exchanged: list[str] = []
     right = exchange.measure_exchange

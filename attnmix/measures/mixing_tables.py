@@ -239,6 +239,9 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
         cells[name] = np.ravel(values).tolist()
+    unknown = cells.keys() - {*TABLE_COLUMNS[table], *COUNTS}
+    if unknown:
+        raise KeyError(f"{table} has no columns {sorted(unknown)}")
     missing = [np.nan] * len(combinations)
     return {name: cells.get(name, missing) for name in TABLE_COLUMNS[table]}
 
@@ -468,11 +471,11 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
         interval = difference.interval()
         simultaneous = difference.simultaneous()
         return {
-            "below": interval.mean,
-            "below_low": interval.low,
-            "below_high": interval.high,
-            "below_simultaneous_low": simultaneous.low,
-            "below_simultaneous_high": simultaneous.high,
+            "ratio_minus_control": interval.mean,
+            "ratio_minus_control_low": interval.low,
+            "ratio_minus_control_high": interval.high,
+            "ratio_minus_control_simultaneous_low": simultaneous.low,
+            "ratio_minus_control_simultaneous_high": simultaneous.high,
         }
 
     return create_columns

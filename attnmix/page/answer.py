@@ -111,7 +111,7 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     elif texts == 1:
         sentences = [
             _ratio_change(run),
-            "An {interval} needs several texts; another text may change in the opposite direction.",
+            "One text is too few for an {interval}; another text may change in the opposite direction.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
         few = f"{_counted(run, texts)} are too few for an {{interval}}; others may change in the opposite direction."
@@ -167,7 +167,7 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     change = points(last["mean"])
     texts = _counted(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: it changes by {change} points; {texts} give no {{interval}} and no verdict."
+        return f"{{{SHARE}}}: it changes by {change} points; {texts} are too few for an {{interval}} and a verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
     found = verdict(last["ci_low"], last["ci_high"], last["documents"])
     reasons = {
