@@ -327,7 +327,7 @@ def test_served_page_refuses_unknown_words(own: Path) -> None:
 
 def test_nan_weights_are_refused(own: Path) -> None:
     change_weights(own, lambda state: {name: tensor * torch.nan for name, tensor in state.items()})
-    assert all(each.startswith("own gives NaN or infinite values for a text") for each in errors_on_both_roads())
+    assert all(each.startswith("own returns NaN or infinite values for a text") for each in errors_on_both_roads())
 
 
 def test_missing_pooler_is_not_random(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_tokens_without_embedding_are_refused(own: Path) -> None:
 def test_tokenizer_needs_a_padding_token(tmp_path: Path) -> None:
     folder = write_family("gpt2", tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder, eos_token=None, bos_token=None, unk_token=None)
-    problem = f"{folder}: its tokenizer has no special token to pad with"
+    problem = f"{folder}: its tokenizer lacks a special token for padding"
     assert problem in error_of(lambda: attnmix.load(AutoModel.from_pretrained(folder), tokenizer))
     assert problem in error_of(lambda: attnmix.load(folder, tokenizer))
     tokenizer.save_pretrained(folder)
@@ -376,7 +376,7 @@ def test_tokenizer_argument_replaces_tokenizer_of_model(own: Path) -> None:
     np.testing.assert_array_equal(ratios(attnmix.load(own, tokenizer)), expected)
     assert "own holds no tokenizer that can be read" in error_of(lambda: attnmix.load(own))
     assert error_of(lambda: attnmix.load(own, "bert")).startswith(
-        "tokenizer: str is not supported; allowed: a fast one"
+        "tokenizer: str is not supported; allowed: a fast tokenizer"
     )
 
 

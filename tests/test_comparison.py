@@ -500,7 +500,7 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
         ends if first else (-ends[1], -ends[0]), abs=1e-6
     )
-    assert "one model as it is" in compared.caution
+    assert "one fixed model" in compared.caution
 
 
 # One claim in twenty is expected; more than `most` have a probability below 1 in 1,000.
@@ -566,7 +566,7 @@ def test_caution_is_printed_below_rows(result: attnmix.Measures, changed: attnmi
         assert all(note in compared.caution for note in compared.notes)
         assert compared.to_markdown().endswith("\n".join(f"- {line}" for line in printed))
         ratios = " and ".join(f"a higher {name}" for name in (RATIO, "swap_same_class", "swap_other_class"))
-        assert f"More mixing is a lower own_share and {ratios}. The ratio less a control" in compared.caution
+        assert f"More mixing is a lower own_share and {ratios}. The ratio minus a control" in compared.caution
 
 
 def test_comparing_models_equals_comparing_results(model: attnmix.Model) -> None:
@@ -584,14 +584,14 @@ def test_comparing_models_equals_comparing_results(model: attnmix.Model) -> None
 def test_model_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(
-        compare_module, "measure", lambda *args, **options: measured.append(args) or real(*args, **options)
+        compare_module, "measure_tokenized", lambda *args, **options: measured.append(args) or real(*args, **options)
     )
     rows = attnmix.compare(model, [model, longer_attention(model, 1.5)], TEXTS[:3], methods=RATIO).rows
     assert len(measured) == 2
     assert (rows["difference"] != 0).all()
 
 
-real = attnmix.measure
+real = compare_module.measure_tokenized
 
 
 @pytest.mark.parametrize(
@@ -756,7 +756,7 @@ def test_models_with_different_norms_use_common_ratio(model: attnmix.Model) -> N
             "^controls: corpus_value is undefined for all texts: no other text has a token of text 0's class subword; "
             "allowed: texts of which at least one has no token class to itself",
         ),
-        (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none was asked for"),
+        (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none were requested"),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
         (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: an empty list; allowed: two models"),
         (
@@ -824,13 +824,13 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
     assert claimed.mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
     assert set(rows["between_seeds"]) == {"too few runs"}
     for text in (repr(two), two.to_markdown(), two._repr_html_()):
-        assert "Two trainings that differ in the seed alone differ too" in text
+        assert "Training runs with other seeds differ too" in text
     for number, one in enumerate(measured):
         others = [each for place, each in enumerate(measured) if place != number]
         compared = attnmix.compare([one], others)
         assert set(compared.rows["between_seeds"]) == {"inconclusive"}
         assert "another base model" in compared.caution
-        assert "take five or more" in compared.caution
+        assert "use five or more" in compared.caution
 
 
 @pytest.mark.parametrize(

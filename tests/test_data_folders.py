@@ -259,7 +259,7 @@ def test_duplicate_tables_are_an_error(tmp_path: Path, names: tuple[str, str]) -
         path.parent.mkdir(exist_ok=True)
         reviews().to_csv(path, index=False)
     expected = rf"{names[0]} and {names[1]}|{names[1]} and {names[0]}"
-    with pytest.raises(InputError, match=rf"({expected}) have the same name .*; remove one, or rename it"):
+    with pytest.raises(InputError, match=rf"({expected}) differ only in the suffix .*; remove one, or rename it"):
         read(tmp_path)
 
 
@@ -357,7 +357,7 @@ def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
         ('[{"text": "a"}, ', "its list does not end with the file"),
         ('[{"text": "a"} {}]', "after the object of line 1 there is no comma"),
         ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; allowed: one object for each row"),
-        ('["a"]', "line 1 is no JSON object"),
+        ('["a"]', "line 1 is not a JSON object"),
         ('[{"text": }]', "line 1 is not a JSON object: Expecting value"),
     ):
         path.write_text(content)

@@ -327,7 +327,7 @@ def test_missing_test_split_is_taken_from_train(tmp_path: Path, caplog: pytest.L
     caplog.set_level("INFO")
     toy_reviews(100, 0).to_csv(tmp_path / "train.csv", index=False)
     assert sizes(read(tmp_path)) == SIZES
-    assert "has no split test: a part of train becomes it" in caplog.text
+    assert "split test is missing; a part of train is used" in caplog.text
     (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: line 2 is not UTF-8"):  # the file is not ignored
         read(tmp_path)
@@ -336,7 +336,7 @@ def test_missing_test_split_is_taken_from_train(tmp_path: Path, caplog: pytest.L
 def test_revision_of_local_data_is_an_error(tmp_path: Path) -> None:
     toy_reviews(20, 0).to_csv(tmp_path / "train.csv", index=False)
     for name in (tmp_path, tmp_path / "train.csv"):
-        with pytest.raises(InputError, match=r"^dataset\.revision: .* has no revision 'main'; allowed: empty$"):
+        with pytest.raises(InputError, match=r"^dataset\.revision: .* there is no revision 'main'; allowed: empty$"):
             read(name, revision="main")
 
 
@@ -363,8 +363,8 @@ def own(workspace: Workspace, tiny_bert: Path) -> Path:
 @pytest.mark.parametrize(
     ("section", "name", "expected"),
     [
-        ("model", "models/finetuned", "models/finetuned is what this pipeline writes itself"),
-        ("dataset", "data/reviews/a.csv", r"data/reviews/a\.csv is what this pipeline writes itself"),
+        ("model", "models/finetuned", "models/finetuned is an output of this pipeline"),
+        ("dataset", "data/reviews/a.csv", r"data/reviews/a\.csv is an output of this pipeline"),
         ("model", "circle", "circle is a link that leads back to itself"),
         ("model", "package://no_such/model", r"\S+ there is no installed Python package 'no_such'"),
         ("model", "./no/such/model", r"there is no folder \./no/such/model, and it is not a hub identifier"),
@@ -422,7 +422,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: (own / "tokenizer.json").write_text("{"), r"own: no usable tokenizer: "),
     (lambda own: change_config(own, model_type="nothing_of_the_kind"), r"own: no usable config\.json"),
     (lambda own: add_token(own, special=False), rf"knows 1 tokens .* {ROWS} rows does not have, the first '<image>'"),
-    (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own gives NaN or infinite"),
+    (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own returns NaN or infinite"),
     (know_other_words, r"own has no token for 100\.0 % of the words of 9 texts, such as 'the', '\w+', '\w+'; al"),
     (lambda own: change_config(own, model_type="fnet"), "'fnet' is not supported: it has no attention;"),
     (lambda own: write_config(own, model_type="xglm"), "'xglm' is not supported; known: bert"),

@@ -81,7 +81,7 @@ def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path
     before = run_capture(workspace("before", capture=shared), tiny_bert)
     after = run_capture(workspace("after", capture=shared | {"max_length": 12}), tiny_bert)
     stored.read_features(after / ACTIVATIONS, SITE)
-    with pytest.raises(InputError, match=r"layer_output\.zarr is not .*manifest\.json names: another run"):
+    with pytest.raises(InputError, match=r"layer_output\.zarr is not .*manifest\.json names, because another run"):
         stored.read_features(before / ACTIVATIONS, SITE)
 
 

@@ -345,5 +345,5 @@ def test_wrong_table_entry_is_detected(
 def test_undeclared_own_attention_is_one_error(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base(tiny_folder(model_type))
     monkeypatch.setitem(families.FAMILIES, model_type, families.FAMILIES[model_type] | {"own_attention": False})
-    with pytest.raises(InputError, match=r"layer 1 did not call .* \(own_attention of the family in attnmix/models/"):
+    with pytest.raises(InputError, match=r"layer 1 did not call .* own_attention of the family in attnmix/models/"):
         run_layers(base, padded([[5, 6, 7]], 0), lambda *_: None)

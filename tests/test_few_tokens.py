@@ -56,7 +56,7 @@ def test_served_page_omits_umap_of_too_few_vectors(
     assert bool(data["mapNote"]) == bool(note)
     said = "Not on the separate map: word embedding. Of them fewer than 20 vectors differ" in page
     assert said == bool(expected.get("separate"))
-    assert ("another seed gives another map" in page) == ("separate" in expected)
+    assert ("another seed yields another map" in page) == ("separate" in expected)
 
 
 def test_saved_page_of_short_text_has_pca_only(tiny_bert: Path, tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_note_explains_layouts_with_missing_points(absent: dict[str, Any], expec
     notes = absence_notes({layout: set(points) for layout, points in absent.items()})
     assert [note.removeprefix("Not on the ").partition(" map: ")[0] for note in notes] == expected
     for note in notes:
-        wide = "another number of dimensions" in note
+        wide = "another width than" in note
         assert wide == ("attention heads" in note.lower() or "head outputs" in note.lower())

@@ -278,7 +278,10 @@ def test_doubled_quotes_in_tsv_are_kept_with_warning(tmp_path: Path, caplog: pyt
     frame = pd.DataFrame({"text": ["plain", 'he said "no"', '"so" it is'], "label": [0, 1, 0]})
     frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
     assert read_file(tmp_path / "a.tsv")["text"].tolist() == ["plain", '"he said ""no"""', '"""so"" it is"']
-    assert 'the quotes of row 2 and others are doubled ("") as in csv; tsv has no quotes' in caplog.text
+    assert (
+        'the quotes of row 2 and others are doubled ("") as in csv; quotes are part of the text in tsv files'
+        in caplog.text
+    )
     caplog.clear()
     (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # one quoted field is not csv
     read_file(tmp_path / "a.tsv")
@@ -438,7 +441,9 @@ def test_class_names_must_be_printable(tmp_path: Path, name: str, allowed: bool)
     if allowed:
         assert class_names(read(tmp_path / "train.jsonl")) == sorted(["plain", name])
         return
-    with pytest.raises(InputError, match=r"a spreadsheet would run as a formula|holds control characters") as raised:
+    with pytest.raises(
+        InputError, match=r"a spreadsheet would execute as a formula|control characters in its name"
+    ) as raised:
         read(tmp_path / "train.jsonl")
     assert str(raised.value).isprintable()
 
@@ -508,7 +513,7 @@ def test_only_folders_have_configurations(tmp_path: Path) -> None:
 def test_folder_around_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a/b")
-    with pytest.raises(InputError, match="holds the working folder, whose results are no reviews"):
+    with pytest.raises(InputError, match="contains the working folder, and its results are not reviews"):
         read(name)
 
 

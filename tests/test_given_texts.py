@@ -163,10 +163,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bytes": (b"good film", r"bytes, which may be text\.decode\(\): b'good film'; allowed: "),
     "path": (Path("review.txt"), r"the path 'review\.txt', which may be Path\(\.\.\.\)\.read_text\(\); allowed: "),
     "function": (len, r"builtin_function_or_method .*; allowed: "),
-    "set": ({"good film"}, r"a set has no order; allowed: "),
+    "set": ({"good film"}, r"a set is not ordered; allowed: "),
     "data frame": (
         pd.DataFrame({"text": TEXTS, "label": [0, 1]}),
-        r"a DataFrame .* text, label; give .* df\[\"text\"\]$",
+        r"a DataFrame .* text, label; select one, .* df\[\"text\"\]$",
     ),
     "empty data frame": (pd.DataFrame(), r"an empty DataFrame; allowed: "),
     "table of arrow": (pa.table({"review": TEXTS}), r"a Table with the columns review; select one, such as "),
@@ -179,8 +179,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "table with numbers as names": (pd.DataFrame({0: [1, 2], 1: TEXTS}), r".* such as df\[1\]$"),
     "splits": (DatasetDict(train=Dataset.from_dict({"id": ["a", "b"], "t": TEXTS})), r".*texts\[\"train\"\]\[\"t\"\]$"),
-    "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* no single one of which holds texts; allowed: "),
-    "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; give one of them"),
+    "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* none or several of which contain texts; allowed: "),
+    "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; select one"),
     "labels": (pd.Series([0, 1]), r"a Series of numbers; allowed: "),
     "labels of a data set": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
     "missing text": (pd.Series(["good film", np.nan, "bad film"]), r"number 1 is missing \(nan\); allowed: "),
@@ -241,7 +241,7 @@ def test_invalid_texts_are_one_error(model: attnmix.Model, name: str, tmp_path: 
 def test_token_id_outside_tokenizer_is_one_error(tmp_path: Path) -> None:
     model = attnmix.load(write_family("bert", tmp_path))
     first = len(model.tokenizer)  # the family's embedding has further rows
-    with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: those of the tokeni"):
+    with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: ids of the tokeni"):
         attnmix.measure(model, [CLS, first, SEP])
     model.tokenizer.add_tokens(["covid19", "covid20", "covid21", "covid22"])
     with pytest.raises(InputError, match=rf"^texts: number 1: the tokenizer gives the token {first + 3}, the model's "):
@@ -259,7 +259,10 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
     ("call", "message"),
     [
         (lambda m: attnmix.measure("good film", m), r"^model: str; allowed: .* as in measure\(model, texts\)$"),
-        (lambda m: attnmix.measure(m.network, "good film"), r"^model: BertModel; allowed: what load\(\.\.\.\) returns"),
+        (
+            lambda m: attnmix.measure(m.network, "good film"),
+            r"^model: BertModel; allowed: the result of load\(\.\.\.\)",
+        ),
         (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
         (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
         (
@@ -333,7 +336,7 @@ def test_padding_with_end_token_needs_mask(tmp_path: Path) -> None:
     tokenizer.pad_token = tokenizer.eos_token
     model = attnmix.load(AutoModel.from_pretrained(folder), tokenizer)
     end, (long, short) = tokenizer.eos_token_id, tokenizer(["the film was", "the"])["input_ids"]
-    alone = r"^texts: number 1 has <\|endoftext\|> at an end, which pads texts .*; allowed: .* with its attention_mask$"
+    alone = r"^texts: number 1 has <\|endoftext\|> at one end, .*; allowed: .* with its attention_mask$"
     for side in ("left", "right"):
         encoding = tokenizer(["the film was", "the"], padding=True, padding_side=side)
         assert measured_ids(attnmix.measure(model, encoding)) == [long, short]

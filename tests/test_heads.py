@@ -100,7 +100,7 @@ def call(mask: torch.Tensor) -> AttentionCall:
     ids=["bias", "gap", "distances"],
 )
 def test_unsupported_attention_masks_are_refused(mask: Any) -> None:
-    with pytest.raises(InputError, match="models/x: layer 2 adds numbers of its own to attention's scores"):
+    with pytest.raises(InputError, match="models/x: layer 2 adds terms to the attention scores"):
         _find_reach(call(torch.tensor([mask])), "models/x: layer 2")
     window = torch.tensor([[[0, 0, -torch.inf], [-torch.inf, 0, 0], [-torch.inf, -torch.inf, 0]]])
     assert _find_reach(call(window), "").tolist() == [[0, 1], [1, 2], [2, 2]]

@@ -267,8 +267,13 @@ REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
     ("model", {"name": "owner/bert"}, "hf_old", "the hub refuses the token of HF_TOKEN or of the login; log in"),
     ("model", {"name": "owner/gated"}, STRANGER, "it is gated; accept its terms at {address}/owner/gated and log"),
     ("model", {"name": "owner/forbidden"}, STRANGER, "the hub forbids it; log in"),
-    ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: it has no such branch, tag or com"),
-    ("dataset", {"name": "owner/reviews", "revision": "c" * 40}, None, "no such branch, tag or commit; {address}/d"),
+    ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: this branch, tag or commit does not ex"),
+    (
+        "dataset",
+        {"name": "owner/reviews", "revision": "c" * 40},
+        None,
+        "this branch, tag or commit does not exist; {address}/d",
+    ),
     ("model", {"name": "owner/pickled"}, None, "holds no model.safetensors; other formats, which may hold code"),
     ("model", {"name": "owner/foreign"}, None, "is of the type 'nothing_of_the_kind', which needs code of its re"),
 ]

@@ -89,8 +89,8 @@ def test_column_holds_codes_or_names(
             r"holds '4', which is not a class in its description; the names '1', '2', '3', or in",
         ),
         (".jsonl", [0, 3], RATINGS, r"holds 3, which is not a class in its description; .* the codes 0 to 2"),
-        (".jsonl", [0, 0.5], RATINGS, r"holds 0\.5, which is no class"),
-        (".csv", ["01", "1"], ("bad", "good"), r"holds '01', which is no class"),
+        (".jsonl", [0, 0.5], RATINGS, r"holds 0\.5, which is not a class"),
+        (".csv", ["01", "1"], ("bad", "good"), r"holds '01', which is not a class"),
         (".jsonl", [0, "good"], ("bad", "good"), r"holds codes in .* and names in .*; write all labels as codes"),
         (
             ".jsonl",
@@ -104,7 +104,7 @@ def test_column_holds_codes_or_names(
             ("bad", "so so", "good"),
             r"holds truth values, and its classes have the names 'bad'",
         ),
-        (".jsonl", ["good", "x" * 1000], ("bad", "good"), r"holds 'x{80}\.\.\.', which is no class"),
+        (".jsonl", ["good", "x" * 1000], ("bad", "good"), r"holds 'x{80}\.\.\.', which is not a class"),
         (".csv", [0, -1], ("bad", "good"), r"the label is missing in column 'label', row 1"),
     ],
 )
@@ -148,9 +148,9 @@ def test_message_truncates_user_values(tmp_path: Path) -> None:
     for columns, expected in (
         ({"text": ["a"], long: ["b"]}, "no column 'label'"),
         ({"text": ["a"], "label": [f"={long}"]}, "1 class"),
-        ({"text": ["a", "b"], "label": [f"={long}", "b"]}, "a spreadsheet would run as a formula"),
+        ({"text": ["a", "b"], "label": [f"={long}", "b"]}, "a spreadsheet would execute as a formula"),
         ({"text": ["a", "b"], "label": [f"1.5{'0' * 100_000}", "1"]}, "numbers that are not whole"),
-        ({"text": ["a", "b"], "label": [0, {long: 1}]}, "no word, number or truth value"),
+        ({"text": ["a", "b"], "label": [0, {long: 1}]}, "not a word, number or boolean"),
     ):
         path = tmp_path / "a.jsonl"
         pd.DataFrame(columns).to_json(path, orient="records", lines=True)

@@ -90,7 +90,7 @@ def wrap_output(layer: Any) -> None:
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another attention function": (
         lambda folder: network(folder, attn_implementation="hot"),
-        "its attention function 'hot' is .*hot_attention; allowed: those of transformers",
+        "its attention function 'hot' is .*hot_attention; allowed: implementations of transformers",
     ),
     "a replaced method": (
         lambda folder: with_module(folder, lambda layer: setattr(layer.output.dense, "forward", lambda x: 2 * x)),
@@ -138,7 +138,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a model with infinite weights": (
         lambda folder: with_module(folder, lambda layer: layer.output.dense.weight.data.fill_(torch.inf)),
-        "gives NaN or infinite values",
+        "returns NaN or infinite values",
     ),
     "a model of peft": (
         lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
@@ -178,7 +178,7 @@ def test_unused_argument_is_an_error(argument: str, value: str, tiny_bert: Path)
 
 
 def test_revision_of_folder_is_an_error(tiny_bert: Path) -> None:
-    with pytest.raises(InputError, match="is not on a hub, so it has no revision 'main'; allowed: no revision"):
+    with pytest.raises(InputError, match="is not on a hub, so there is no revision 'main'; allowed: no revision"):
         attnmix.load(tiny_bert, revision="main")
 
 
@@ -224,7 +224,9 @@ def test_model_change_after_measuring_is_an_error(change: Callable[[Any], None],
     change(changed)
     message = r"^model: the output of .* changed since measure\(model, texts\); allowed"
     if change is change_attention:
-        message = r"^model: .*: its attention function 'hot' is .*hot_attention; allowed: those of transformers"
+        message = (
+            r"^model: .*: its attention function 'hot' is .*hot_attention; allowed: implementations of transformers"
+        )
     calls = (result.sinks, result.parts, result.own_share, lambda: result.matrix("value_zeroing_without_bias"))
     for call in calls:
         with pytest.raises(InputError, match=message):

@@ -15,7 +15,7 @@ from attnmix.core.paths import read_path
 @pytest.mark.parametrize("read", [attnmix.load_result, attnmix.open_run])
 @pytest.mark.parametrize("path", ["x" * 300, "x" * 5000, "a\0b"])
 def test_invalid_path_is_an_error(read: Callable[[str], object], path: str) -> None:
-    with pytest.raises(InputError, match=r"^(path|folder): '.* is no path \(.*\); allowed: .*\(") as raised:
+    with pytest.raises(InputError, match=r"^(path|folder): '.* is not a path \(.*\); allowed: .*\(") as raised:
         read(path)
     assert len(str(raised.value)) < 300
 

@@ -80,7 +80,9 @@ def test_unreadable_folder_is_refused_before_hashing(workspace: Workspace, name:
     folder.mkdir()
     with (folder / "train.csv").open("wb") as file:
         file.truncate(20_000_000_000)  # sparse, without disk blocks
-    with pytest.raises(InputError, match=r"dataset\.name: (\.\. holds the working folder|1 files of 20 GB would be)"):
+    with pytest.raises(
+        InputError, match=r"dataset\.name: (\.\. contains the working folder|1 files of 20 GB would be)"
+    ):
         hash_here()
 
 
@@ -125,7 +127,7 @@ def test_missing_file_in_dvc_copy_differs_from_clone(
     shutil.copytree(copy, folder.parent / "clone")
     monkeypatch.chdir(folder.parent / "clone")
     assert hash_here() == before
-    assert f"dataset.name: {name} is missing here; it counts as unchanged since its last run: DVC takes" in caplog.text
+    assert f"dataset.name: {name} is missing here; it counts as unchanged since its last run: DVC reuses" in caplog.text
     expected = (
         rf"^dataset\.name: {name} is missing here, and so are the outputs of a run with it .*; .*`dvc repro --pull`, "
         r"docs/guide\.md, Sharing results$"

@@ -93,7 +93,7 @@ def test_head_is_reordered_by_class_names(name: str) -> None:
 
 def test_unknown_class_names_keep_their_order_with_warning(prepared: Path, caplog: pytest.LogCaptureFixture) -> None:
     finetune.main(read_parameters())
-    warning = "their names are not the data's: LABEL_0 for negative, LABEL_1 for positive"
+    warning = "their names differ from the data's: LABEL_0 for negative, LABEL_1 for positive"
     assert [message for message in caplog.messages if message.endswith(warning)]
     kept = Path("models/finetuned")
     assert (kept / "model.safetensors").read_bytes() == (prepared / "model.safetensors").read_bytes()
@@ -114,7 +114,7 @@ THREE = {"id2label": {0: "bad", 1: "so so", 2: "good"}}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (write_headless, r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it"),
+        (write_headless, r"lacks a trained classification head \(classifier\.bias, classifier\.weight are not in it"),
         (
             lambda folder: write_classifier(folder, **THREE),
             r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)",

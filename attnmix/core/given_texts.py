@@ -246,7 +246,7 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type_name} with the columns"
     column = _find_text_column(given)
     if column is None:
-        return f"{kind} {shown}, several of which could contain the texts; {CALLS}"
+        return f"{kind} {shown}, none or several of which contain texts; {CALLS}"
     variables = {"DataFrame": "df", "Dataset": "dataset"}
     variable = variables.get(type_name, "texts")
     return f"{kind} {shown}; select one, such as {variable}{column}"

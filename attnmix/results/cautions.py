@@ -29,9 +29,8 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
     """Return the sources of variance that the intervals cover, and the assumption about each side."""
     if max(len(before.means), len(after.means)) == 1:
         return (
-            "The intervals are over texts, for these two models as they are. Two trainings that differ in the seed "
-            "alone differ too. So a difference here is one of these two models, not yet of how they were trained; "
-            "for that, compare three trainings or more: compare([a, b, c], [d, e, f]), or "
+            "The intervals are over texts, for these two models. Training runs with other seeds differ too, "
+            "so conclusions about training need three runs or more: compare([a, b, c], [d, e, f]), or "
             "compare(pretrained, [d, e, f])."
         )
     if not have_enough_trainings(before, after):
@@ -39,8 +38,8 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
     sides = [describe_assumption(side) for side in (before, after)]
     return (
         f"`between_seeds` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the rows shown; "
-        "other data, another base model or other settings are not covered. Trainings can be alike by chance, three "
-        "more often than five: take five or more (docs/measures/statistics.md)."
+        "other data, another base model or other settings are not covered. Training runs can agree by chance, three "
+        "more often than five: use five or more (docs/measures/statistics.md)."
     )
 
 
