@@ -339,7 +339,7 @@ def test_offline_mode_uses_cache_and_names_missing_files(tmp_path: Path, served:
         assert_as_served(offline.download(tmp_path / "offline"), served, NEW)
         assert commits(tmp_path / "offline") == commits(online)
         error = offline.failure(tmp_path / "lacking", model={"name": "owner/nothing"})
-    assert "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it" in error
+    assert "HF_HUB_OFFLINE is set, and the cache in HF_HOME is incomplete; unset it" in error
     assert not any(repository.asked for repository in served.repositories.values())
 
 

@@ -68,7 +68,7 @@ def test_run_without_base_has_single_checkpoint(trained: Path, tmp_path: Path) -
     assert (row.step, row.epoch, row.split) == (0, 0, "validation")
     words = " ".join((folder / "reports/index.html").read_text(encoding="utf-8").split())
     assert "taken as it is, and tested on" in words
-    assert "Nothing was fine-tuned here (finetune.epochs: 0)" in words
+    assert "No model was fine-tuned (finetune.epochs: 0)" in words
     assert "fine-tuned on" not in words
 
 
