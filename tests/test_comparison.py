@@ -464,7 +464,7 @@ def test_training_verdict_exceeds_text_and_seed_variation(
         assert "difference [over texts]" in printed[0]
         assert "between_seeds [over runs]" in printed[0]
     if trainings == "too few runs":
-        assert "`too few runs`: an interval over training runs needs 3 trainings or more" in compared.caution
+        assert "`too few runs`: an interval over training runs needs 3 runs or more" in compared.caution
 
 
 def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:
@@ -552,7 +552,7 @@ def test_constant_difference_has_no_interval(result: attnmix.Measures) -> None:
     compared = attnmix.compare(result, result)
     rows = compared.all_rows()
     assert set(rows.loc[rows["texts"] >= 20, "between_models"]) == {"no interval"}
-    assert "`no interval`: all texts, or all trainings, differ by the same" in compared.caution
+    assert "`no interval`: all texts, or all training runs, have the same difference" in compared.caution
     trainings = attnmix.compare(shifted(result, 0.0), [shifted(result, 0.1)] * 3).all_rows()
     trainings = trainings[trainings["texts"] >= 20]
     assert set(trainings["between_seeds"]) == {"no interval"}
@@ -651,7 +651,7 @@ def test_comparison_names_models_and_reports_disagreement(result: attnmix.Measur
     compared = attnmix.compare(result, [changed, changed])
     name = result.model.name
     assert (name, changed.model.name) == (Path(result.model.source).name, name)
-    pattern = rf"^`before` is {name} \(1\), `after` is 2 trainings, of {name} \(2\)\.$"
+    pattern = rf"^`before` is {name} \(1\), `after` is 2 training runs, of {name} \(2\)\.$"
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution

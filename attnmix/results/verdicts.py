@@ -20,10 +20,10 @@ MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inc
 TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no interval"
 MIN_TRAININGS = 3  # on a side with several: two similar runs would underestimate the variance
 VERDICTS = {
-    INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over trainings",
+    INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
     TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
-    TOO_FEW_RUNS: f"an interval over training runs needs {MIN_TRAININGS} trainings or more in every list of several",
-    NO_INTERVAL: "all texts, or all trainings, differ by the same, such as 0",
+    TOO_FEW_RUNS: f"an interval over training runs needs {MIN_TRAININGS} runs or more in every list of several",
+    NO_INTERVAL: "all texts, or all training runs, have the same difference, such as 0",
 }
 """The meaning of each verdict without a direction."""
 
@@ -124,7 +124,7 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
 def describe_assumption(side: Trainings) -> str:
     """Return a description of a side that is compared with several training runs."""
     if len(side.means) > 1:
-        return f"{len(side.means)} trainings"
+        return f"{len(side.means)} training runs"
     if side.fixed:
         return "one fixed model (in a list it would be treated as a training run that varies like the others)"
     return "one training run, assumed to vary like the others,"
@@ -135,4 +135,4 @@ def name_models(side: Trainings) -> str:
     names = list(dict.fromkeys(side.names))
     if len(side.names) == 1:
         return names[0]
-    return f"{len(side.names)} trainings, of {', '.join(names)}"
+    return f"{len(side.names)} training runs, of {', '.join(names)}"
