@@ -44,14 +44,19 @@ def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
                 raise _line_error(number, error, in_lines=True) from error
 
 
+def _skip_space(text: str, position: int) -> int:
+    """Return the position of the first character from `position` on that is not white space."""
+    return JSON_SPACE.match(text, position).end()  # type: ignore[union-attr]  # the pattern matches any text
+
+
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield the first line and the value of each element of a list, or of consecutive values."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
-    position = JSON_SPACE.match(text).end()  # type: ignore[union-attr]  # the pattern matches any text
+    position = _skip_space(text, 0)
     in_list = text.startswith("[", position)
     separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
     if in_list:
-        position = JSON_SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+        position = _skip_space(text, position + 1)
     if in_list and text.startswith("]", position):
         return
     number, counted = 1, 0

@@ -21,9 +21,16 @@ from attnmix.figures.mixing import MARKERS, MAX_TICKS, label_tokens, mask_few_te
 from attnmix.figures.tokens import TextLayers, short_part
 
 MAX_TOKENS = 48  # limited for readable token labels
-CELLS_LEFT, CELLS_WIDTH, CURVE_LEFT, CURVE_WIDTH = 0.85, 4.3, 5.3, 1.5  # inches
-ROW_HEIGHT, MIN_HEIGHT, MAX_HEIGHT = 0.17, 0.8, 2.4  # inches, of a layer and of a panel
-HEAD, PANEL_GAP, FOOT = 0.42, 0.2, 0.62  # inches; labels of tokens are added to the foot
+CELLS_LEFT = 0.85  # inches, like all lengths below
+CELLS_WIDTH = 4.3
+CURVE_LEFT = 5.3
+CURVE_WIDTH = 1.5
+ROW_HEIGHT = 0.17  # of a layer
+MIN_HEIGHT = 0.8  # of a panel
+MAX_HEIGHT = 2.4
+HEAD = 0.42
+PANEL_GAP = 0.2
+FOOT = 0.62  # without the labels of tokens
 NOT_EXCHANGED = "0.88"
 BAND = 0.25  # opacity
 
@@ -46,48 +53,73 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     means = exchange[is_mean & exchange["layer"].isin(text.layers)]
     part = short_part(text.tokens, MAX_TOKENS)
     labels = [text.labels[place] for place in part]
-    names = [name for name in CHECKPOINTS if name in set(rows["checkpoint"])]
-    longest_label = max(style.text_width(label, style.LABEL_SIZE) for label in labels) / 72
-    panel = float(np.clip(ROW_HEIGHT * len(text.layers), MIN_HEIGHT, MAX_HEIGHT))
-    foot = FOOT + longest_label
-    height = HEAD + len(names) * (panel + PANEL_GAP) - PANEL_GAP + foot
+    measured = set(rows["checkpoint"])
+    names = [name for name in CHECKPOINTS if name in measured]
+
+    label_widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]
+    longest_label = max(label_widths) / 72
+    panel_height = float(np.clip(ROW_HEIGHT * len(text.layers), MIN_HEIGHT, MAX_HEIGHT))
+    panels_height = len(names) * (panel_height + PANEL_GAP) - PANEL_GAP
+    height = HEAD + panels_height + (FOOT + longest_label)
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
     colors: Any = ScalarMappable(Normalize(0, 1), style.share_cmap())
-    shown_parts = []
+    has_unknown = False
     for number, name in enumerate(names):
         is_last = number == len(names) - 1
-        bottom = (height - HEAD - (number + 1) * panel - number * PANEL_GAP) / height
-        cells_box = (CELLS_LEFT / style.TWO_COLUMNS, bottom, CELLS_WIDTH / style.TWO_COLUMNS, panel / height)
-        curve_box = (CURVE_LEFT / style.TWO_COLUMNS, bottom, CURVE_WIDTH / style.TWO_COLUMNS, panel / height)
-        in_checkpoint = rows[rows["checkpoint"] == name]
-        table = in_checkpoint.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
-        shares_LT = table.to_numpy(float)
-        shown_parts.append(shares_LT[:, part])
-        cells = figure.add_axes(cells_box)
-        _draw_cells(cells, shown_parts[-1], text, colors)
+        bottom = height - HEAD - (number + 1) * panel_height - number * PANEL_GAP
+        shares_LT = _tabulate_shares(rows, name)
+        shown_LT = shares_LT[:, part]
+        has_unknown |= bool(np.isnan(shown_LT).any())
+
+        cells = _add_axes(figure, height, CELLS_LEFT, bottom, CELLS_WIDTH, panel_height)
+        _draw_cells(cells, shown_LT, text, colors)
         label_tokens(cells, labels if is_last else [], "x")
         cells.set_ylabel(f"{CHECKPOINTS[name]}\nLayer")
-        curve = figure.add_axes(curve_box, sharey=cells)
-        _draw_means(curve, means[means["checkpoint"] == name], shares_LT, text, name)
+
+        curve = _add_axes(figure, height, CURVE_LEFT, bottom, CURVE_WIDTH, panel_height, sharey=cells)
+        checkpoint_means = means[means["checkpoint"] == name]
+        _draw_means(curve, checkpoint_means, shares_LT, text, name)
         if not is_last:
             curve.tick_params("x", labelbottom=False)
     _add_scale(figure, colors, height)
-    _add_legend(figure, means, rows, has_unknown=bool(np.isnan(shown_parts).any()))
-    shown = "" if len(part) == len(text.tokens) else f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+    _add_legend(figure, means, rows, has_unknown=has_unknown)
+
+    shown = ""
+    if len(part) < len(text.tokens):
+        shown = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
     title = f"Own share of each token's vector after each layer{text.suffix}, {document}{shown}"
-    figure.text(CELLS_LEFT / style.TWO_COLUMNS, 1 - 0.1 / height, title, va="top", fontsize=8)
-    figure.text(CURVE_LEFT / style.TWO_COLUMNS, 1 - 0.1 / height, "Mean over tokens", va="top", fontsize=8)
+    top = 1 - 0.1 / height
+    figure.text(CELLS_LEFT / style.TWO_COLUMNS, top, title, va="top", fontsize=8)
+    figure.text(CURVE_LEFT / style.TWO_COLUMNS, top, "Mean over tokens", va="top", fontsize=8)
     return figure
+
+
+def _tabulate_shares(rows: pd.DataFrame, checkpoint: str) -> npt.NDArray[np.float64]:
+    """Return the own shares `[layers, tokens]` of a checkpoint; NaN for tokens that were not exchanged."""
+    of_checkpoint = rows[rows["checkpoint"] == checkpoint]
+    table = of_checkpoint.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
+    return table.to_numpy(float)
+
+
+def _add_axes(
+    figure: Figure, figure_height: float, left: float, bottom: float, width: float, height: float, **options: Any
+) -> Axes:
+    """Add axes to a figure of two columns; positions and sizes are in inches."""
+    figure_width = style.TWO_COLUMNS
+    box = (left / figure_width, bottom / figure_height, width / figure_width, height / figure_height)
+    return figure.add_axes(box, **options)
 
 
 def _draw_cells(axes: Axes, shares_LT: npt.NDArray[np.float64], text: TextLayers, colors: ScalarMappable) -> None:
     """Draw a cell per layer and token; cells of tokens that were not exchanged are grey."""
-    first, last = text.layers[0], text.layers[-1]
-    extent = (-0.5, shares_LT.shape[1] - 0.5, first - 0.5, last + 0.5)
+    layers = list(text.layers)
+    tokens = shares_LT.shape[1]
+    extent = (-0.5, tokens - 0.5, layers[0] - 0.5, layers[-1] + 0.5)
     shades: Any = {"cmap": colors.cmap, "norm": colors.norm}
     axes.imshow(shares_LT, aspect="auto", origin="lower", extent=extent, interpolation="none", **shades)
     axes.set_facecolor(NOT_EXCHANGED)
-    axes.set_yticks(list(text.layers)[:: -(-len(text.layers) // MAX_TICKS)])
+    step = -(-len(layers) // MAX_TICKS)
+    axes.set_yticks(layers[::step])
     axes.tick_params("y", length=0, pad=2)
     axes.spines[:].set_visible(False)
 
@@ -97,12 +129,14 @@ def _draw_means(
 ) -> None:
     """Draw the means over texts with their interval, and over the shown text's tokens, on the rows of the layers."""
     color, _ = CURVE_LOOKS[checkpoint]
-    low, high = (mask_few_texts(means, end) for end in ("ci_low", "ci_high"))
+    low = mask_few_texts(means, "ci_low")
+    high = mask_few_texts(means, "ci_high")
     axes.fill_betweenx(means["layer"], low, high, color=color, alpha=BAND, linewidth=0)
     axes.plot(means["mean"], means["layer"], color=color, marker=MARKERS[checkpoint], clip_on=False)
     is_known_L = np.isfinite(shares_LT).any(axis=1)
-    layers_L = np.array(text.layers)[is_known_L]
-    axes.plot(np.nanmean(shares_LT[is_known_L], axis=1), layers_L, color="black", marker="|", linestyle="none")
+    known_layers = np.array(text.layers)[is_known_L]
+    text_means = np.nanmean(shares_LT[is_known_L], axis=1)
+    axes.plot(text_means, known_layers, color="black", marker="|", linestyle="none")
     if len(means):
         last = means.iloc[-1]
         place = (last["mean"], last["layer"])
@@ -114,8 +148,8 @@ def _draw_means(
 
 def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
     """Add the colour scale of all cells, at the bottom left."""
-    box = figure.add_axes((CELLS_LEFT / style.TWO_COLUMNS, 0.34 / height, 1.3 / style.TWO_COLUMNS, 0.08 / height))
-    bar = figure.colorbar(colors, cax=box, orientation="horizontal", ticks=[0, 1])
+    axes = _add_axes(figure, height, CELLS_LEFT, 0.34, 1.3, 0.08)
+    bar = figure.colorbar(colors, cax=axes, orientation="horizontal", ticks=[0, 1])
     bar.ax.set_xticklabels(["0 %", "100 %"])
     bar.ax.tick_params(labelsize=6, length=0, pad=2)
     bar.set_label("own share", fontsize=7, labelpad=-6)

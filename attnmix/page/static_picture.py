@@ -41,7 +41,7 @@ MIN_CELL_WIDTH = 15
 MAX_CELL_WIDTH = 120
 MIN_ROW_HEIGHT = 9  # including the gap
 MAX_ROW_HEIGHT = 30
-ROWS_HEIGHT = 304  # of all rows together
+ROWS_HEIGHT = 304  # total height of the rows
 GAP = 0.28  # fraction of a row
 TITLE_HEIGHT = 24
 TITLE_BASELINE = 15  # below the top of a block
@@ -347,23 +347,18 @@ def _draw_scale(block: Block) -> str:
 
 def _label_scale(block: Block) -> str:
     """Return the labels of the scale below its ends."""
-    baseline = block.rows_bottom + 10
-    start = _format_element(
-        "text",
-        "0%",
-        x=block.scale_x(0),
-        y=baseline,
-        fill_opacity="0.7",
-    )
-    end = _format_element(
-        "text",
-        "100%",
-        x=block.scale_x(1),
-        y=baseline,
-        text_anchor="end",
-        fill_opacity="0.7",
-    )
-    return start + end
+    labels = []
+    for share, anchor in ((0, {}), (1, {"text_anchor": "end"})):
+        label = _format_element(
+            "text",
+            f"{share:.0%}",
+            x=block.scale_x(share),
+            y=block.rows_bottom + 10,
+            **anchor,
+            fill_opacity="0.7",
+        )
+        labels.append(label)
+    return "".join(labels)
 
 
 def _draw_corpus_means(
