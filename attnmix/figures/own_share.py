@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 from attnmix.core.names import ALL_DONORS, OWN_SHARE
 from attnmix.figures import style
 from attnmix.figures.labels import CHECKPOINTS, CURVE_LOOKS
-from attnmix.figures.mixing import MARKERS, MAX_TICKS, label_tokens, mask_few_texts
+from attnmix.figures.mixing import MARKERS, MAX_TICKS, mask_few_texts
+from attnmix.figures.text_mixing import label_tokens
 from attnmix.figures.tokens import TextLayers, short_part
 
 MAX_TOKENS = 48  # limited for readable token labels
