@@ -471,8 +471,10 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
     largest = _largest_change(run)
     if largest is None:
         return []
-    is_contrast = (controls["control"] == VALUE_CONTROL) & (controls["checkpoint"] == "difference")
-    contrasts = controls[is_contrast & (controls["layer"] == largest["layer"])]
+    is_value_control = controls["control"] == VALUE_CONTROL
+    is_difference = controls["checkpoint"] == "difference"
+    is_layer = controls["layer"] == largest["layer"]
+    contrasts = controls[is_value_control & is_difference & is_layer]
     if contrasts.empty or contrasts["ratio_minus_control_low"].isna().any():
         return []
     contrast = contrasts.iloc[0]
@@ -482,40 +484,53 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
         contrast["documents"],
         wording_of(run).texts,
     )
-    reason = why_no_verdict(*ends)
-    return [
+    sentence = (
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
         f"{points(contrast['ratio_minus_control'])} percentage points ({interval_text(*ends)})"
-        f"{f'; it is inconclusive, as {reason}' if reason else ''}."
-    ]
+    )
+    reason = why_no_verdict(*ends)
+    if reason:
+        sentence = f"{sentence}; it is inconclusive, as {reason}"
+    return [f"{sentence}."]
 
 
 def derivatives(run: Results) -> list[str]:
     """Return the changes of derivatives in the layer of the largest change of the ratio; empty without derivatives."""
-    table, changes = run.table("measure/derivatives"), _changes(run)
-    rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
+    table = run.table("measure/derivatives")
+    changes = _changes(run)
+    is_level = table["quantity"] == "level"
+    is_difference = table["checkpoint"] == "difference"
+    rows = table[is_level & is_difference]
     if changes.empty or rows.empty:
         return []
+    layer = changes["layer"].max()
     largest = _largest_change(run)
-    layer = changes["layer"].max() if largest is None else largest["layer"]
-    rows = rows[(rows["reference"] == "layer_input") & (rows["layer"] == layer)].set_index("method")
-    levels = [(condition, rows.loc[form]) for form, condition in DERIVATIVE_FORMS.items()]
+    if largest is not None:
+        layer = largest["layer"]
+    is_within_layer = (rows["reference"] == "layer_input") & (rows["layer"] == layer)
+    rows = rows[is_within_layer].set_index("method")
     noun = wording_of(run).texts
     dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     documents = rows["documents"].max()
-    if documents < MIN_SIMULTANEOUS:
-        clauses = [f"by {points(row['mean'])} percentage points {condition}" for condition, row in levels]
-        sentence = f"By fine-tuning, {dependence} changes {', '.join(clauses[:-1])}, and {clauses[-1]}."
-        return [f"{sentence} {_sentence(why_no_verdict(np.nan, np.nan, documents, noun))}"]
+    has_verdicts = documents >= MIN_SIMULTANEOUS
     clauses = []
-    for condition, row in levels:
-        ends = (row["ci_low"], row["ci_high"], row["documents"])
-        numbers = f"{points(row['mean'])} percentage points, {interval_text(*ends, noun)}"
-        clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
-    return [f"By fine-tuning, {dependence} {', '.join(clauses[:-1])}, and {clauses[-1]}."]
+    for form, condition in DERIVATIVE_FORMS.items():
+        row = rows.loc[form]
+        change = f"{points(row['mean'])} percentage points"
+        if has_verdicts:
+            ends = (row["ci_low"], row["ci_high"], row["documents"])
+            numbers = f"{change}, {interval_text(*ends, noun)}"
+            clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
+        else:
+            clauses.append(f"by {change} {condition}")
+    joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."
+    if has_verdicts:
+        return [f"By fine-tuning, {dependence} {joined}"]
+    reason = why_no_verdict(np.nan, np.nan, documents, noun)
+    return [f"By fine-tuning, {dependence} changes {joined} {_make_sentence(reason)}"]
 
 
-def _sentence(text: str) -> str:
+def _make_sentence(text: str) -> str:
     """Return a text with an upper-case first letter and a full stop."""
     first = text[0].upper()
     return f"{first}{text[1:]}."
@@ -539,7 +554,9 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     """Return limitations of the findings; `intervals` is a sentence on the scope of their intervals."""
     cautions = []
     if not subject.finetuned:
-        base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
+        base = "the same model, so no change is one"
+        if subject.base:
+            base = f"{subject.base}, which it need not come from"
         cautions.append(
             f"No model was fine-tuned (finetune.epochs: 0): fine-tuned denotes {subject.model} without changes, "
             f"pretrained denotes {base}."
@@ -563,9 +580,12 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
 
 
 def _has_rollouts(run: Results) -> bool:
+    curves, _ = run.mixing
+    checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():
-        for checkpoint in run.mixing[0]["checkpoint"].unique():
-            if any(name in ROLLOUTS for name in run.matrices(checkpoint, document)):
+        for checkpoint in checkpoints:
+            matrices = run.matrices(checkpoint, document)
+            if any(name in ROLLOUTS for name in matrices):
                 return True
     return False
 
@@ -573,8 +593,9 @@ def _has_rollouts(run: Results) -> bool:
 def _agreement(run: Results) -> str:
     """Return the rank correlation of the preferred ratio with derivatives; an empty string without derivatives."""
     table = run.table("measure/derivatives")
-    is_agreement = (table["quantity"] == "agreement") & (table["reference"] == "layer_input")
-    rows = table[is_agreement].dropna(subset="mean")
+    is_agreement = table["quantity"] == "agreement"
+    is_within_layer = table["reference"] == "layer_input"
+    rows = table[is_agreement & is_within_layer].dropna(subset="mean")
     if rows.empty:
         return ""
     most, least = most_and_least(rows)
