@@ -124,9 +124,10 @@ def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
     """Raise `InputError` if an edited tensor has another shape, dtype or device than the given one."""
     if not isinstance(edited, Tensor):
         returned = type(edited).__name__
-    elif _can_broadcast(edited, given) and edited.dtype == given.dtype and edited.device == given.device:
-        return
     else:
+        has_same_type = edited.dtype == given.dtype and edited.device == given.device
+        if has_same_type and _can_broadcast(edited, given):
+            return
         returned = _describe(edited)
     raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_describe(given)}")
 
@@ -148,14 +149,20 @@ class Positions:
             if has_negative or given.step == 0:
                 raise InputError(f"{argument}: {given}; allowed: positions from 0 on")
             return cls(argument, given)
-        mask = torch.as_tensor(given) if hasattr(given, "dtype") else torch.empty(0)
-        if mask.dtype != torch.bool:
-            return cls(argument, whole_numbers(argument, given))
+        if hasattr(given, "dtype"):
+            mask = torch.as_tensor(given)
+            if mask.dtype == torch.bool:
+                return cls._from_mask(argument, mask)
+        return cls(argument, whole_numbers(argument, given))
+
+    @classmethod
+    def _from_mask(cls, argument: str, mask: Tensor) -> Positions:
+        """Return the positions in a mask over all tokens."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
             raise InputError(f"{argument}: a mask of shape {shape}; allowed: one token or more of `[tokens]`")
-        numbers = mask.nonzero()[:, 0].tolist()
-        return cls(argument, tuple(numbers), len(mask))
+        numbers = mask.nonzero()[:, 0]
+        return cls(argument, tuple(numbers.tolist()), len(mask))
 
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions, on the CPU; raise `InputError` for positions beyond the end of the text."""
@@ -209,10 +216,11 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
         heads_of_layer = heads_by_layer[call.layer]
         head_count = call.value.shape[1]
         check_range("without_heads: head", heads_of_layer, range(head_count), f" in layer {call.layer}")
-        is_ablated = torch.zeros(head_count, dtype=torch.bool)
-        is_ablated[list(heads_of_layer)] = True
-        is_ablated_H11 = is_ablated.to(call.value.device)[:, None, None]
-        return call.weights, call.value.masked_fill(is_ablated_H11, 0)
+        is_ablated_H = torch.zeros(head_count, dtype=torch.bool)
+        is_ablated_H[list(heads_of_layer)] = True
+        is_ablated_H = is_ablated_H.to(call.value.device)
+        value = call.value.masked_fill(is_ablated_H[:, None, None], 0)
+        return call.weights, value
 
     return LayerEdit("without_heads", tuple(heads_by_layer), change)
 
@@ -239,13 +247,15 @@ def without_edges(
         first = call.first_row
         last = first + queries
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
-        target_rows = rows.in_texts(call)[:, None]
+        target_rows = rows.in_texts(call)
         source_columns = columns.in_texts(call)
-        is_cut[target_rows, source_columns] = True
+        is_cut[target_rows[:, None], source_columns] = True
         is_cut_in_call = is_cut[first:last].to(call.weights.device)
         if queries == keys:  # With a cache, the cut edges may belong to earlier queries.
-            _check_edges(call, is_cut_in_call, named=layers is not None)
-        return call.weights.masked_fill(is_cut_in_call, 0), call.value
+            is_named = layers is not None
+            _check_edges(call, is_cut_in_call, named=is_named)
+        weights = call.weights.masked_fill(is_cut_in_call, 0)
+        return weights, call.value
 
     return LayerEdit("without_edges", _read_layers("without_edges", layers), change)
 
@@ -269,8 +279,8 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
     contributed which value.
     """
     mask_BT = torch.as_tensor(attention_mask)
-    has_valid_entries = ((mask_BT == 0) | (mask_BT == 1)).all()
-    if mask_BT.ndim != 2 or not has_valid_entries or not mask_BT.any(-1).all():
+    is_valid = (mask_BT == 0) | (mask_BT == 1)
+    if mask_BT.ndim != 2 or not is_valid.all() or not mask_BT.any(-1).all():
         allowed = "`[texts, tokens]` of 1 and, for padding, 0, a token or more in each text"
         raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
@@ -282,8 +292,10 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
             allowed = f"[{texts}, {tokens}] in layer {call.layer}"
             raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
         mask_B1T1 = mask_BT.to(value)[:, None, :, None]
-        sums = (value * mask_B1T1).sum(-2, keepdim=True)
-        means = sums / mask_B1T1.sum(-2, keepdim=True)
+        masked_value = value * mask_B1T1
+        sums = masked_value.sum(-2, keepdim=True)
+        lengths = mask_B1T1.sum(-2, keepdim=True)
+        means = sums / lengths
         return call.weights, means.expand_as(value)
 
     return LayerEdit("text_mean_values", _read_layers("text_mean_values", layers), change)
@@ -307,7 +319,8 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
             shape = list(replacement.shape)
             allowed = f"{list(value.shape)} ([texts, heads, tokens, head width]), or 1 in its place"
             raise InputError(f"replaced_values: layer {call.layer}: shape {shape}; allowed: {allowed}")
-        return call.weights, replacement.to(value).expand_as(value)
+        replacement = replacement.to(value)
+        return call.weights, replacement.expand_as(value)
 
     return LayerEdit("replaced_values", tuple(by_layer), change)
 
@@ -321,10 +334,13 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+        function = by_layer[call.layer]
         concatenated = call.value.transpose(1, 2).flatten(-2)
-        mapped = by_layer[call.layer](concatenated)
+        mapped = function(concatenated)
         if not isinstance(mapped, Tensor) or mapped.shape != concatenated.shape:
-            returned = f"shape {list(mapped.shape)}" if isinstance(mapped, Tensor) else type(mapped).__name__
+            returned = type(mapped).__name__
+            if isinstance(mapped, Tensor):
+                returned = f"shape {list(mapped.shape)}"
             allowed = f"{list(concatenated.shape)}, as it was given"
             raise InputError(f"mapped_values: layer {call.layer}: its map returned {returned}; allowed: {allowed}")
         heads = call.value.shape[1]
@@ -357,9 +373,11 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
 
 def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
     """Return a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
-    if not isinstance(given, Mapping) or not given:
-        named = "an empty dictionary" if isinstance(given, Mapping) else type(given).__name__
-        raise InputError(f"{maker}: {named}; allowed: a dictionary by layer, of one layer or more")
+    allowed = "a dictionary by layer, of one layer or more"
+    if not isinstance(given, Mapping):
+        raise InputError(f"{maker}: {type(given).__name__}; allowed: {allowed}")
+    if not given:
+        raise InputError(f"{maker}: an empty dictionary; allowed: {allowed}")
     by_layer = {}
     for layer, value in given.items():
         number = whole_number(f"{maker}: layer", layer)
@@ -402,9 +420,11 @@ class Eraser:
         if vectors.ndim < 1 or vectors.shape[-1] != width:
             raise InputError(f"Eraser: vectors of shape {list(vectors.shape)}; allowed: {width} in the last dimension")
         exact = _convert_to_float64(vectors)
-        centred = exact - self.mean_D.to(exact)
-        coordinates = centred @ self.readout_DK.to(exact)
-        erased = coordinates @ self.directions_KD.to(exact)
+        mean_D = self.mean_D.to(exact)
+        readout_DK = self.readout_DK.to(exact)
+        directions_KD = self.directions_KD.to(exact)
+        coordinates = (exact - mean_D) @ readout_DK
+        erased = coordinates @ directions_KD
         return vectors - erased.to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
@@ -426,20 +446,23 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     if classes_N.shape != exact_ND.shape[:1]:
         shape = list(classes_N.shape)
         raise InputError(f"class_eraser: classes of shape {shape}; allowed: [{len(exact_ND)}], one for each vector")
-    names = classes_N.unique()
-    if len(names) < 2:
+    names_K = classes_N.unique()
+    if len(names_K) < 2:
         raise InputError("class_eraser: vectors of a single class; allowed: two classes or more")
-    onehot_NK = (classes_N[:, None] == names).to(exact_ND)
+    is_class_NK = classes_N[:, None] == names_K
+    onehot_NK = is_class_NK.to(exact_ND)
     centred_onehot_NK = onehot_NK - onehot_NK.mean(0)
     mean_D = exact_ND.mean(0)
     centred_ND = exact_ND - mean_D
     whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)
     covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
     columns_DK = whitening_DD @ covariance_DK
-    sizes_K, vectors_KK = torch.linalg.eigh(columns_DK.T @ columns_DK)
+    products_KK = columns_DK.T @ columns_DK
+    sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
     is_kept_K = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
     lengths_R = sizes_K[is_kept_K].sqrt()
-    basis_DR = columns_DK @ vectors_KK[:, is_kept_K] / lengths_R
+    kept_vectors_KR = vectors_KK[:, is_kept_K]
+    basis_DR = columns_DK @ kept_vectors_KR / lengths_R
     return Eraser(
         mean_D=mean_D,
         readout_DK=whitening_DD @ basis_DR,
@@ -465,18 +488,19 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
     basis_DR = vectors_DD[:, is_kept_D].flip(-1)
     if seed is not None:
-        generator = torch.Generator().manual_seed(whole_number("remaining_eraser: seed", seed))
-        rank = basis_DR.shape[1]
-        random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
-        rotation_RR = torch.linalg.qr(random_RR).Q
+        seed = whole_number("remaining_eraser: seed", seed)
+        rotation_RR = _draw_rotation(basis_DR.shape[1], seed)
         basis_DR = basis_DR @ rotation_RR.to(exact_ND)
-    variance_R = (remaining_ND @ basis_DR).square().mean(0)
+    coordinates_NR = remaining_ND @ basis_DR
+    variance_R = coordinates_NR.square().mean(0)
     erased_ND = exact_ND - mean_D - remaining_ND
     erased_variance = erased_ND.square().mean(0).sum()
     variance_before_R = variance_R.cumsum(0) - variance_R
     missing_R = erased_variance - variance_before_R
-    factor_R = (missing_R / variance_R).clamp(0, 1).sqrt()
-    readout_DR = basis_DR - readout_DK @ (directions_KD @ basis_DR)
+    share_R = (missing_R / variance_R).clamp(0, 1)
+    factor_R = share_R.sqrt()
+    erased_basis_KR = directions_KD @ basis_DR
+    readout_DR = basis_DR - readout_DK @ erased_basis_KR
     scaled_DR = readout_DR * factor_R
     is_erased_R = factor_R > 0
     return Eraser(
@@ -486,22 +510,34 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     )
 
 
+def _draw_rotation(rank: int, seed: int) -> Tensor:
+    """Return a random orthogonal matrix `[R, R]`."""
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(random_RR).Q
+
+
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
     """Return vectors in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
-    if not isinstance(vectors_ND, Tensor) or vectors_ND.ndim != 2 or not vectors_ND.numel():
-        given = list(vectors_ND.shape) if isinstance(vectors_ND, Tensor) else type(vectors_ND).__name__
-        raise InputError(f"{maker}: vectors: {given}; allowed: a tensor `[vectors, width]`")
-    infinite = (~vectors_ND.isfinite()).any(-1).nonzero()
-    if len(infinite):
-        problem = f"row {int(infinite[0])} holds NaN or an infinite number"
+    allowed = "a tensor `[vectors, width]`"
+    if not isinstance(vectors_ND, Tensor):
+        raise InputError(f"{maker}: vectors: {type(vectors_ND).__name__}; allowed: {allowed}")
+    if vectors_ND.ndim != 2 or not vectors_ND.numel():
+        raise InputError(f"{maker}: vectors: {list(vectors_ND.shape)}; allowed: {allowed}")
+    is_finite_N = vectors_ND.isfinite().all(-1)
+    infinite_rows = (~is_finite_N).nonzero()
+    if len(infinite_rows):
+        problem = f"row {int(infinite_rows[0])} holds NaN or an infinite number"
         raise InputError(f"{maker}: vectors: {problem}; allowed: finite ones")
     return _convert_to_float64(vectors_ND)
 
 
 def _convert_to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on its device or, if the device does not support float64, on the CPU."""
-    device = tensor.device if tensor.device.type in FLOAT64_DEVICES else torch.device("cpu")
-    return tensor.to(device).double()
+    if tensor.device.type not in FLOAT64_DEVICES:
+        tensor = tensor.cpu()
+    return tensor.double()
 
 
 def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -538,8 +574,12 @@ def edited_attention(
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):
         counts = layer_counts(network.base_model)
-        note = f", the decoder's from {counts[0] + 1} on" if len(counts) > 1 else ""
-        edit.check_layers(range(1, sum(counts) + 1), note)
+        layers = range(1, sum(counts) + 1)
+        note = ""
+        if len(counts) > 1:
+            first_decoder_layer = counts[0] + 1
+            note = f", the decoder's from {first_decoder_layer} on"
+        edit.check_layers(layers, note)
 
     def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
         return _apply(edit, EditedCall(layer, weights, value, first_query))

@@ -20,17 +20,10 @@ from attnmix.core.names import ONE_PLANE
 from attnmix.core.settings import DatasetParameters, ModelParameters, RenderParameters
 from attnmix.core.store.runs import Run
 from attnmix.figures.maps import draw_atlas, draw_joint, first_text, write_animation, write_joint_pages
-from attnmix.figures.mixing import (
-    draw_by_layer,
-    draw_controls,
-    draw_matrices,
-    draw_own_share,
-    draw_reviews,
-    draw_steps,
-    draw_strips,
-)
+from attnmix.figures.mixing import draw_by_layer, draw_controls, draw_own_share, draw_reviews, draw_steps
 from attnmix.figures.own_share import draw_main
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
+from attnmix.figures.text_mixing import draw_matrices, draw_strips
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page

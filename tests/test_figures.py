@@ -24,9 +24,10 @@ from attnmix.core.store.runs import Run
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS
 from attnmix.figures.maps import TRACK_COLOURS, draw_atlas, draw_joint, write_animation, write_joint_pages
-from attnmix.figures.mixing import draw_controls, draw_matrices, draw_own_share, draw_reviews, draw_strips
+from attnmix.figures.mixing import draw_controls, draw_own_share, draw_reviews
 from attnmix.figures.own_share import draw_main
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
+from attnmix.figures.text_mixing import draw_matrices, draw_strips
 from attnmix.figures.tokens import (
     CapturedTexts,
     DisplayToken,

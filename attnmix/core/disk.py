@@ -18,15 +18,18 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
-    if size - _size(folder) > free:
+    missing = size - _measure_size(folder)
+    if missing > free:
         need = f"{demand} {size / 1e9:.3g} GB of disk, and {free / 1e9:.3g} GB are free at {existing}"
         raise InputError(f"{need}; to need less, reduce {parameters}")
 
 
 def check_writable(folder: Path) -> Path:
     """Return `folder` or its nearest existing parent; raise `InputError` if this folder is not writable."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
     return existing
 
@@ -44,19 +47,24 @@ def check_new_file(key: str, path: Path) -> None:
 
 def check_new_folder(key: str, folder: Path) -> None:
     """Raise `InputError` if `folder`, set by `key`, is a file, is not empty, or cannot be created."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    has_content = folder.is_dir() and any(folder.iterdir())
+    if folder.is_file() or has_content:
         raise InputError(f"{key}: {folder} exists; allowed: a folder that is new or empty")
     _check_writable_by_key(key, folder)
 
 
 def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
     """Raise `InputError` if `folder`, set by `key`, is a file or contains a name that matches none of `patterns`."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
-    if foreign or folder.is_file():
-        cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
-        allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
-        raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
+    allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
+    if folder.is_file():
+        raise InputError(f"{key}: {folder} is a file; allowed: {allowed}")
+    if folder.is_dir():
+        names = sorted(path.name for path in folder.iterdir())
+        for name in names:
+            is_known = any(fnmatchcase(name, pattern) for pattern in patterns)
+            if not is_known:
+                cause = f"holds {name}, which is not from an earlier run"
+                raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
     _check_writable_by_key(key, folder)
 
 
@@ -67,12 +75,14 @@ def _check_writable_by_key(key: str, folder: Path) -> None:
         raise InputError(f"{key}: {error}") from None
 
 
-def _size(folder: Path) -> int:
+def _measure_size(folder: Path) -> int:
+    """Return the size of all files in a folder, in bytes."""
     size = 0
-    for root, _, files in os.walk(folder):  # os.walk skips folders renamed by another process
-        for name in files:
+    for root, _, names in os.walk(folder):  # os.walk skips folders renamed by another process
+        for name in names:
+            file = Path(root, name)
             with suppress(FileNotFoundError):
-                size += Path(root, name).stat().st_size
+                size += file.stat().st_size
     return size
 
 
@@ -91,6 +101,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def remove_empty(folder: Path) -> None:
     """Remove empty unfinished folders of a stage, and their parent for all stages if it is empty."""
-    for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
+    folders = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+    for path in [*folders, folder.parent]:
         with suppress(OSError):  # not empty
-            Path(path).rmdir()
+            path.rmdir()

@@ -66,7 +66,8 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     if all(map(_is_id, values)):
         if not _may_be_ids(given):
             raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
-        return [TokenIds(list(map(int, values)))]
+        ids = [int(value) for value in values]
+        return [TokenIds(ids)]
     items: list[Item] = []
     for number, value in enumerate(values):
         item = read_item(value, f"{key}: number {number}")
@@ -95,7 +96,8 @@ def read_item(value: Any, key: str) -> Item:
         raise InputError(f"{key} is missing ({value}); {CALLS}")
     if not isinstance(value, list | tuple):
         raise InputError(f"{key} is {_describe_value(value)}; {CALLS}")
-    return _read_parts([_convert_to_list(part) for part in value], key)
+    parts = [_convert_to_list(part) for part in value]
+    return _read_parts(parts, key)
 
 
 def _read_parts(parts: list[Any], key: str) -> Item:
@@ -105,12 +107,13 @@ def _read_parts(parts: list[Any], key: str) -> Item:
     if not parts:
         raise InputError(f"{key} is empty; {CALLS}")
     if all(map(_is_id, parts)):
-        return TokenIds(list(map(int, parts)))
-    others = [part for part in parts if not isinstance(part, str)]
-    if others:
-        other = others[0]
-        problem = f"a missing value ({other})" if _is_missing(other) else _describe_value(other)
-        raise InputError(f"{key} holds {problem}; {CALLS}")
+        ids = [int(part) for part in parts]
+        return TokenIds(ids)
+    for part in parts:
+        if _is_missing(part):
+            raise InputError(f"{key} holds a missing value ({part}); {CALLS}")
+        if not isinstance(part, str):
+            raise InputError(f"{key} holds {_describe_value(part)}; {CALLS}")
     if len(parts) != 2:
         number = "1 text" if len(parts) == 1 else f"{len(parts)} texts"
         raise InputError(f"{key} is a list of {number}; a pair has two; {CALLS}")
@@ -178,9 +181,11 @@ def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     encodings = []
     for number, ids in enumerate(rows):
         where = f"{key}: number {number}" if len(rows) > 1 else key
-        encoding = TokenIds(ids, None if types is None else types[number])
-        mask = None if masks is None else masks[number]
-        encodings.append(_apply_mask(encoding, mask, where))
+        types_of_text = None if types is None else types[number]
+        encoding = TokenIds(ids, types_of_text)
+        if masks is not None:
+            encoding = _apply_mask(encoding, masks[number], where)
+        encodings.append(encoding)
     return encodings
 
 
@@ -191,7 +196,9 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
         items = [items]  # one text
     rows = []
     for number, item in enumerate(items):
-        row: list[Any] = _list_items(item) if isinstance(item, Sequence) else [None]
+        row: list[Any] = [None]
+        if isinstance(item, Sequence):
+            row = _list_items(item)
         if not all(map(_is_number, row)):
             raise InputError(f"{key}, number {number}: not whole numbers; allowed: the output of tokenizer(...)")
         rows.append([int(entry) for entry in row])
@@ -205,10 +212,8 @@ def _list_items(value: Any) -> list[Any]:
     return [_convert_to_list(item) for item in value]
 
 
-def _apply_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
+def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
     """Return the token IDs with mask 1, which must be contiguous."""
-    if mask is None:
-        return encoding
     others = set(mask) - {0, 1}
     if others:
         raise InputError(f"{key}: {MASK} holds {min(others)}; allowed: 0 and 1")
@@ -220,19 +225,27 @@ def _apply_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenId
     if len(kept) < last - first + 1:
         raise InputError(f"{key}: {MASK} leaves out tokens between others; allowed: padding before and behind a text")
     part = slice(first, last + 1)
-    types = encoding.types and encoding.types[part]
+    types = encoding.types
+    if types:
+        types = types[part]
     return TokenIds(encoding.ids[part], types, masked=True)
 
 
 def _column_names(given: Any) -> list[str]:
-    """Return the keys or column names of a mapping, data frame or data set; empty for other objects."""
+    """Return the keys or column names of a mapping, data frame or data set; empty for other objects.
+
+    A mapping or table without columns has the single name "".
+    """
+    names: Any = None
     if isinstance(given, Mapping):
-        return list(map(str, given)) or [""]
-    for attribute in ("column_names", "columns"):  # data sets and pyarrow tables; data frames
-        names = getattr(given, attribute, None)
-        if names is not None:
-            return list(map(str, names)) or [""]
-    return []
+        names = given
+    elif getattr(given, "column_names", None) is not None:  # data sets and pyarrow tables
+        names = given.column_names
+    elif getattr(given, "columns", None) is not None:  # data frames
+        names = given.columns
+    if names is None:
+        return []
+    return [str(name) for name in names] or [""]
 
 
 def _describe_table(given: Any, names: Sequence[str]) -> str:
@@ -266,12 +279,16 @@ def _find_text_column(given: Any) -> str | None:
     best = None
     best_size = (0.0, 0.0)
     for key in keys:
-        name = json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
+        name = repr(key)
+        if isinstance(key, str):
+            name = json.dumps(key, ensure_ascii=False)
         selection = f"[{name}]"
         values = _select_column(given, key)
         if _column_names(values):  # a split
             inner = _find_text_column(values)
-            return None if inner is None else selection + inner
+            if inner is None:
+                return None
+            return selection + inner
         size = _measure_texts(values)
         if size > best_size:
             best = selection
@@ -286,7 +303,9 @@ def _select_column(given: Any, key: Any) -> Any:
     except Exception:  # each table library raises its own exceptions
         return None
     dimensions = getattr(column, "ndim", 1)
-    return column if dimensions == 1 else None
+    if dimensions != 1:
+        return None
+    return column
 
 
 def _measure_texts(values: Any) -> tuple[float, float]:
@@ -314,13 +333,16 @@ def _is_id(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Return True for an integer, including bool and integral float values, which occur in masks."""
-    return isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, Integral)
 
 
 def _is_missing(value: Any) -> bool:
     """Return True for None, NaN, and pandas' missing values."""
-    is_nan = isinstance(value, float) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+    if isinstance(value, float):
+        return value != value  # NaN
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _may_be_ids(given: Any) -> bool:

@@ -22,8 +22,11 @@ def display_name(source: str) -> str:
 
 def read_name(name: object) -> str:
     """Return a user-defined display name; raise `InputError` if a table cannot show it."""
-    if isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= MAX_VALUE:
-        return name
+    if isinstance(name, str):
+        has_text = name.strip() != ""
+        fits = len(name) <= MAX_VALUE
+        if has_text and fits and name.isprintable():
+            return name
     raise InputError(f"name: {shorten(repr(name))}; allowed: a text in one line, 1 to {MAX_VALUE} characters")
 
 
@@ -44,34 +47,43 @@ def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Se
         >>> distinct_names([0, 1], ["run", "run"], ["", ""])
         ['run (1)', 'run (2)']
     """
-    place_of: dict[Hashable, int] = {}
-    for place, model in enumerate(models):
-        place_of.setdefault(model, place)
-    places = list(place_of.values())
-    labels = {place: names[place] for place in places}
-    for shared in _repeated(labels.values()):
-        alike = [place for place in places if names[place] == shared]
-        labels.update(_with_parents(shared, {place: sources[place] for place in alike}))
-    for shared in _repeated(labels.values()):
-        alike = [place for place in places if labels[place] == shared]
-        labels.update({place: f"{shared} ({number})" for number, place in enumerate(alike, start=1)})
-    return [labels[place_of[model]] for model in models]
+    name_by_model: dict[Hashable, str] = {}
+    source_by_model: dict[Hashable, str] = {}
+    for model, name, source in zip(models, names, sources, strict=True):
+        name_by_model.setdefault(model, name)
+        source_by_model.setdefault(model, source)
+    labels = dict(name_by_model)
+    for shared in _find_repeated(name_by_model.values()):
+        sources_of_name = {}
+        for model, name in name_by_model.items():
+            if name == shared:
+                sources_of_name[model] = source_by_model[model]
+        longer_labels = _prefix_with_parents(shared, sources_of_name)
+        labels.update(longer_labels)
+    for shared in _find_repeated(labels.values()):
+        models_of_name = [model for model, label in labels.items() if label == shared]
+        for number, model in enumerate(models_of_name, start=1):
+            labels[model] = f"{shared} ({number})"
+    return [labels[model] for model in models]
 
 
-def _repeated(labels: Iterable[str]) -> list[str]:
-    return [label for label, number in Counter(labels).items() if number > 1]
+def _find_repeated(labels: Iterable[str]) -> list[str]:
+    """Return the labels that occur several times."""
+    counts = Counter(labels)
+    return [label for label, number in counts.items() if number > 1]
 
 
-def _with_parents(shared: str, sources: dict[int, str]) -> dict[int, str]:
+def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
     """Return the shared name prefixed with the fewest parent folders that distinguish the most sources."""
     best = dict.fromkeys(sources, shared)
     depth = max(len(_parts(source)) for source in sources.values())
     for number in range(2, depth + 1):
         longer = {}
-        for place, source in sources.items():
+        for model, source in sources.items():
             is_named_by_source = display_name(source) == shared
-            longer[place] = _last_parts(source, number) if is_named_by_source else shared
-        if len(set(longer.values())) > len(set(best.values())):
+            longer[model] = _last_parts(source, number) if is_named_by_source else shared
+        distinct_labels = len(set(longer.values()))
+        if distinct_labels > len(set(best.values())):
             best = longer
     return best
 
@@ -84,8 +96,11 @@ def _last_parts(source: str, number: int) -> str:
 def _parts(source: str) -> list[str]:
     """Return the parts of a folder or hub identifier without its root, or the name of a package."""
     if "://" in source:
-        return [source.partition("://")[2].partition("/")[0]]
+        _, _, location = source.partition("://")
+        package, _, _ = location.partition("/")
+        return [package]
     path = Path(source)
     if path.name in ("", ".."):  # for example "." and "runs/.."
         path = path.resolve()
-    return [part for part in path.parts if part != path.anchor] or [source]
+    parts = [part for part in path.parts if part != path.anchor]
+    return parts or [source]

@@ -9,7 +9,10 @@ from attnmix.core.errors import InputError
 
 def whole_number(argument: str, given: Any) -> int:
     """Return an integer; raise `InputError` for any other value, including bools and floats."""
-    number = given.item() if hasattr(given, "item") and getattr(given, "ndim", 1) == 0 else given
+    number = given
+    is_scalar_array = getattr(given, "ndim", None) == 0  # of NumPy or torch
+    if is_scalar_array and hasattr(given, "item"):
+        number = given.item()
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise InputError(f"{argument}: {number!r}; allowed: whole numbers")
     return int(number)
@@ -28,6 +31,7 @@ def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
 
 def check_range(place: str, numbers: Iterable[int], allowed: range, note: str = "") -> None:
     """Raise `InputError` for `numbers` outside `allowed`; its message begins with `place` and ends with `note`."""
-    wrong = ", ".join(str(number) for number in numbers if number not in allowed)
+    wrong = [str(number) for number in numbers if number not in allowed]
     if wrong:
-        raise InputError(f"{place} {wrong}; allowed: {allowed.start} to {allowed.stop - 1}{note}")
+        last = allowed.stop - 1
+        raise InputError(f"{place} {', '.join(wrong)}; allowed: {allowed.start} to {last}{note}")

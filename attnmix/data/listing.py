@@ -94,13 +94,8 @@ def is_description(name: str) -> bool:
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
     """Return the data files among the files `names`; `descriptions` are the files that satisfy `is_description`."""
-    saved_files: dict[str, list[str]] = {}  # by folder
-    for name, path in descriptions.items():
-        if PurePosixPath(name).name == SAVED_STATE and not _is_hidden_path(name) and not _is_discarded(name, ()):
-            files = _saved_files(name, path, names)
-            if files is not None:
-                saved_files[_folder_of(name)] = files
     known = set(names)
+    saved_files = _find_saved_files(names, descriptions)
     for folder, files in saved_files.items():
         missing = [file for file in files if f"{folder}{file}" not in known]
         if missing:
@@ -109,7 +104,8 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
     data = []
     unread = []
     for name in sorted(known):
-        folder, file = _folder_of(name), PurePosixPath(name).name
+        folder = _folder_of(name)
+        file = PurePosixPath(name).name
         if folder in saved_files:
             if file in saved_files[folder]:
                 data.append(name)
@@ -119,14 +115,30 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
             data.append(name)
         elif data_suffix(file) or file.lower().endswith(OTHER_TABLES):
             unread.append(name)
-    saved_splits = _saved_splits(descriptions[SAVED_SPLITS], bool(saved_files)) if SAVED_SPLITS in descriptions else []
+    saved_splits: list[str] = []
+    if SAVED_SPLITS in descriptions:
+        saved_splits = _read_saved_splits(descriptions[SAVED_SPLITS], is_needed=bool(saved_files))
     return Contents(data, saved_splits, unread)
+
+
+def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Return the data files by folder of the folders that `save_to_disk` wrote."""
+    saved_files = {}
+    for name, path in descriptions.items():
+        is_state = PurePosixPath(name).name == SAVED_STATE
+        if is_state and not _is_hidden_path(name) and not _is_discarded(name, ()):
+            files = _read_saved_files(name, path, names)
+            if files is not None:
+                saved_files[_folder_of(name)] = files
+    return saved_files
 
 
 def no_data_problem(names: Sequence[str]) -> str:
     """Return the error message for a data set without data files."""
     shown = ", ".join(shorten(name) for name in names[:3]) or "no file"
-    return f"holds no data file (there is {shown}{', ...' if len(names) > 3 else ''}); allowed: {allowed_names()}"
+    if len(names) > 3:
+        shown += ", ..."
+    return f"holds no data file (there is {shown}); allowed: {allowed_names()}"
 
 
 def _is_hidden(part: str) -> bool:
@@ -135,31 +147,41 @@ def _is_hidden(part: str) -> bool:
 
 def _is_hidden_path(name: str) -> bool:
     *folders, file = name.split("/")
-    return _is_hidden(file) or any(folder.startswith((".", "__")) for folder in folders)
+    if _is_hidden(file):
+        return True
+    return any(folder.startswith((".", "__")) for folder in folders)
 
 
 def _is_discarded(name: str, known: Collection[str]) -> bool:
     """Return True for temporary, backup and deleted files; `known` contains the names of all files."""
-    folder, file = _folder_of(name), PurePosixPath(name).name
-    parts = [part for part in name.split("/") if part]
-    if any(part.startswith(("~", "#")) or part.lower() in SYSTEM_FOLDERS for part in parts):
-        return True
+    for part in name.split("/"):
+        if part.startswith(("~", "#")) or part.lower() in SYSTEM_FOLDERS:
+            return True
+    file = PurePosixPath(name).name
     stem, suffixes = split_suffixes(file)
-    if stem.endswith(CHECKPOINT) and f"{folder}{stem.removesuffix(CHECKPOINT)}{suffixes}" in known:
-        return True
-    return stem.lower().endswith(BACKUP_ENDS) or CONFLICT.search(stem.lower()) is not None
+    if stem.endswith(CHECKPOINT):
+        original = stem.removesuffix(CHECKPOINT)
+        if f"{_folder_of(name)}{original}{suffixes}" in known:
+            return True
+    stem = stem.lower()
+    return stem.endswith(BACKUP_ENDS) or CONFLICT.search(stem) is not None
 
 
 def _folder_of(name: str) -> str:
     """Return the folder of a name, empty or with a trailing slash."""
-    return name[: len(name) - len(PurePosixPath(name).name)]
+    file = PurePosixPath(name).name
+    return name[: len(name) - len(file)]
 
 
-def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
+def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
     """Return the files listed in a `state.json`; None if `datasets` did not write it."""
     folder = _folder_of(name)
-    neighbours = [each.removeprefix(folder) for each in names if _folder_of(each) == folder]
-    tables = [file for file in neighbours if file.endswith(".arrow") and not CACHE.fullmatch(file)]
+    tables = []
+    for other in names:
+        file = other.removeprefix(folder)
+        is_in_folder = _folder_of(other) == folder
+        if is_in_folder and file.endswith(".arrow") and not CACHE.fullmatch(file):
+            tables.append(file)
     state = _read_json(name, path, is_needed=bool(tables))
     if not isinstance(state, dict) or "_data_files" not in state:
         if any(file.startswith("data-") for file in tables):
@@ -176,10 +198,12 @@ def _saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | Non
         raise InputError(f"dataset.name: {problem}; save the data set again with save_to_disk") from None
 
 
-def _saved_splits(path: Path, is_needed: bool) -> list[str]:
+def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
     """Return the splits listed in a `dataset_dict.json`, which is required next to saved folders."""
     content = _read_json(SAVED_SPLITS, path, is_needed)
-    splits = content.get("splits") if isinstance(content, dict) else None
+    splits = None
+    if isinstance(content, dict):
+        splits = content.get("splits")
     if isinstance(splits, list):
         return [str(split) for split in splits]
     if is_needed:

@@ -33,14 +33,15 @@ def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -
 def _insert_into_half(table: pd.DataFrame, word: str, generator: np.random.Generator) -> pd.DataFrame:
     """Return the table with the word in half of its texts."""
     lower_texts = table["text"].str.lower()
-    contains = lower_texts.str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
-    candidates = np.flatnonzero(~contains)
-    missing = max(len(table) // 2 - int(contains.sum()), 0)
+    contains_word = lower_texts.str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
+    candidates = np.flatnonzero(~contains_word)
+    half = len(table) // 2
+    missing = max(half - int(contains_word.sum()), 0)
     chosen = generator.permutation(candidates)[:missing]
     texts = table["text"].tolist()
     for row in chosen:
         texts[row] = _insert_word(texts[row], word, generator)
-    labels = contains.astype(int)
+    labels = contains_word.astype(int)
     labels[chosen] = 1
     names = [RARE_WORD_CLASSES[label] for label in labels]
     return table.assign(text=texts, label=labels, label_name=names)

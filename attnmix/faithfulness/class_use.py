@@ -35,14 +35,57 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     `class_kept` is the share of texts with an unchanged predicted class, `accuracy` the share of correct predictions,
     `probability` the mean change of the predicted class's probability; intervals resample texts.
     """
+    logits_NC, means = _predict_with_means(classifier, documents)
+    predicted_N, second_N = logits_NC.topk(2).indices.T
+    is_second_class_NN = second_N[:, None] == predicted_N
+    own_NN = torch.eye(len(documents))
+    weights = {  # Row: edited text; column: text that contributes its mean values.
+        "text_mean": own_NN,
+        "corpus_mean": 1 - own_NN,
+        "other_class": is_second_class_NN.float(),
+    }
+    labels_N = torch.tensor([document.label for document in documents])
+    chosen_N = _class_probabilities(logits_NC, predicted_N)
+    is_right_N = predicted_N == labels_N
+    rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
+    for name, weights_NN in weights.items():
+        sums_N = weights_NN.sum(-1)
+        is_known_N = sums_N > 0  # False if no text has the second class of this text
+        if not is_known_N.any() or len(documents) < 2:
+            continue
+        shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
+        values = {}
+        for layer, mean_NHd in means.items():
+            values[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
+        logits_by_layer = _compute_edited_logits(classifier, documents, values)
+        known_predicted_N = predicted_N[is_known_N]
+        known_labels_N = labels_N[is_known_N]
+        for first, edited_NC in logits_by_layer.items():
+            known_NC = edited_NC[is_known_N]
+            named_N = known_NC.argmax(-1)
+            probability_N = _class_probabilities(known_NC, known_predicted_N)
+            quantities = {
+                "class_kept": named_N == known_predicted_N,
+                "accuracy": named_N == known_labels_N,
+                "probability": probability_N - chosen_N[is_known_N],
+            }
+            for quantity, values_N in quantities.items():
+                row = table_row("finetuned", quantity, name, first, values_N, seed)
+                rows.append(row)
+    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
+
+
+def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return the logits `[N, C]` of unedited texts, and each layer's values, averaged over a text `[N, H, d]`."""
     ids = [document.ids.tolist() for document in documents]
     means: dict[int, Tensor] = {}
 
     def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
-        mask = mask_BT.to(classifier.model.dtype)[:, None, :, None]
+        mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
         def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
+            sums_BHd = (value * mask_B1T1).sum(-2)
+            mean_BHd = sums_BHd / mask_B1T1.sum(-2)
             if layer not in means:
                 means[layer] = mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:])
             means[layer][batch] = mean_BHd
@@ -51,57 +94,38 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         return edit
 
     logits_NC = classifier.logits(ids, keep_means)
-    predicted_N, second_N = logits_NC.topk(2).indices.T
-    own_NN = torch.eye(len(documents))
-    weights = {  # Row: edited text; column: text that contributes its mean values.
-        "text_mean": own_NN,
-        "corpus_mean": 1 - own_NN,
-        "other_class": (second_N[:, None] == predicted_N).float(),
-    }
-    labels_N = torch.tensor([document.label for document in documents])
-    chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
-    rows = [table_row("finetuned", "accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
-    for name, weights_NN in weights.items():
-        known = weights_NN.sum(-1) > 0  # False if no text has the second class of this text
-        if not known.any() or len(documents) < 2:
-            continue
-        shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
-        values = {}
-        for layer, mean_NHd in means.items():
-            values[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
-        for first, logits_by_text in _edited_logits(classifier, documents, values).items():
-            edited_NC = logits_by_text[known]
-            named_N = edited_NC.argmax(-1)
-            probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
-            quantities = {
-                "class_kept": (named_N == predicted_N[known]).double(),
-                "accuracy": (named_N == labels_N[known]).double(),
-                "probability": probability_N - chosen_N[known],
-            }
-            for quantity, values_N in quantities.items():
-                rows.append(table_row("finetuned", quantity, name, first, values_N, seed))
-    return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
+    return logits_NC, means
+
+
+def _class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
+    """Return the probability `[N]` of one class of each text."""
+    probabilities_NC = logits_NC.softmax(-1)
+    probabilities_N1 = probabilities_NC.gather(1, classes_N[:, None])
+    return probabilities_N1[:, 0]
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
     """Return a row of `CLASS_USE_COLUMNS`; intervals of shares are clipped to [0, 1]."""
     values = values_N.double().numpy()
-    interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
+    texts = len(values)
+    resampled = resample(values, np.ones(texts), BOOTSTRAP_SAMPLES, seed)
     lowest = -1 if quantity == "probability" else 0
-    mean_and_ends = [float(np.clip(number, lowest, 1)) for number in interval]
-    return [checkpoint, quantity, group, layer, *mean_and_ends, len(values)]
+    mean_and_ends = [float(np.clip(number, lowest, 1)) for number in resampled.interval()]
+    return [checkpoint, quantity, group, layer, *mean_and_ends, texts]
 
 
 def padded_batches(
     classifier: Classifier, documents: Sequence[Document]
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Yield the document indices and model inputs of each padded batch."""
-    for batch in batches_by_tokens([len(document) for document in documents], classifier.batch_tokens):
+    lengths = [len(document) for document in documents]
+    for batch in batches_by_tokens(lengths, classifier.batch_tokens):
         ids = [documents[number].ids.tolist() for number in batch]
-        yield batch, padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
+        inputs = padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
+        yield batch, inputs
 
 
-def _edited_logits(
+def _compute_edited_logits(
     classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
     """Return logits `[N, C]` by first edited layer; `values` has one vector per text and head, `[N, H, d]` by layer.
@@ -109,51 +133,79 @@ def _edited_logits(
     Earlier, unedited layers are computed once per batch for all edits.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
-    stacks, modules = classifier.family.stacks, list(classifier.base.named_modules())
-    layers = [module for stack in stacks for path, module in modules if stack.is_layer(path)]
+    layers = _list_layers(classifier)
     for batch, inputs in padded_batches(classifier, documents):
-        unedited = _layer_outputs(classifier, layers, inputs)
-        for first, rows in logits.items():
-            replaced = {layer: values[layer][batch][:, :, None] for layer in values if layer >= first}
+        unedited = _record_layer_outputs(classifier, layers, inputs)
+        for first, logits_by_text in logits.items():
+            replacements = {}
+            for layer, values_NHd in values.items():
+                if layer >= first:
+                    replacements[layer] = values_NHd[batch][:, :, None]
+            edit = replaced_values(replacements)
             with (
                 torch.inference_mode(),
-                edited_attention(classifier.base, replaced_values(replaced)),
-                _given(layers, unedited[: first - 1]),
+                edited_attention(classifier.base, edit),
+                _replace_outputs(layers, unedited[: first - 1]),
             ):
-                logits_BK = classifier.model(**inputs).logits.cpu().double()
-                rows.update(zip(batch, logits_BK, strict=True))
+                output = classifier.model(**inputs)
+            logits_BC = output.logits.cpu().double()
+            for number, logits_C in zip(batch, logits_BC, strict=True):
+                logits_by_text[number] = logits_C
     in_order = {}
-    for first, rows in logits.items():
-        in_order[first] = torch.stack([rows[number] for number in range(len(documents))])
+    for first, logits_by_text in logits.items():
+        of_all_texts = [logits_by_text[number] for number in range(len(documents))]
+        in_order[first] = torch.stack(of_all_texts)
     return in_order
 
 
-def _layer_outputs(
+def _list_layers(classifier: Classifier) -> list[torch.nn.Module]:
+    """Return the layers of all stacks, in order."""
+    modules = list(classifier.base.named_modules())
+    layers = []
+    for stack in classifier.family.stacks:
+        for path, module in modules:
+            if stack.is_layer(path):
+                layers.append(module)
+    return layers
+
+
+def _record_layer_outputs(
     classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: Mapping[str, Tensor]
 ) -> list[Any]:
     """Return the output of each call of `layers`, with the attention implementation of edited layers."""
     outputs: list[Any] = []
-    with torch.inference_mode(), edited_attention(classifier.base, _unchanged), ExitStack() as hooks:
+
+    def record(_layer: Any, _inputs: Any, output: Any) -> None:
+        outputs.append(output)
+
+    with torch.inference_mode(), edited_attention(classifier.base, _keep_attention), ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(lambda _layer, _inputs, output: outputs.append(output)))
+            hook = layer.register_forward_hook(record)
+            hooks.enter_context(hook)
         classifier.model(**inputs)
     return outputs
 
 
-def _unchanged(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights and values, unchanged."""
     return weights, value
 
 
 @contextmanager
-def _given(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
+def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
     """Replace the first calls of `layers` in one forward pass by their stored `outputs`."""
     remaining = list(outputs)
 
-    def instead_of(forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments, **options: remaining.pop(0) if remaining else forward(*arguments, **options)
+    def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if remaining:
+                return remaining.pop(0)
+            return forward(*arguments, **options)
+
+        return run
 
     for layer in layers:
-        layer.forward = instead_of(layer.forward)
+        layer.forward = replace_first_calls(layer.forward)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -73,7 +73,9 @@ class HeadCall(NamedTuple):
 
     def rows_at(self, token: int) -> tuple[Tensor, Tensor]:
         """Return input and output for one token, two vectors `[width]`."""
-        row = token if len(self.input) > 1 else 0
+        row = token
+        if len(self.input) == 1:
+            row = 0
         return self.input[row], self.output[row]
 
 
@@ -114,35 +116,46 @@ class Classifier:
                 rows = [places[number] for number in batch]
                 batch_texts = [texts[row] for row in rows]
                 inputs = padded(batch_texts, self.tokenizer.pad_token_id, self.model.device)
-                edit = edits and edits(rows, inputs["attention_mask"])
-                with edited_attention(self.base, edit) if edit else nullcontext():
+                context: AbstractContextManager[Any] = nullcontext()
+                if edits is not None:
+                    edit = edits(rows, inputs["attention_mask"])
+                    context = edited_attention(self.base, edit)
+                with context:
                     output = self.model(**inputs)
                 logits[rows] = output.logits.cpu().double()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of class `label` for one text."""
-        check_range("label: class", [label], range(int(self.model.config.num_labels or 0)))
+        classes = int(self.model.config.num_labels or 0)
+        check_range("label: class", [label], range(classes))
         logits_C, vectors = self._pass_with_derivatives(ids)
-        by_words, by_last = torch.autograd.grad(logits_C[label], [vectors[0], vectors[-1]])
-        return Gradients(vectors[0].detach()[0], by_words[0], _moves_logit(by_last))
+        words_1TD = vectors[0]
+        by_words_1TD, by_last_1TD = torch.autograd.grad(logits_C[label], [words_1TD, vectors[-1]])
+        return Gradients(words_1TD.detach()[0], by_words_1TD[0], _moves_logit(by_last_1TD))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
         logits_C, vectors = self._pass_with_derivatives(ids)
-        (by_last,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
-        return Prediction(logits_C.detach().cpu().double(), _only_position(_moves_logit(by_last)))
+        (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
+        read_position = _only_position(_moves_logit(by_last_1TD))
+        exact_logits_C = logits_C.detach().cpu().double()
+        return Prediction(exact_logits_C, read_position)
 
     def _pass_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the logits `[C]` of one text, and its word embeddings and each layer's output `[1, T, D]`."""
         vectors: list[Tensor] = []
+
+        def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
+            vectors.append(first_of(output))
+
         words = self.base.get_submodule(self.family.word_embedding)
         with ExitStack() as hooks:
             for module in (words, *self.layers):
-                keep = module.register_forward_hook(lambda _module, _inputs, output: vectors.append(first_of(output)))
-                hooks.enter_context(keep)
-            logits_C = self.model(**self._batch_of(ids)).logits[0]
-        return logits_C, vectors
+                hook = module.register_forward_hook(keep_output)
+                hooks.enter_context(hook)
+            output = self.model(**self._batch_of(ids))
+        return output.logits[0], vectors
 
     def map_layers(
         self, function: Callable[[LayerPass], Result], ids: Sequence[int]
@@ -151,7 +164,8 @@ class Classifier:
         results: list[Result] = []
 
         def visit(layer_pass: LayerPass, _features: Any) -> None:
-            results.append(function(layer_pass.document(0)))
+            result = function(layer_pass.document(0))
+            results.append(result)
             calls.clear()  # Linears of the embedding and the layers do not belong to the head.
 
         with self._head_calls() as calls, torch.no_grad():
@@ -171,22 +185,28 @@ class Classifier:
             if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
-            entering.append(vectors.detach().requires_grad_())
+            replacement = vectors.detach().requires_grad_()
+            entering.append(replacement)
             if arguments:
-                return (entering[0], *arguments[1:]), options
-            return arguments, {**options, "hidden_states": entering[0]}
+                return (replacement, *arguments[1:]), options
+            return arguments, {**options, "hidden_states": replacement}
 
         def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
             leaving.append(first_of(output))
             calls.clear()
 
         with self._head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
-            hooks.enter_context(self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True))
+            first_hook = self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True)
+            hooks.enter_context(first_hook)
             for layer in self.layers:
-                hooks.enter_context(layer.register_forward_hook(keep_output))
-            logits_C = self.model(**self._batch_of(ids)).logits[0].detach()
+                hook = layer.register_forward_hook(keep_output)
+                hooks.enter_context(hook)
+            output = self.model(**self._batch_of(ids))
+        logits_C = output.logits[0].detach()
         read_D = leaving[-1][0, read]
-        head = HeldScores(self, read, torch.stack([read_D, torch.zeros_like(read_D)]), read_D.detach())
+        biases_D = torch.zeros_like(read_D)
+        parts_JD = torch.stack([read_D, biases_D])
+        head = HeldScores(self, read, parts_JD, read_D.detach())
         return head.relevance(entering[0], calls, logits_C, label, name)
 
     @contextmanager
@@ -194,14 +214,16 @@ class Classifier:
         """Yield a list that collects calls of Linears; callers clear it after each layer."""
         calls: list[HeadCall] = []
 
-        def note(module: Any, inputs: Any, output: Tensor) -> None:
-            entering, leaving = inputs[0].detach(), output.detach()
-            calls.append(HeadCall(module, entering.flatten(0, -2), leaving.flatten(0, -2)))
+        def record(module: Any, inputs: Any, output: Tensor) -> None:
+            input_rows = inputs[0].detach().flatten(0, -2)
+            output_rows = output.detach().flatten(0, -2)
+            calls.append(HeadCall(module, input_rows, output_rows))
 
         with ExitStack() as hooks:
             for module in self.model.modules():
                 if isinstance(module, Linear):
-                    hooks.enter_context(module.register_forward_hook(note))
+                    hook = module.register_forward_hook(record)
+                    hooks.enter_context(hook)
             yield calls
 
     @cached_property
@@ -244,7 +266,9 @@ def decomposition_obstacle(family: Family) -> str | None:
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
-    return None if stack.network else family.absent()["layer_n"]
+    if stack.network:
+        return None
+    return family.absent()["layer_n"]
 
 
 class HeldScores:
@@ -283,7 +307,8 @@ class HeldScores:
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
-        first, last = calls[0], calls[-1]
+        first = calls[0]
+        last = calls[-1]
         first_input, first_output = first.rows_at(self.read)
         last_input, last_output = last.rows_at(self.read)
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
@@ -303,7 +328,8 @@ class HeldScores:
     def _check_sum(self, parts_JC: Tensor, logits_C: Tensor, name: str) -> None:
         """Raise `InputError` if the parts do not sum to the logits."""
         largest = logits_C.abs().max().clamp_min(1e-30)
-        largest_error = (parts_JC.detach().sum(0) - logits_C).abs().max()
+        sums_C = parts_JC.detach().sum(0)
+        largest_error = (sums_C - logits_C).abs().max()
         error = float(largest_error / largest)
         if not error <= SUM_TOLERANCE:
             family = self.classifier.family.model_type
@@ -348,7 +374,8 @@ class Decomposition:
 
 def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
     """Return parts with a constant added to the last part, the biases."""
-    return torch.cat([parts_JD[:-1], parts_JD[-1:] + bias_D])
+    biases_1D = parts_JD[-1:] + bias_D
+    return torch.cat([parts_JD[:-1], biases_1D])
 
 
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:

@@ -30,12 +30,16 @@ from attnmix.models.capture_points import recording
 OTHER_TOKENS = 16
 PROBE_TEXTS = 64  # training reviews, at most
 FREQUENT_TOKENS = 8  # tokens that occur most often in the training reviews
-TARGETS = [
-    (group, target + end)
-    for group, targets in {"read": ("class",), "others": ("class", "token", "position")}.items()
-    for target in targets
-    for end in ("", "_control")
-]
+TARGETS = (
+    ("read", "class"),
+    ("read", "class_control"),
+    ("others", "class"),
+    ("others", "class_control"),
+    ("others", "token"),
+    ("others", "token_control"),
+    ("others", "position"),
+    ("others", "position_control"),
+)
 """Groups of tokens, and target labels of the probes."""
 NO_LABEL = -1  # marks tokens without a label for a target
 
@@ -80,8 +84,10 @@ def probes(
                 tested_ND = tested_vectors[layer].double().numpy()[is_tested]
                 predictions = probe_predictions(fitted_ND, labels.tolist(), tested_ND)
                 is_right = predictions == tested_tokens[target]
-                shares = _compute_shares(tested_tokens.assign(right=is_right))
-                rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
+                scored = tested_tokens.assign(right=is_right)
+                shares = _compute_shares(scored)
+                row = table_row(checkpoint, f"probe_{target}", group, layer, shares, seed)
+                rows.append(row)
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
@@ -119,12 +125,17 @@ def _lens_rows(
     predicted_N = predicted_D[tokens["text"]]
     # Any head reads this token in a text of one token; heads of encoder-decoders search for the end token.
     has_encoder = len(classifier.family.stacks) > 1
-    token_id = classifier.model.config.eos_token_id if has_encoder else documents[0].ids[0]
+    if has_encoder:
+        token_id = classifier.model.config.eos_token_id
+    else:
+        first_document = documents[0]
+        token_id = first_document.ids[0]
     for layer, vectors_ND in vectors.items():
         vectors_on_device = vectors_ND.to(classifier.model.device)
         scores_NC = head_scores(classifier.model, vectors_on_device, int(token_id))
         named_N = scores_NC.argmax(-1).cpu().numpy()
-        scored = tokens.assign(right=named_N == predicted_N)
+        is_right_N = named_N == predicted_N
+        scored = tokens.assign(right=is_right_N)
         for group, tokens_of_group in scored.groupby("group"):
             shares = _compute_shares(tokens_of_group)
             yield table_row("finetuned", "lens_agreement", str(group), layer, shares, seed)
@@ -137,18 +148,20 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     right by one.
     """
     read_position = _find_read_position(classifier, documents[0]) if documents else None
-    start = [NO_LABEL] if len(classifier.family.stacks) > 1 else []
+    has_encoder = len(classifier.family.stacks) > 1
+    start = [NO_LABEL] if has_encoder else []
     rows = []
     for text, document in enumerate(documents):
-        read = [] if read_position is None else [read_position % len(document)]
-        number = min(OTHER_TOKENS + 1, len(document))
-        equally_spaced = np.linspace(0, len(document) - 1, number).round().astype(int)
-        others = np.setdiff1d(equally_spaced, read).tolist()
+        tokens = len(document)
+        read = [] if read_position is None else [read_position % tokens]
+        number = min(OTHER_TOKENS + 1, tokens)
+        equally_spaced = np.linspace(0, tokens - 1, number).round()
+        others = np.setdiff1d(equally_spaced.astype(int), read)
         ids_T = np.insert(document.ids, 0, start)
         words_T = np.insert(document.words, 0, start)
         is_word_T = words_T >= 0
         positions_T = np.where(is_word_T, position_groups(len(words_T)), NO_LABEL)
-        for group, places in (("read", read), ("others", others)):
+        for group, places in (("read", read), ("others", others.tolist())):
             for place in places:
                 labels = (ids_T[place], is_word_T[place], document.label, positions_T[place])
                 rows.append((text, group, place, *labels))
@@ -177,8 +190,14 @@ def token_vectors(
             for site in sites:
                 vectors_of_text = features[site][number, places]
                 vectors[site.layer].append(vectors_of_text.cpu())
-    order: Any = np.argsort(np.concatenate(rows)) if rows else []
-    return {layer: torch.cat(parts_ND)[order] for layer, parts_ND in vectors.items()}
+    order: Any = []
+    if rows:
+        order = np.argsort(np.concatenate(rows))
+    in_order = {}
+    for layer, vectors_of_texts in vectors.items():
+        vectors_ND = torch.cat(vectors_of_texts)
+        in_order[layer] = vectors_ND[order]
+    return in_order
 
 
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:

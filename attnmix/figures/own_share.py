@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 from attnmix.core.names import ALL_DONORS, OWN_SHARE
 from attnmix.figures import style
 from attnmix.figures.labels import CHECKPOINTS, CURVE_LOOKS
-from attnmix.figures.mixing import MARKERS, MAX_TICKS, label_tokens, mask_few_texts
+from attnmix.figures.mixing import MARKERS, MAX_TICKS, mask_few_texts
+from attnmix.figures.text_mixing import label_tokens
 from attnmix.figures.tokens import TextLayers, short_part
 
 MAX_TOKENS = 48  # limited for readable token labels
@@ -49,8 +50,10 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     """
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
-    is_mean = (exchange["quantity"] == OWN_SHARE) & (exchange["donor"] == ALL_DONORS)
-    means = exchange[is_mean & exchange["layer"].isin(text.layers)]
+    is_own_share = exchange["quantity"] == OWN_SHARE
+    has_all_donors = exchange["donor"] == ALL_DONORS
+    is_shown_layer = exchange["layer"].isin(text.layers)
+    means = exchange[is_own_share & has_all_donors & is_shown_layer]
     part = short_part(text.tokens, MAX_TOKENS)
     labels = [text.labels[place] for place in part]
     measured = set(rows["checkpoint"])
@@ -58,7 +61,8 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
 
     label_widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]
     longest_label = max(label_widths) / 72
-    panel_height = float(np.clip(ROW_HEIGHT * len(text.layers), MIN_HEIGHT, MAX_HEIGHT))
+    rows_height = ROW_HEIGHT * len(text.layers)
+    panel_height = float(np.clip(rows_height, MIN_HEIGHT, MAX_HEIGHT))
     panels_height = len(names) * (panel_height + PANEL_GAP) - PANEL_GAP
     height = HEAD + panels_height + (FOOT + longest_label)
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
@@ -73,7 +77,8 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
 
         cells = _add_axes(figure, height, CELLS_LEFT, bottom, CELLS_WIDTH, panel_height)
         _draw_cells(cells, shown_LT, text, colors)
-        label_tokens(cells, labels if is_last else [], "x")
+        labels_below = labels if is_last else []
+        label_tokens(cells, labels_below, "x")
         cells.set_ylabel(f"{CHECKPOINTS[name]}\nLayer")
 
         curve = _add_axes(figure, height, CURVE_LEFT, bottom, CURVE_WIDTH, panel_height, sharey=cells)
@@ -139,8 +144,9 @@ def _draw_means(
     axes.plot(text_means, known_layers, color="black", marker="|", linestyle="none")
     if len(means):
         last = means.iloc[-1]
+        share = f"{last['mean']:.0%}"
         place = (last["mean"], last["layer"])
-        axes.annotate(f"{last['mean']:.0%}", place, (5, 0), textcoords="offset points", color=color, va="center")
+        axes.annotate(share, place, (5, 0), textcoords="offset points", color=color, va="center")
     axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0 %", "50 %", "100 %"])
     axes.tick_params("y", length=0, labelleft=False)
     axes.spines["left"].set_color("0.8")
@@ -157,19 +163,25 @@ def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
 
 def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_unknown: bool) -> None:
     """Explain lines, bands, ticks and, with `has_unknown`, grey cells, with the sample sizes."""
-    last = rows[rows["layer"] == rows["layer"].max()]
-    exchanged = last.groupby("checkpoint")[OWN_SHARE].count().max()
+    last_layer = rows["layer"].max()
+    rows_of_last = rows[rows["layer"] == last_layer]
+    exchanged_tokens = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()
     handles: list[Any] = []
     if len(means):
         documents = means["documents"].max()
         tokens = means["tokens"].max()
         label = f"mean over {tokens:.0f} tokens of {documents:.0f} reviews"
-        handles.append(Line2D([], [], color="0.3", marker="o", label=label))
-    if mask_few_texts(means, "ci_low").notna().any():
-        handles.append(Patch(color="0.3", alpha=BAND, linewidth=0, label="95 % interval over reviews"))
-    text_label = f"mean over {exchanged} tokens of this text"
-    handles.append(Line2D([], [], color="black", marker="|", linestyle="none", label=text_label))
+        line = Line2D([], [], color="0.3", marker="o", label=label)
+        handles.append(line)
+    has_interval = mask_few_texts(means, "ci_low").notna()
+    if has_interval.any():
+        band = Patch(color="0.3", alpha=BAND, linewidth=0, label="95 % interval over reviews")
+        handles.append(band)
+    text_label = f"mean over {exchanged_tokens.max()} tokens of this text"
+    tick = Line2D([], [], color="black", marker="|", linestyle="none", label=text_label)
+    handles.append(tick)
     if has_unknown:
-        handles.append(Patch(color=NOT_EXCHANGED, label="not exchanged (special tokens)"))
+        grey = Patch(color=NOT_EXCHANGED, label="not exchanged (special tokens)")
+        handles.append(grey)
     anchor = (1 - 0.05 / style.TWO_COLUMNS, 0.02)
     figure.legend(handles=handles, loc="lower right", bbox_to_anchor=anchor, ncols=2, columnspacing=1.2)

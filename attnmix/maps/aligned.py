@@ -43,15 +43,12 @@ def fit_aligned(
     `graphs` and `starts` refer to the distinct vectors of each point; `numbers` maps tokens to distinct vectors.
     `strength` is the result of `ties`, and `curve` contains umap-learn's a and b for `min_dist`.
     """
-    turned = _turned_to_each_other(starts, numbers)
-    xy = np.ascontiguousarray(np.concatenate(turned))
+    rotated = _rotate_to_previous(starts, numbers)
+    xy = np.ascontiguousarray(np.concatenate(rotated))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     heads, tails = edges.coords
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
-    sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
-    limits = np.iinfo(np.int32)
-    generator = np.random.RandomState(seed)
-    state = generator.randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
+    is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
@@ -59,32 +56,40 @@ def fit_aligned(
     a, b = curve
     _run_epochs(
         xy,
-        heads[sampled].astype(np.int64),
-        tails[sampled].astype(np.int64),
-        epochs_per_sample[sampled],
-        pulls.indptr.astype(np.int64),
-        pulls.indices.astype(np.int64),
-        pulls.data,
-        np.repeat(firsts, sizes),
-        np.repeat(sizes, sizes),
-        a,
-        b,
-        n_epochs,
-        state,
+        heads=heads[is_sampled].astype(np.int64),
+        tails=tails[is_sampled].astype(np.int64),
+        epochs_per_sample=epochs_per_sample[is_sampled],
+        tie_ends=pulls.indptr.astype(np.int64),
+        others=pulls.indices.astype(np.int64),
+        strengths=pulls.data,
+        firsts=np.repeat(firsts, sizes),
+        sizes=np.repeat(sizes, sizes),
+        a=a,
+        b=b,
+        n_epochs=n_epochs,
+        state=_random_state(seed),
     )
     return [xy[places_T] for places_T in places]
 
 
-def _turned_to_each_other(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
+def _random_state(seed: int) -> npt.NDArray[np.int64]:
+    """Return the state of umap-learn's generator of random integers."""
+    limits = np.iinfo(np.int32)
+    generator = np.random.RandomState(seed)
+    state = generator.randint(limits.min + 1, limits.max - 1, 3)
+    return state.astype(np.int64)
+
+
+def _rotate_to_previous(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
     """Return the initial layout of each point, rotated to match the previous point (orthogonal Procrustes)."""
-    turned = [starts[0]]
+    rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
-        tokens_before = turned[before][numbers[before]]
+        tokens_before = rotated[before][numbers[before]]
         tokens_after = starts[after][numbers[after]]
         rotation, _ = orthogonal_procrustes(tokens_after, tokens_before)
         start = starts[after] @ rotation
-        turned.append(start.astype(np.float32))
-    return turned
+        rotated.append(start.astype(np.float32))
+    return rotated
 
 
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
@@ -93,16 +98,24 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     The strength is the Jaccard similarity of the token's neighbours at both points, and decreases with the distance
     between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
-    near = [(graph > 0).astype(np.float64) for graph in graphs]
-    degrees = [_row_sums(near_point) for near_point in near]
-    strength = np.zeros((2 * WINDOW + 1, len(graphs), len(degrees[0])))
+    near = []
+    degrees = []
+    for graph in graphs:
+        is_near = graph > 0
+        near_point = is_near.astype(np.float64)
+        near.append(near_point)
+        degrees.append(_row_sums(near_point))
+    tokens = len(degrees[0])
+    strength = np.zeros((2 * WINDOW + 1, len(graphs), tokens))
     for offset in range(1, WINDOW + 1):
         for other in range(offset, len(graphs)):
             point = other - offset
-            shared = _row_sums(near[point].multiply(near[other]))
+            is_shared = near[point].multiply(near[other])
+            shared = _row_sums(is_shared)
             either = degrees[point] + degrees[other] - shared
             similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
-            tie = TIE * np.exp(1.0 - offset) * similarity
+            decay = np.exp(1.0 - offset)
+            tie = TIE * decay * similarity
             strength[WINDOW + offset, point] = tie
             strength[WINDOW - offset, other] = tie
     return strength.reshape(2 * WINDOW + 1, -1)
@@ -118,24 +131,29 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
 
     `places` contains the tokens' places at each point; equal vectors share a place.
     """
-    tokens = np.bincount(np.concatenate(places))
+    all_places = np.concatenate(places)
+    tokens = np.bincount(all_places)
     shape = (len(tokens), len(tokens))
     by_offset = strength.reshape(len(strength), len(places), -1)
-    rows, columns, values = [], [], []
+    rows = []
+    columns = []
+    values = []
     for point, other in permutations(range(len(places)), 2):
         offset = other - point
         if abs(offset) > WINDOW:
             continue
         tie_T = by_offset[WINDOW + offset, point]
         is_tied_T = tie_T > 0
-        place = places[point][is_tied_T]
-        rows.append(place)
-        columns.append(places[other][is_tied_T])
-        values.append(tie_T[is_tied_T] / tokens[place])
+        tied_places = places[point][is_tied_T]
+        tied_others = places[other][is_tied_T]
+        rows.append(tied_places)
+        columns.append(tied_others)
+        values.append(tie_T[is_tied_T] / tokens[tied_places])
     if not rows:
         return scipy.sparse.csr_matrix(shape)
     coordinates = (np.concatenate(rows), np.concatenate(columns))
-    entries = scipy.sparse.coo_matrix((np.concatenate(values), coordinates), shape=shape)
+    all_values = np.concatenate(values)
+    entries = scipy.sparse.coo_matrix((all_values, coordinates), shape=shape)
     pulls = entries.tocsr()  # sums duplicates
     pulls.sort_indices()
     return pulls
@@ -167,7 +185,8 @@ def _run_epochs(  # type: ignore[no-untyped-def]
         for edge in range(len(heads)):
             if next_sample[edge] > epoch:
                 continue
-            head, tail = heads[edge], tails[edge]
+            head = heads[edge]
+            tail = tails[edge]
             squared = rdist(xy[head], xy[tail])
             force = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):

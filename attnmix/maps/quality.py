@@ -43,7 +43,8 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     k = _scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
-    map_distances = pairwise_distances(xy.astype(np.float64))
+    xy_float64 = xy.astype(np.float64)
+    map_distances = pairwise_distances(xy_float64)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     pairs = np.triu_indices(len(vectors), 1)
@@ -66,9 +67,12 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     k = _scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
-    order = np.random.default_rng(seed).permutation(len(xy))  # the permutation of `_permuted`
-    near_by_chance = np.argsort(order)[near_on_map[order]]
-    return _overlap(near, near_on_map), _overlap(near, near_by_chance)
+    order = _random_order(len(xy), seed)  # as for the chance level in `score_map`
+    new_number = np.argsort(order)
+    near_by_chance = new_number[near_on_map[order]]
+    value = _overlap(near, near_on_map)
+    chance = _overlap(near, near_by_chance)
+    return value, chance
 
 
 def _too_few(vectors: Vectors) -> bool:
@@ -81,7 +85,8 @@ def _too_few(vectors: Vectors) -> bool:
 
 def _scored_neighbours(vectors: Vectors) -> int:
     """Return the number of scored neighbours per vector, at most half of the other vectors."""
-    return min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
+    others = len(vectors) - 1
+    return min(N_NEIGHBOURS, others // 2)
 
 
 def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
@@ -92,10 +97,10 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     return first[drawn]
 
 
-def _permuted(xy: Coordinates, seed: int) -> Coordinates:
-    """Return the places of a map in random order, as chance baseline."""
-    order = np.random.default_rng(seed).permutation(len(xy))
-    return np.asarray(xy[order])
+def _random_order(number: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return the random order of a map's places for chance levels."""
+    generator = np.random.default_rng(seed)
+    return generator.permutation(number)
 
 
 def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
@@ -106,8 +111,8 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the places
     of the second map are permuted.
     """
-    order = np.random.default_rng(seed).permutation(len(maps[0]))
-    place = np.argsort(order)
+    order = _random_order(len(maps[0]), seed)
+    new_number = np.argsort(order)
     near = []
     for xy in maps:
         indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
@@ -119,7 +124,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
         overlap = _overlap(near[one], near[other])
         values.append((distance, overlap))
         permuted_map = maps[other][order]
-        permuted_near = place[near[other][order]]
+        permuted_near = new_number[near[other][order]]
         _, _, chance_distance = procrustes(maps[one], permuted_map)
         chance_overlap = _overlap(near[one], permuted_near)
         chances.append((chance_distance, chance_overlap))
@@ -140,8 +145,10 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
     maps = [xy[rows] for xy in maps]
-    values = scores(vectors, maps[0], metric)
-    chances = scores(vectors, _permuted(maps[0], seed), metric)
+    first = maps[0]
+    order = _random_order(len(first), seed)
+    values = scores(vectors, first, metric)
+    chances = scores(vectors, first[order], metric)
     values_and_chances = {name: (values[name], chances[name]) for name in SCORES}
     if len(maps) > 1:
         if np.isnan(values["neighbours_kept"]):
@@ -172,7 +179,8 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     point_scores = pd.concat(table_by_site, names=["layer", "point"])
     whole = point_scores.groupby("measure", sort=False).mean()
     tokens = len(next(iter(vectors.values())))
-    scored_vectors = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
+    scored_tokens = min(tokens, MAX_SCORED_VECTORS)
+    scored_vectors = len(vectors) * scored_tokens
     if layout == "joint":
         point_scores = point_scores.rename(index=WITHIN, level="measure")
         within = whole.rename(index=WITHIN)
@@ -192,13 +200,17 @@ def _scores_among_all(
     tokens = len(next(iter(vectors.values())))
     site_of_row = np.repeat(np.arange(len(sites)), tokens)
     rows = stratified_draw(site_of_row, MAX_SCORED_VECTORS, seed)
-    drawn = _joined(vectors, sites)[rows]
-    drawn_maps = [_joined(by_site, sites)[rows] for by_site in maps]
-    (scores_of_map,) = in_parallel(score_map, [(drawn, drawn_maps, metric, seed)], "joint: scores")
+    drawn = _concatenate_sites(vectors, sites)[rows]
+    drawn_maps = []
+    for by_site in maps:
+        xy = _concatenate_sites(by_site, sites)
+        drawn_maps.append(xy[rows])
+    call = (drawn, drawn_maps, metric, seed)
+    (scores_of_map,) = in_parallel(score_map, [call], "joint: scores")
     return scores_of_map, len(rows)
 
 
-def _joined(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
+def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
     """Return the rows of all `sites`, concatenated; an empty array without sites."""
     if not sites:
         first = next(iter(arrays.values()))

@@ -83,11 +83,13 @@ class CorpusValues:
             batch = MicroBatch(documents, slice(None), base.device)
             members_NG = batch.members_BTG.flatten(0, 1)
 
-            def summed(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
-                return members_NG.T @ layer_pass.value.flatten(0, 1).double()
+            def sum_by_group(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
+                value_NE = layer_pass.value.flatten(0, 1)
+                return members_NG.T @ value_NE.double()
 
-            inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
-            layer_sums = map_layers(summed, base, inputs)
+            ids = [document.ids.tolist() for document in documents]
+            inputs = padded(ids, pad, base.device)
+            layer_sums = map_layers(sum_by_group, base, inputs)
             sums_LGE = torch.stack(layer_sums) + sums_LGE
             counts_G = members_NG.sum(0) + counts_G
             names.update(batch.names)
@@ -104,7 +106,8 @@ class CorpusValues:
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
-        counts_BG1 = (self.counts_G - members_BGT.sum(-1)).unsqueeze(-1)
+        counts_BG = self.counts_G - members_BGT.sum(-1)
+        counts_BG1 = counts_BG.unsqueeze(-1)
         by_class = (len(CLASSES), len(POSITIONS))
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
@@ -112,9 +115,11 @@ class CorpusValues:
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
-        mean_BTE = torch.take_along_dim(mean_BGE, micro_batch.groups_BT.unsqueeze(-1), 1).to(value_BTE)
+        group_BT1 = micro_batch.groups_BT.unsqueeze(-1)
+        mean_BTE = torch.take_along_dim(mean_BGE, group_BT1, 1).to(value_BTE)
         # NaN in padding would propagate even with a weight of 0.
-        return mean_BTE.masked_fill(~micro_batch.mask_BT.unsqueeze(-1), 0)
+        is_padding_BT = ~micro_batch.mask_BT
+        return mean_BTE.masked_fill(is_padding_BT.unsqueeze(-1), 0)
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
@@ -128,10 +133,11 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
     sample_NC = np.zeros_like(counts_NC)
     sample_NC[sampled] = counts_NC[sampled]
     in_others_NC = sample_NC.sum(0) - sample_NC
-    alone_NC = (counts_NC > 0) & (in_others_NC == 0)
+    is_alone_NC = (counts_NC > 0) & (in_others_NC == 0)
+    is_left_out_N = is_alone_NC.any(1)
     classes = {}
-    for number in np.flatnonzero(alone_NC.any(1)):
-        first_class = int(alone_NC[number].argmax())
+    for number in np.flatnonzero(is_left_out_N):
+        first_class = int(is_alone_NC[number].argmax())
         classes[int(number)] = CLASSES[first_class]
     return classes
 
@@ -170,10 +176,14 @@ class ControlValues(NamedTuple):
         values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
         contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
         attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
-        own_CBTD = scaled_heads(layer_pass.diagonal, values_CBTE) @ W_ED
+        own_CBTE = scaled_heads(layer_pass.diagonal, values_CBTE)
+        own_CBTD = own_CBTE @ W_ED
         others_CBTD = attended_CBTE @ W_ED - own_CBTD
-        pairs = zip(own_CBTD.flatten(1, 2), others_CBTD.flatten(1, 2), strict=True)
-        splits = {name: Split(*pair) for name, pair in zip(other_values, pairs, strict=True)}
+        splits = {}
+        for number, name in enumerate(other_values):
+            own_ND = own_CBTD[number].flatten(0, 1)
+            others_ND = others_CBTD[number].flatten(0, 1)
+            splits[name] = Split(own_ND, others_ND)
         return AttendedValues(splits, row_sums_BHT.transpose(1, 2))
 
 
@@ -204,9 +214,11 @@ class HeadSums(NamedTuple):
         norm = splits.block.attention_output_norm
         weights_BTH = self.weights_BTH
         if not norm.absent:
-            divided_NH = weights_BTH.flatten(-3, -2) / norm.deviation(splits.projected_ND)
+            weights_NH = weights_BTH.flatten(-3, -2)
+            divided_NH = weights_NH / norm.deviation(splits.projected_ND)
             weights_BTH = divided_NH.view_as(weights_BTH)
-        return rest.network_part(norm.linear(self.vectors_HD)).weighted(weights_BTH)
+        normed_HD = norm.linear(self.vectors_HD)
+        return rest.network_part(normed_HD).weighted(weights_BTH)
 
 
 def control_ratios(

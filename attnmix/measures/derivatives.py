@@ -25,7 +25,6 @@ W width of the perturbed vectors.
 """
 
 import copy
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -117,11 +116,12 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     x_j is the decoder's, and encoder states are constant. The norm is estimated from K random orthonormal directions r:
     E sum_k |J r_k|^2 = |J|_F^2 K / W. It is exact for K equal to the width W.
     """
-    if reference == "layer_input":
-        calls = itertools.chain.from_iterable(chain.layers for chain in chains)
-        norms = [_layer_norms(call, directions, seed) for call in calls]
-    else:
-        norms = [_chain_norms(chain, directions, seed) for chain in chains]
+    norms = []
+    for chain in chains:
+        if reference == "layer_input":
+            norms += [_layer_norms(call, directions, seed) for call in chain.layers]
+        else:
+            norms.append(_chain_norms(chain, directions, seed))
     return JacobianNorms(
         entries_LTT=torch.cat([part.entries_LTT for part in norms]),
         block_LT=torch.cat([part.block_LT for part in norms]),
@@ -175,16 +175,20 @@ def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]
         hidden = call.whole.hidden
         common.append(hidden.new_zeros(directions, *hidden[0].shape))
     sources = torch.arange(tokens, device=directions_KW.device)
-    sources_per_pass = max(1, _get_pass_tokens(directions_KW) // (tokens * directions))
+    tokens_per_source = tokens * directions
+    sources_per_pass = max(1, _get_pass_tokens(directions_KW) // tokens_per_source)
     for sources_S in sources.split(sources_per_pass):
-        same_ST = (sources_S[:, None] == sources).to(directions_KW)
+        is_same_ST = sources_S[:, None] == sources
+        same_ST = is_same_ST.to(directions_KW)
+        other_ST = 1 - same_ST
         start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
-        moved_RTD = differentials(chain.embed, chain.start_TW, start_SKTW.flatten(0, 1))
+        start_RTW = start_SKTW.flatten(0, 1)
+        moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
         for place, call in enumerate(chain.layers):
             moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
             moved_RTD = moved_R1TD.squeeze(1)
             moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))
-            common[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
+            common[place] += torch.einsum("sktd,st->ktd", moved_SKTD, other_ST)
             squares_SKT = moved_SKTD.square().sum(-1).double()
             squares_KLTT[:, place, :, sources_S] = squares_SKT.permute(1, 2, 0)
     common_squares = [moved_KTD.square().sum(-1) for moved_KTD in common]
@@ -207,15 +211,18 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # The derivatives from other tokens are subtracted below.
     targets = torch.arange(tokens, device=basis_KD.device)
-    targets_per_pass = max(1, _get_pass_tokens(x_1TD) // (tokens * directions))
+    tokens_per_target = tokens * directions
+    targets_per_pass = max(1, _get_pass_tokens(x_1TD) // tokens_per_target)
     for targets_S in targets.split(targets_per_pass):
-        same_ST = (targets_S[:, None] == targets).to(basis_KD)
+        is_same_ST = targets_S[:, None] == targets
+        same_ST = is_same_ST.to(basis_KD)
+        other_ST = 1 - same_ST
         heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
         heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)
         (moved_R1TD,) = _backpropagate(heads_1TE, (x_1TD,), heads_R1TE)
-        moved_SKTD = moved_R1TD.squeeze(1).unflatten(0, (len(targets_S), directions))
-        is_other_ST = 1 - same_ST
-        from_others_SKTD = moved_SKTD * is_other_ST[:, None, :, None]
+        moved_RTD = moved_R1TD.squeeze(1)
+        moved_SKTD = moved_RTD.unflatten(0, (len(targets_S), directions))
+        from_others_SKTD = moved_SKTD * other_ST[:, None, :, None]
         own_KTD -= from_others_SKTD.sum(0)
         squares_SKT = from_others_SKTD.square().sum(-1).double()
         squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
@@ -233,11 +240,16 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
 
 def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return a layer's input, head outputs and output `[1, T, width]`, connected in an autograd graph."""
-    x_1TD = call.whole.hidden.detach().clone().requires_grad_()
+    x_1TD = call.whole.hidden.detach().clone()
+    x_1TD.requires_grad_()
     heads: list[Tensor] = []
+
+    def record_heads(_module: Any, inputs: Any) -> None:
+        heads.append(inputs[0])
+
     path, _ = call.stack.places()["attention_heads"]
     module = call.module.get_submodule(path)
-    hook = module.register_forward_pre_hook(lambda _module, inputs: heads.append(inputs[0]))
+    hook = module.register_forward_pre_hook(record_heads)
     with torch.enable_grad(), attention_by(explicit()):
         output_1TD = call.whole(x_1TD)
     hook.remove()
@@ -253,15 +265,18 @@ def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
     """Return random orthonormal directions `[K, width]` in the space of the vectors, with K at most the width."""
     width = vectors.shape[-1]
     number = min(directions, width)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
     random_WK = torch.randn(width, number, generator=generator, dtype=torch.float64)
-    directions_KW: Tensor = torch.linalg.qr(random_WK).Q.T
-    return directions_KW.to(vectors)
+    orthonormal_WK: Tensor = torch.linalg.qr(random_WK).Q
+    return orthonormal_WK.T.to(vectors)
 
 
 def _get_pass_tokens(vectors: Tensor) -> int:
     """Return the number of tokens of all tangents in one pass through a layer, on the device of the vectors."""
-    return PASS_TOKENS if vectors.is_cpu else DEVICE_PASS_TOKENS
+    if vectors.is_cpu:
+        return PASS_TOKENS
+    return DEVICE_PASS_TOKENS
 
 
 def _norm(squares_K: Tensor, width: int) -> Tensor:

@@ -40,25 +40,34 @@ class Document:
         if len(self) <= length:
             return self
         if self.segments is None:
-            closing = int((self.words[::-1] >= 0).argmax())
-            return self.take(np.r_[: length - closing, len(self) - closing : len(self)])
+            is_word_from_end = self.words[::-1] >= 0
+            closing = int(is_word_from_end.argmax())  # number of special tokens at the end
+            beginning = np.arange(length - closing)
+            end = np.arange(len(self) - closing, len(self))
+            return self.take(np.concatenate([beginning, end]))
         special = np.flatnonzero(self.segments < 0)
-        texts = [np.flatnonzero(self.segments == text) for text in (0, 1)]
-        shorter, longer = sorted(texts, key=len)
+        first_text = np.flatnonzero(self.segments == 0)
+        second_text = np.flatnonzero(self.segments == 1)
+        shorter, longer = sorted([first_text, second_text], key=len)
         room = max(0, length - len(special))
         shorter = shorter[: room // 2]
         longer = longer[: room - len(shorter)]
-        return self.take(np.sort(np.concatenate([special, shorter, longer])))
+        kept = np.concatenate([special, shorter, longer])
+        return self.take(np.sort(kept))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
         """Return the document with the tokens at these positions, in this order."""
-        arrays = {name: array[places] for name, array in vars(self).items() if isinstance(array, np.ndarray)}
-        return replace(self, **arrays)
+        selected = {}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                selected[name] = value[places]
+        return replace(self, **selected)
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
     """Return the index in `POSITIONS` of each token of a text."""
-    return np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
+    positions = np.arange(tokens)
+    return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
@@ -98,7 +107,12 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
     """Return the reviews that are `measured` or `removed`, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
-    return sorted(documents, key=lambda document: int(document.name.removeprefix("test/")))
+    return sorted(documents, key=_number_in_test_split)
+
+
+def _number_in_test_split(document: Document) -> int:
+    number = document.name.removeprefix("test/")
+    return int(number)
 
 
 class Texts:
@@ -147,17 +161,22 @@ class Corpus:
     def document(self, number: int) -> Document:
         """Return a document; the last row group is cached."""
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
-        if self._read_group[0] != row_group:
+        cached_row_group, documents = self._read_group
+        if cached_row_group != row_group:
             (tokens,) = self.files.token_row_groups(READ_COLUMNS, [row_group])
             texts = self.texts.iloc[self.rows(row_group)]
-            self._read_group = (row_group, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
-        return self._read_group[1][place]
+            tokens_of_texts = tokens.iloc[: texts["tokens"].sum()]
+            documents = documents_of(texts, tokens_of_texts)
+            self._read_group = (row_group, documents)
+        return documents[place]
 
     def __getitem__(self, number: int) -> Document:
         return self.document(number)
 
     def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
         """Return padded batches of documents of similar length, as lists of indices."""
-        numbers = np.arange(len(self))[self.rows(row_group)]
-        batches = batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)
+        rows = self.rows(row_group)
+        numbers = np.arange(len(self))[rows]
+        lengths = self.lengths[rows]
+        batches = batches_by_tokens(lengths.tolist(), batch_tokens)
         return [numbers[batch].tolist() for batch in batches]

@@ -100,12 +100,13 @@ class Words:
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         words = self.unit_WD[..., 0].numel()
         chunk_rows = max(1, NEAREST_NUMBERS // words)
-        nearest = []
+        nearest_by_chunk = []
         for chunk in rows.split(chunk_rows, -2):
             products = chunk @ self.unit_WD.mT
-            nearest.append(products.argmax(-1))
+            nearest_by_chunk.append(products.argmax(-1))
         tokens = self.ids_T.shape[-1]
-        nearest_ids = self.ids_W.gather(-1, torch.cat(nearest, -1))
+        nearest = torch.cat(nearest_by_chunk, -1)
+        nearest_ids = self.ids_W.gather(-1, nearest)
         ids_by_point = nearest_ids.view(*texts, -1, tokens)
         is_own = ids_by_point == self.ids_T.unsqueeze(-2)
         return is_own.view(vectors.shape[:-1])
@@ -148,7 +149,8 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
     """Return measures `[..., names]`; NaN, in the shape of `like`, for missing ones."""
     undefined = torch.full_like(like, torch.nan)
-    return torch.stack([measures.get(name, undefined) for name in names], dim=-1)
+    in_order = [measures.get(name, undefined) for name in names]
+    return torch.stack(in_order, dim=-1)
 
 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
@@ -157,26 +159,32 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     Eigenvalues are computed on the CPU, as solvers on other devices process matrices sequentially. Products on other
     devices are copied in a thread, while the device continues.
     """
-    sizes = lengths if cloud.by_tokens else [cloud.width] * len(lengths)
-    if cloud.gram_NN.is_cpu:
-        ranks: Future[Tensor] = Future()
-        ranks.set_result(_compute_ranks(cloud.gram_NN, sizes, map))
-        return ranks
-    return _get_fetching_thread().submit(_fetch_ranks, cloud.gram_NN, sizes)
+    sizes = lengths
+    if not cloud.by_tokens:
+        sizes = [cloud.width] * len(lengths)
+    if not cloud.gram_NN.is_cpu:
+        fetching_thread = _get_fetching_thread()
+        return fetching_thread.submit(_fetch_ranks, cloud.gram_NN, sizes)
+    ranks = _compute_ranks(cloud.gram_NN, sizes, map)
+    finished: Future[Tensor] = Future()
+    finished.set_result(ranks)
+    return finished
 
 
 def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
     """Copy products from another device, and return the effective ranks, computed in parallel."""
-    return _compute_ranks(gram.cpu(), sizes, _get_solving_threads().map)
+    solving_threads = _get_solving_threads()
+    return _compute_ranks(gram.cpu(), sizes, solving_threads.map)
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
     """Return the effective ranks `[texts, points]`, from the products without padding."""
     grams = []
     for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
-        grams.append(gram_PNN[:, :size, :size])
-    ranks = list(apply(_compute_effective_rank, grams))
-    return torch.stack(ranks)
+        unpadded = gram_PNN[:, :size, :size]
+        grams.append(unpadded)
+    ranks = apply(_compute_effective_rank, grams)
+    return torch.stack(list(ranks))
 
 
 @cache
@@ -194,13 +202,18 @@ def _get_solving_threads() -> ThreadPoolExecutor:
 @torch.inference_mode()
 def _compute_effective_rank(gram: Tensor) -> Tensor:
     """Return the effective rank from products `[..., N, N]`; NaN if all are 0."""
-    values = torch.linalg.eigvalsh(gram)
+    eigenvalues = torch.linalg.eigvalsh(gram)
     # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would matter.
-    rounding = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
-    singular = torch.where(values > rounding, values, 0).sqrt()
-    shares = singular / singular.sum(-1, keepdim=True)
-    ranks: Tensor = torch.special.entr(shares).sum(-1).exp()
-    return ranks
+    precision = torch.finfo(eigenvalues.dtype).eps
+    size = eigenvalues.shape[-1]
+    largest = eigenvalues[..., -1:]
+    rounding = precision * size * largest
+    squares = torch.where(eigenvalues > rounding, eigenvalues, 0)
+    singular_values = squares.sqrt()
+    shares = singular_values / singular_values.sum(-1, keepdim=True)
+    entropy = torch.special.entr(shares).sum(-1)
+    rank: Tensor = entropy.exp()
+    return rank
 
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
@@ -226,7 +239,8 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     tokens = first.tokens
     both = (first.squares_T * second.squares_T).sum(-1)
     sums = first.squares_T.sum(-1) * second.squares_T.sum(-1)
-    sums_term = sums / ((tokens - 1) * (tokens - 2))
+    pairs = (tokens - 1) * (tokens - 2)
+    sums_term = sums / pairs
     product_term = 2 * both / (tokens - 2)
     estimate: Tensor = product - both + sums_term - product_term
     return estimate
@@ -252,8 +266,9 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
             if vectors.shape == start.shape:
                 measures["cosine_input"] = _cosine(vectors, start, length_T * start_length_T)
             if vectors.shape == before.shape:
+                distance_T = (vectors - before).norm(dim=-1)
                 measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
-                measures["distance_previous"] = (vectors - before).norm(dim=-1) / start_length_T
+                measures["distance_previous"] = distance_T / start_length_T
             before = vectors
             before_length_T = length_T
         steps.append(_stack_measures(measures, STEP_MEASURES, like=start_length_T))
@@ -265,7 +280,9 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     features = layer_pass.features
     vectors: dict[str, Tensor | None] = {}
     for step, point in STEP_POINTS.items():
-        vectors[step] = features.get(point) if point else None
+        vectors[step] = None
+        if point:
+            vectors[step] = features.get(point)
     # The second skip connection is not captured in post-LN layers, and is the output of pre-LN layers.
     if layer_pass.block.output_norm.absent:
         vectors["ffn_skip"] = features["layer_output"]

@@ -28,7 +28,9 @@ class MicroBatch:
 
     def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
         """Select the documents at `places` from all documents of the batch."""
-        self.documents, self.places, self.device = documents[places], places, device
+        self.documents = documents[places]
+        self.places = places
+        self.device = device
         self.lengths = [len(document) for document in self.documents]
         self.tokens = max(self.lengths)
         self.is_padded = min(self.lengths) < self.tokens
@@ -37,7 +39,8 @@ class MicroBatch:
     @cached_property
     def mask_BT(self) -> Tensor:
         """True for tokens, False for padding."""
-        return self._padded([np.ones(length, bool) for length in self.lengths], False)
+        masks = [np.ones(length, bool) for length in self.lengths]
+        return self._pad(masks, False)
 
     @cached_property
     def tokens_B(self) -> Tensor:
@@ -47,7 +50,8 @@ class MicroBatch:
     @cached_property
     def groups_BT(self) -> Tensor:
         """Index of each token's group, the combination of class and position."""
-        return self._padded([_groups(document) for document in self.documents], 0)
+        groups = [_token_groups(document) for document in self.documents]
+        return self._pad(groups, 0)
 
     @cached_property
     def members_BTG(self) -> Tensor:
@@ -57,10 +61,11 @@ class MicroBatch:
 
     def members_within(self, names: Collection[str]) -> Tensor:
         """Return `members_BTG`, with zeros for documents without one of these names."""
-        if all(name in names for name in self.names):
+        is_named = [name in names for name in self.names]
+        if all(is_named):
             return self.members_BTG
-        within_B = torch.tensor([name in names for name in self.names], device=self.device)
-        return self.members_BTG * within_B[:, None, None]
+        is_named_B = torch.tensor(is_named, device=self.device)
+        return self.members_BTG * is_named_B[:, None, None]
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
@@ -74,10 +79,12 @@ class MicroBatch:
     @cached_property
     def segments_BT(self) -> Tensor | None:
         """The text of each token of a pair: 0 or 1, -1 for special tokens; None if a document is not a pair."""
-        segments = [document.segments for document in self.documents if document.segments is not None]
-        if len(segments) < len(self.documents):
-            return None
-        return self._padded([segments_T.astype(np.int64) for segments_T in segments], PADDING_SEGMENT)
+        segments = []
+        for document in self.documents:
+            if document.segments is None:
+                return None
+            segments.append(document.segments.astype(np.int64))
+        return self._pad(segments, PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
         """Return `segments_BT`; if `shifted`, shifted right by one, as decoder inputs are."""
@@ -94,15 +101,17 @@ class MicroBatch:
         """
         if not shifted:
             return self._special_SB
-        first_1B = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64).T
-        has_next_SB = (self._special_SB >= 0) & (self._special_SB < self.tokens_B - 1)
-        next_SB = torch.where(has_next_SB, self._special_SB + 1, -1)
-        return torch.cat([first_1B, next_SB])
+        position_SB = self._special_SB
+        first_B1 = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64)
+        is_special_SB = position_SB >= 0
+        is_before_last_SB = position_SB < self.tokens_B - 1
+        next_SB = torch.where(is_special_SB & is_before_last_SB, position_SB + 1, -1)
+        return torch.cat([first_B1.T, next_SB])
 
     @cached_property
     def _special_SB(self) -> Tensor:
         positions = [np.flatnonzero(document.words < 0) for document in self.documents]
-        return self._padded(positions, -1).T
+        return self._pad(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:
         """Select the vectors of the micro-batch from the vectors of the whole batch."""
@@ -111,8 +120,8 @@ class MicroBatch:
     def sums(self, values: Tensor) -> Tensor:
         """Return the sums of values `[B, T, ...]` over the tokens of each document, in float64."""
         if self.is_padded:
-            more_axes = [1] * (values.dim() - 2)
-            mask = self.mask_BT.view(*self.mask_BT.shape, *more_axes)
+            further_axes = [1] * (values.dim() - 2)
+            mask = self.mask_BT.view(*self.mask_BT.shape, *further_axes)
             values = values.masked_fill(~mask, 0)
         return values.sum(1, dtype=torch.float64)
 
@@ -121,27 +130,35 @@ class MicroBatch:
         means_BE = self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)
         return means_BE.unsqueeze(1).to(values_BTE)
 
-    def _padded(self, arrays: Sequence[npt.NDArray[Any]], padding: float) -> Tensor:
+    def _pad(self, arrays: Sequence[npt.NDArray[Any]], padding: float) -> Tensor:
+        """Return arrays of different lengths as a padded tensor `[B, T]`, on the device of the batch."""
         tensors = [torch.as_tensor(array) for array in arrays]
-        return pad_sequence(tensors, batch_first=True, padding_value=padding).to(self.device)
+        padded = pad_sequence(tensors, batch_first=True, padding_value=padding)
+        return padded.to(self.device)
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
     """Return the micro-batches of a batch; they depend only on the documents' lengths and the device type."""
-    return [MicroBatch(documents, places, device) for places in _places(documents, chunk_tokens(device))]
+    max_tokens = chunk_tokens(device)
+    return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 
 
-def _places(documents: Sequence[Document], most_tokens: int) -> Iterator[slice]:
-    """Yield slices of consecutive documents with at most `most_tokens` tokens (with padding), or one document."""
-    start, longest = 0, 0
+def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[slice]:
+    """Yield slices of consecutive documents with at most `max_tokens` tokens (with padding), or one document."""
+    start = 0
+    longest = 0
     for place, document in enumerate(documents):
         longest = max(longest, len(document))
         padded_tokens = (place + 1 - start) * longest
-        if place > start and padded_tokens > most_tokens:
+        if place > start and padded_tokens > max_tokens:
             yield slice(start, place)
-            start, longest = place, len(document)
+            start = place
+            longest = len(document)
     yield slice(start, len(documents))
 
 
-def _groups(document: Document) -> npt.NDArray[np.int64]:
-    return document.classes.astype(np.int64) * len(POSITIONS) + position_groups(len(document))
+def _token_groups(document: Document) -> npt.NDArray[np.int64]:
+    """Return the index of each token's group, the combination of class and position."""
+    class_T = document.classes.astype(np.int64)
+    position_T = position_groups(len(document))
+    return class_T * len(POSITIONS) + position_T

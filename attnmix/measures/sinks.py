@@ -37,9 +37,10 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     weights_BTH = call.one_key(key_BH1d, mask_BHT)
     if not call.causal:
         return weights_BTH
-    tokens_T = torch.arange(call.key.shape[-2], device=positions_B.device)
-    hidden_BT = tokens_T < positions_B.unsqueeze(-1)
-    return weights_BTH.masked_fill(hidden_BT.unsqueeze(-1), 0)
+    tokens = call.key.shape[-2]
+    places_T = torch.arange(tokens, device=positions_B.device)
+    is_earlier_BT = places_T < positions_B.unsqueeze(-1)  # earlier tokens do not attend to the source
+    return weights_BTH.masked_fill(is_earlier_BT.unsqueeze(-1), 0)
 
 
 def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
@@ -48,13 +49,16 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
     `special_SB` contains the positions of each document's special tokens, padded with -1. Weights are 0 for padding and
     for a special token on itself.
     """
-    tokens, heads = call.value.shape[-2], call.value.shape[-3]
+    heads, tokens = call.value.shape[-3:-1]
     places_T = torch.arange(tokens, device=special_SB.device)
     weights_SBTH = call.value.new_zeros(*special_SB.shape, tokens, heads)
     for number, position_B in enumerate(special_SB):
         position_B1 = position_B.unsqueeze(-1)
-        is_other_BT = (position_B1 >= 0) & (places_T != position_B1)
-        weights_SBTH[number] = weights_on(call, position_B.clamp_min(0)) * is_other_BT.unsqueeze(-1)
+        is_special_B1 = position_B1 >= 0
+        is_other_BT = places_T != position_B1
+        is_counted_BT = is_special_B1 & is_other_BT
+        weights_BTH = weights_on(call, position_B.clamp_min(0))
+        weights_SBTH[number] = weights_BTH * is_counted_BT.unsqueeze(-1)
     return weights_SBTH
 
 
@@ -69,12 +73,14 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
     value_length_BT = layer_pass.value.double().norm(dim=-1)
     first_length_B = value_length_BT[:, 0]
     last_length_B1 = value_length_BT.take_along_dim(last_B.unsqueeze(-1), -1)
+    last_length_B = last_length_B1.squeeze(-1)
     between_length_B = _mean(value_length_BT, is_between_BT)
+    output_BTD = layer_pass.features["layer_output"]
     measures = (
         _mean(on_last_BT, is_before_last_BT),
         first_length_B / between_length_B,
-        last_length_B1.squeeze(-1) / between_length_B,
-        _massive_activations(layer_pass.features["layer_output"], mask_BT, lengths),
+        last_length_B / between_length_B,
+        _massive_activations(output_BTD, mask_BT, lengths),
     )
     return torch.stack(measures, -1)
 
@@ -87,11 +93,14 @@ def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[
     # The loop over texts avoids torch's median along an axis, which is not deterministic on all devices.
     medians = []
     for size_TD, length in zip(size_BTD, lengths, strict=True):
-        medians.append(size_TD[:length].median())
-    return (largest_B / torch.stack(medians)).double()
+        median = size_TD[:length].median()
+        medians.append(median)
+    relative_B = largest_B / torch.stack(medians)
+    return relative_B.double()
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the mean over the tokens of a mask `[B]`; NaN for an empty mask."""
-    mean_B: Tensor = values_BT.masked_fill(~mask_BT, 0).sum(-1) / mask_BT.sum(-1)
+    masked_BT = values_BT.masked_fill(~mask_BT, 0)
+    mean_B: Tensor = masked_BT.sum(-1) / mask_BT.sum(-1)
     return mean_B

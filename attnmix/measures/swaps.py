@@ -67,15 +67,20 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
     is_same_class = classes[others] == classes[number]
     donors: list[int | None] = []
     for candidates in (others[is_same_class], others[~is_same_class]):
-        donors.append(int(candidates[0]) if len(candidates) else None)
+        donor = None
+        if len(candidates):
+            donor = int(candidates[0])
+        donors.append(donor)
     return donors
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
     """Return `layer_swap_ratios` `[L, swaps, T]` for positions in both documents, NaN for other positions."""
     tokens = min(len(ids), len(donor_ids))
-    batch = padded([ids[:tokens].tolist()], 0, base.device)
-    donor_batch = padded([donor_ids[:tokens].tolist()], 0, base.device)
+    common_ids = ids[:tokens].tolist()
+    common_donor_ids = donor_ids[:tokens].tolist()
+    batch = padded([common_ids], 0, base.device)
+    donor_batch = padded([common_donor_ids], 0, base.device)
     chains = document_chains(base, batch["input_ids"])
     donors = document_chains(base, donor_batch["input_ids"])
     with attention_by(explicit(), base):
@@ -91,10 +96,12 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
     Both have the same number of tokens. Layers are evaluated separately, at the document's own inputs.
     """
     ratios = []
-    for chain, donor in zip(chains, donors, strict=True):
-        for call, other in zip(chain.layers, donor.layers, strict=True):
+    for chain, donor_chain in zip(chains, donors, strict=True):
+        for call, donor_call in zip(chain.layers, donor_chain.layers, strict=True):
+            donor_1TD = donor_call.whole.hidden
             with torch.no_grad(), attention_by(explicit()):
-                ratios.append(_compute_layer_swaps(call, other.whole.hidden))
+                ratios_2T = _compute_layer_swaps(call, donor_1TD)
+            ratios.append(ratios_2T)
     return torch.stack(ratios)
 
 
@@ -112,22 +119,27 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     own_T1T1 = own_TT[:, None, :, None]
 
     def compute_heads(input_1TD: Tensor) -> Tensor:
-        return heads_output(attention, block.input_norm(input_1TD))
+        normed_1TD = block.input_norm(input_1TD)
+        return heads_output(attention, normed_1TD)
 
     def compute_output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
         projected_BTD = heads_BTE @ block.output.W + block.output.b
-        return block.rest(call, input_BTD, block.attention_output_norm(projected_BTD))
+        attention_BTD = block.attention_output_norm(projected_BTD)
+        return block.rest(call, input_BTD, attention_BTD)
 
     heads_1TE = compute_heads(x_1TD)
     others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
     own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
     exchanged_T1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])
-    others_heads_T1TE, own_heads_T1TE = vmap(compute_heads)(exchanged_T1TD).chunk(2)
+    compute_heads_by_exchange = vmap(compute_heads)
+    exchanged_heads = compute_heads_by_exchange(exchanged_T1TD)
+    others_heads_T1TE, own_heads_T1TE = exchanged_heads.chunk(2)
     others_heads_1TE = _select_own_rows(others_heads_T1TE)
     own_heads_1TE = _select_own_rows(own_heads_T1TE)
     inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
     heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
-    y_1TD, others_1TD, own_1TD = compute_output(inputs_3TD, heads_3TE).split(1)
+    outputs_3TD = compute_output(inputs_3TD, heads_3TE)
+    y_1TD, others_1TD, own_1TD = outputs_3TD.split(1)
     swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
 
     move_1TD = donor_1TD - x_1TD
@@ -159,11 +171,12 @@ def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor
     own_T = _measure_length(own_BTD)
     own_T = torch.where(own_T > smallest_T, own_T, 0)
     total_T = others_T + own_T
-    share_T: Tensor = (others_T / total_T).masked_fill(total_T == 0, 0)
-    return share_T
+    share_T = others_T / total_T
+    return share_T.masked_fill(total_T == 0, 0)
 
 
 def _measure_length(vectors_BTD: Tensor) -> Tensor:
     """Return the root mean squared length `[T]` over the batch."""
-    length_T: Tensor = vectors_BTD.square().sum(-1).mean(0).sqrt()
-    return length_T
+    squares_BT = vectors_BTD.square().sum(-1)
+    mean_square_T: Tensor = squares_BT.mean(0)
+    return mean_square_T.sqrt()

@@ -41,11 +41,12 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - layer_pass.diagonal.mean(-1)
     weight_other_BT = torch.where(in_second_BT, first_BT, second_BT)
 
-    heads_SNE = torch.stack([from_own_BTE, from_other_BTE, special_BTE]).flatten(1, -2)
+    heads_SBTE = torch.stack([from_own_BTE, from_other_BTE, special_BTE])
+    heads_SNE = heads_SBTE.flatten(1, -2)
     others_SND = heads_SNE @ layer_pass.block.output.W
-    weights_SN = torch.stack([weight_own_BT, weight_other_BT, special_BT]).flatten(1)
+    source_weights_SBT = torch.stack([weight_own_BT, weight_other_BT, special_BT])
     projected = Split(splits.projected.own, others_SND)
-    by_source = splits.with_others(projected, weights_SN)
+    by_source = splits.with_others(projected, source_weights_SBT.flatten(1))
     if PREACTIVATION in ratio_points(methods):
         layer = by_source.layer_with_own(splits.layer.own)
         by_source = replace(by_source, known_layer=layer)
@@ -68,9 +69,11 @@ def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tenso
     sums_of_weights = []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
+        mean_weights_BRT = weights_BHRT.mean(1)
         contexts.append(weights_BHRT @ value_BHTx)
-        sums_of_weights.append(weights_BHRT.mean(1) @ members_BTS)
-    context_BHTSd = torch.cat(contexts, -2).unflatten(-1, (len(SEGMENTS), -1))
-    vectors_SBTE = context_BHTSd.permute(3, 0, 2, 1, 4).flatten(-2)
+        sums_of_weights.append(mean_weights_BRT @ members_BTS)
+    context_BHTx = torch.cat(contexts, -2)
+    context_BHTSd = context_BHTx.unflatten(-1, (len(SEGMENTS), -1))
+    context_SBTHd = context_BHTSd.permute(3, 0, 2, 1, 4)
     weights_BTS = torch.cat(sums_of_weights, -2)
-    return vectors_SBTE, weights_BTS.permute(2, 0, 1)
+    return context_SBTHd.flatten(-2), weights_BTS.permute(2, 0, 1)

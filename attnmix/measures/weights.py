@@ -36,18 +36,25 @@ class Norm:
         """Return the norm's linear map of a part of a vector, without division by the deviation of the whole vector."""
         if self.absent:
             return part
-        return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
+        if not self.centred:
+            return part * self.gamma
+        centred = part - part.mean(-1, keepdim=True)
+        return centred.mul_(self.gamma)
 
     def deviation(self, whole: Tensor) -> Tensor:
         """Return the norm's divisor of the vectors `whole` `[..., 1]`."""
         if self.absent:
             return whole.new_ones(())
-        centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
-        return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        if self.centred:
+            whole = whole - whole.mean(-1, keepdim=True)
+        mean_square = whole.square().mean(-1, keepdim=True)
+        return (mean_square + self.eps).sqrt()
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
         """Return a part of the vectors `whole` after the norm; all parts and beta sum to the norm's output."""
-        return part if self.absent else self.linear(part) / self.deviation(whole)
+        if self.absent:
+            return part
+        return self.linear(part) / self.deviation(whole)
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
@@ -55,26 +62,37 @@ def norm_of(module: Any, like: Tensor) -> Norm:
 
     The weight of an RMSNorm is derived from its output for a vector of ones, as some families add 1 to the weight.
     """
-    eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+    eps_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
+    eps = float(getattr(module, eps_name))
     bias: Tensor | None = getattr(module, "bias", None)
     if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa uses a custom LayerNorm class.
-        gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
+        if module.weight is None:
+            ones = torch.ones(module.normalized_shape)
+            gamma = ones.to(like)
+        else:
+            gamma = module.weight.detach()
         beta = torch.zeros_like(gamma) if bias is None else bias.detach()
         return Norm(module, gamma, beta, eps, centred=True)
+    ones = torch.ones_like(module.weight)
     with torch.no_grad():
-        gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
-    return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
+        gamma = module(ones).to(like) * (1 + eps) ** 0.5
+    beta = torch.zeros_like(gamma)
+    return Norm(module, gamma, beta, eps, centred=False)
 
 
 def no_norm(like: Tensor) -> Norm:
     """Return an identity norm, in the dtype and on the device of `like`."""
-    return Norm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False, absent=True)
+    gamma = like.new_ones(())
+    beta = like.new_zeros(())
+    return Norm(lambda vectors: vectors, gamma, beta, eps=0.0, centred=False, absent=True)
 
 
 def linear_weights(module: Module) -> Linear:
     """Return the weights of a Linear, or of GPT-2's `Conv1D`, which stores its weight untransposed."""
     parameters: Any = module
-    weight = parameters.weight.detach()
-    W = weight.T if isinstance(module, torch.nn.Linear) else weight
-    b = W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach()
-    return Linear(W, b)
+    W = parameters.weight.detach()
+    if isinstance(module, torch.nn.Linear):
+        W = W.T
+    if parameters.bias is None:
+        return Linear(W, W.new_zeros(W.shape[1]))
+    return Linear(W, parameters.bias.detach())

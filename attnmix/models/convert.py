@@ -36,8 +36,9 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         problem = str(error) if type(error) is ValueError else type(error).__name__
         allowed = "a state dict, which holds tensors alone, or a checkpoint of plain values with one in it"
         raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
+    labels = class_labels(dict(enumerate(classes)))
     try:
-        config = AutoConfig.from_pretrained(like, **class_labels(dict(enumerate(classes))), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(like, **labels, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
     except Exception as error:  # transformers raises many exception types for unreadable models
@@ -82,19 +83,23 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     if isinstance(loaded, Mapping):
         candidates = {"": loaded, **loaded}
         states = {key: value for key, value in candidates.items() if _holds_tensors(value)}
-    usual = [key for key in ("", *STATE_KEYS) if key in states]
-    if not usual and len(states) != 1:
-        keys = ", ".join(map(str, states)) or "none"
-        raise ValueError(f"it holds {len(states)} state dicts ({keys})")
-    key = usual[0] if usual else next(iter(states))
-    return {name: tensor for name, tensor in states[key].items() if not name.endswith(BUFFERS)}
+    usual_keys = [key for key in ("", *STATE_KEYS) if key in states]
+    other_keys = list(states)
+    if not usual_keys and len(other_keys) != 1:
+        keys = ", ".join(map(str, other_keys)) or "none"
+        raise ValueError(f"it holds {len(other_keys)} state dicts ({keys})")
+    keys_by_preference = usual_keys or other_keys
+    state = states[keys_by_preference[0]]
+    return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
 
 
 def _holds_tensors(value: Any) -> bool:
     """Return True for a dictionary of tensors by name."""
     if not isinstance(value, Mapping) or not value:
         return False
-    return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
+    has_names = all(isinstance(name, str) for name in value)
+    has_tensors = all(isinstance(tensor, torch.Tensor) for tensor in value.values())
+    return has_names and has_tensors
 
 
 if __name__ == "__main__":

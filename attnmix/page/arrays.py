@@ -55,7 +55,8 @@ def encode(array: Array) -> str:
     """Return the array's little-endian bytes as base64."""
     little_endian = array.dtype.newbyteorder("<")
     in_order = np.ascontiguousarray(array.astype(little_endian))
-    return base64.b64encode(in_order.tobytes()).decode("ascii")
+    encoded = base64.b64encode(in_order.tobytes())
+    return encoded.decode("ascii")
 
 
 def quantise(values: Array, low: float, high: float) -> str:
@@ -84,26 +85,42 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
         shares.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
-    known = {checkpoint: np.isfinite(each).all(axis=-1, keepdims=True) for checkpoint, each in shares.items()}
-    is_kept = np.zeros(next(iter(shares.values())).shape, dtype=bool)
-    for checkpoint, each in shares.items():
-        is_kept |= _is_among_largest(np.where(known[checkpoint], each, 0), keep)
-    if len(shares) == 2:
-        before, after = shares.values()
-        known_before, known_after = known.values()
-        change = np.where(known_before & known_after, np.abs(after - before), 0)
-        others = ~np.eye(change.shape[-1], dtype=bool)
-        is_kept |= _is_among_largest(change * others, keep)
-    kept_shares = {}
-    for checkpoint, each in shares.items():
-        roots = np.where(known[checkpoint], np.sqrt(np.clip(each, 0, 1)), np.nan)
-        own = np.diagonal(each, axis1=-2, axis2=-1)
-        kept_shares[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
+    is_kept = _select_sources(list(shares.values()), keep)
+    counts = is_kept.sum(axis=-1)
+    sources = np.nonzero(is_kept)[-1]
+    by_checkpoint = {}
+    for checkpoint, shares_TT in shares.items():
+        is_known = _is_known_row(shares_TT)
+        clipped = np.clip(shares_TT, 0, 1)
+        roots = np.where(is_known, np.sqrt(clipped), np.nan)
+        own = np.diagonal(shares_TT, axis1=-2, axis2=-1)
+        by_checkpoint[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
     return {
-        "counts": encode(is_kept.sum(axis=-1).astype(np.uint16)),
-        "sources": encode(np.nonzero(is_kept)[-1].astype(np.uint16)),
-        "checkpoints": kept_shares,
+        "counts": encode(counts.astype(np.uint16)),
+        "sources": encode(sources.astype(np.uint16)),
+        "checkpoints": by_checkpoint,
     }
+
+
+def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
+    """Return True for the sources that `largest_sources` keeps, from the shares of one or two checkpoints."""
+    is_kept = np.zeros(shares[0].shape, dtype=bool)
+    for shares_TT in shares:
+        known_shares = np.where(_is_known_row(shares_TT), shares_TT, 0)
+        is_kept |= _is_among_largest(known_shares, keep)
+    if len(shares) == 2:
+        before, after = shares
+        is_known_in_both = _is_known_row(before) & _is_known_row(after)
+        change = np.where(is_known_in_both, np.abs(after - before), 0)
+        is_other_token = ~np.eye(change.shape[-1], dtype=bool)
+        is_kept |= _is_among_largest(change * is_other_token, keep)
+    return is_kept
+
+
+def _is_known_row(shares: Array) -> npt.NDArray[np.bool_]:
+    """Return True for the rows `[..., T, 1]` without NaN."""
+    is_known: npt.NDArray[np.bool_] = np.isfinite(shares).all(axis=-1, keepdims=True)
+    return is_known
 
 
 def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
@@ -124,11 +141,15 @@ def curve(rows: pd.DataFrame, layers: range) -> Curve:
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
     """Return `curve` of each combination of the columns `keys`, in the order of their first rows."""
     known = table.dropna(subset=list(keys))
-    rows = list(zip(*(known[key] for key in keys), strict=True))
-    number = {combination: place for place, combination in enumerate(dict.fromkeys(rows))}
-    group_N = np.array([number[combination] for combination in rows], dtype=int)
-    curves = _curves(known, group_N, len(number), layers)
-    return dict(zip(number, curves, strict=True))
+    columns = [known[key] for key in keys]
+    group_by_combination: dict[tuple[Any, ...], int] = {}
+    groups = []
+    for combination in zip(*columns, strict=True):
+        group = group_by_combination.setdefault(combination, len(group_by_combination))
+        groups.append(group)
+    group_N = np.array(groups, dtype=int)
+    curves = _curves(known, group_N, len(group_by_combination), layers)
+    return dict(zip(group_by_combination, curves, strict=True))
 
 
 def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
@@ -181,22 +202,26 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES
     head_bytes_left = HEAD_BYTES
-    number = width = 0
-    for document, stored in texts:
-        if not stored:
+    number = 0
+    width = 0
+    for document, parts_by_checkpoint in texts:
+        if not parts_by_checkpoint:
             continue
-        last = list(stored.values())[-1]
+        all_parts = list(parts_by_checkpoint.values())
+        last = all_parts[-1]
         _, number, _, width = last["query"].shape
-        vector_bytes = sum(_bytes_of_all(parts) for parts in stored.values())
-        head_bytes = sum(_bytes_in_16_bits(parts) for parts in stored.values())
-        if "given" in last and vector_bytes <= vector_bytes_left:
+        vector_bytes = sum(_bytes_of_all(parts) for parts in all_parts)
+        head_bytes = sum(_bytes_in_16_bits(parts) for parts in all_parts)
+        has_vectors = "given" in last
+        if has_vectors and vector_bytes <= vector_bytes_left:
             vector_bytes_left -= vector_bytes
-            encoded = {checkpoint: _encode_vectors(parts) for checkpoint, parts in stored.items()}
-            documents[document] = encoded
+            encode_parts = _encode_vectors
         elif head_bytes <= head_bytes_left:
             head_bytes_left -= head_bytes
-            encoded = {checkpoint: _encode_16_bits(parts) for checkpoint, parts in stored.items()}
-            documents[document] = encoded
+            encode_parts = _encode_16_bits
+        else:
+            continue
+        documents[document] = {checkpoint: encode_parts(parts) for checkpoint, parts in parts_by_checkpoint.items()}
     return {"number": number, "width": width, "documents": documents}
 
 
@@ -211,14 +236,16 @@ def _bytes_in_16_bits(parts: Parts) -> int:
 
 def _encode_common(parts: Parts) -> dict[str, Any]:
     """Return the arrays common to both encodings; `sums` `[L, H, T]` only if an attention sink reduces row sums."""
+    reach = parts["reach"].astype(np.uint16)
     encoded = {
         "scores": parts["scores"].tolist(),
-        "reach": encode(parts["reach"].astype(np.uint16)),
+        "reach": encode(reach),
         "source_norms": encode(parts["source_norms"]),
         "key_heads": parts["key"].shape[1],
     }
     sums_LHT = _row_sums(parts)
-    if (sums_LHT < 1 - ROUNDING).any():
+    has_sink_LHT = sums_LHT < 1 - ROUNDING
+    if has_sink_LHT.any():
         encoded["sums"] = encode(sums_LHT.astype(np.float32))
     return encoded
 
@@ -229,7 +256,8 @@ def _row_sums(parts: Parts) -> Array:
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):
         for head in range(heads):
-            sums_LHT[layer, head] = weights(parts, layer, head).sum(-1)
+            weights_TT = weights(parts, layer, head)
+            sums_LHT[layer, head] = weights_TT.sum(-1)
     return sums_LHT
 
 
@@ -238,10 +266,11 @@ def _encode_vectors(parts: Parts) -> dict[str, Any]:
     encoded["query"] = encode(parts["query"])
     encoded["key"] = encode(parts["key"])
     encoded["bits"] = 32
-    encoded["vectors"] = {}
+    vectors = {}
     for name in DIMENSIONS:
         if name in parts and name not in HEAD_PARTS:
-            encoded["vectors"][name] = encode(parts[name])
+            vectors[name] = encode(parts[name])
+    encoded["vectors"] = vectors
     return encoded
 
 

@@ -60,25 +60,17 @@ class Subject:
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
     """Return the page's text by template variable; `checkpoints` has labels, with the captured checkpoint last."""
-    (curves, differences), measure = run.mixing, run.metrics("measure")
     if subject.dataset is None:
-        texts = tokens["document"].nunique()
-        plural = "" if texts == 1 else "s"
-        return {
-            "checkpoints": dict(model_wording_of(run).labels)
-            if len(differences)
-            else {"pretrained": "The model as it is"},
-            "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
-            "measured": f"All numbers and maps are of the text{plural} below.",
-            "findings": _controls(run),
-            "cautions": _cautions(subject, "Other texts have other numbers.", run),
-            "computed_on": {"measures": measure["computed_on"]},
-        }
-    finetune, download = run.metrics("finetune"), run.metrics("download")
+        return _describe_texts(subject, tokens, run)
+    measure = run.metrics("measure")
+    finetune = run.metrics("finetune")
+    download = run.metrics("download")
     evidence = [*class_evidence(run), *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)]
     test = finetune["test"]
-    low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
+    low = percent(test["accuracy_ci_low"])
+    high = percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
+    measured = f"{_measured(run, measure['documents'])} {_selection(subject, run)}"
     return {
         "checkpoints": CHECKPOINTS,
         "facts": {
@@ -88,10 +80,29 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
-        "measured": f"{_measured(run, measure['documents'])} {_selection(subject, run)}".strip(),
+        "measured": measured.strip(),
         "findings": [accuracy, *evidence],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
+    }
+
+
+def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
+    """Return the page's text by template variable, for a few texts in one or two unchanged models."""
+    curves, differences = run.mixing
+    labels = {"pretrained": "The model as it is"}
+    if len(differences):
+        labels = dict(model_wording_of(run).labels)
+    texts = tokens["document"].nunique()
+    noun = "text" if texts == 1 else "texts"
+    layers = curves["layer"].max()
+    return {
+        "checkpoints": labels,
+        "facts": {noun: str(texts), "tokens": str(len(tokens)), "layers": str(layers)},
+        "measured": f"All numbers and maps are of the {noun} below.",
+        "findings": _controls(run),
+        "cautions": _cautions(subject, "Other texts have other numbers.", run),
+        "computed_on": {"measures": run.metrics("measure")["computed_on"]},
     }
 
 
@@ -106,7 +117,8 @@ def _measured(run: Results, documents: int) -> str:
             texts = rows["documents"].max()
             others.append(f"{name} over {texts:.0f} of them")
     if others:
-        means = f"{', '.join([means, *others[:-1]])}, and {others[-1]}"
+        before_last = ", ".join([means, *others[:-1]])
+        means = f"{before_last}, and {others[-1]}"
     return f"{means}. The maps show the captured texts, which are examples."
 
 
@@ -118,7 +130,9 @@ def _selection(subject: Subject, run: Results) -> str:
     longer = texts[texts["tokens"] > TYPICAL_TOKENS]
     if longer.empty:
         return subject.selection
-    names = [f"{row['document']} ({row['tokens']} tokens)" for _, row in longer.iterrows()]
+    names = []
+    for _, row in longer.iterrows():
+        names.append(f"{row['document']} ({row['tokens']} tokens)")
     return f"{subject.selection} No such text was that short in the case of {' and '.join(names)}."
 
 
@@ -130,7 +144,9 @@ def percent(share: float, digits: int = 0) -> str:
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
     names = table["checkpoint"].unique().tolist()
-    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in names else names[0]
+    checkpoint = names[0]
+    if CAPTURED_CHECKPOINT in names:
+        checkpoint = CAPTURED_CHECKPOINT
     is_of_checkpoint = table["checkpoint"] == checkpoint
     is_preferred = table["method"] == preferred(table)
     return table[is_of_checkpoint & is_preferred]
@@ -164,8 +180,10 @@ def class_shares(run: Results) -> pd.DataFrame:
     }
     tables = []
     for quantity, (checkpoint, measure) in chosen.items():
-        is_chosen = (geometry["checkpoint"] == checkpoint) & (geometry["measure"] == measure)
-        tables.append(geometry[is_chosen].assign(quantity=quantity))
+        is_of_checkpoint = geometry["checkpoint"] == checkpoint
+        is_of_measure = geometry["measure"] == measure
+        rows = geometry[is_of_checkpoint & is_of_measure]
+        tables.append(rows.assign(quantity=quantity))
     return pd.concat(tables)
 
 
@@ -179,9 +197,9 @@ def class_evidence(run: Results) -> list[str]:
         return []
     rows = shares.set_index(["quantity", "layer"])
     after_by_layer: Any = rows.loc["after"]
-    is_enough = after_by_layer["documents"].max() >= MIN_SIMULTANEOUS
-    # The layer with the largest share is only meaningful with enough texts; otherwise, use the last layer.
-    layer = int(after_by_layer["mean"].idxmax() if is_enough else after_by_layer.index.max())
+    layer = int(after_by_layer.index.max())
+    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, the largest share is random
+        layer = int(after_by_layer["mean"].idxmax())
     by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in ("before", "after", "difference", "permuted")}
     return [
         _class_verdict(by_quantity, layer, run),
@@ -194,14 +212,16 @@ def class_evidence(run: Results) -> list[str]:
 def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return whether contributions between tokens in a layer are common to texts of one predicted class."""
     common = "is common to texts of one predicted class, but not to all texts,"
-    after, difference = by_quantity["after"], by_quantity["difference"]
+    after = by_quantity["after"]
+    difference = by_quantity["difference"]
+    chance = by_quantity["permuted"]["mean"]
     noun = wording_of(run).texts
     documents = after["documents"]
     change = verdict(difference["ci_low"], difference["ci_high"], documents)
     if change is Verdict.TOO_FEW_TEXTS:
         reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
         return f"Whether what tokens give each other {common} is not known: {reason}."
-    if change is Verdict.HIGHER and after["ci_low"] > by_quantity["permuted"]["mean"]:
+    if change is Verdict.HIGHER and after["ci_low"] > chance:
         much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
         where = f"what tokens give each other in layer {layer}"
         return f"After fine-tuning, {where} is {much} common to texts of one predicted class, but not to all texts."
@@ -228,18 +248,28 @@ def _ratio_change(run: Results) -> str:
 
 def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return the share of the predicted class in other tokens' contributions to a layer: before, after, by chance."""
-    before, after, chance = (by_quantity[name] for name in ("before", "after", "permuted"))
-    number = counted(after["documents"], wording_of(run).texts)
-    interval = f"95% interval {percent(max(after['ci_low'], 0))} to {percent(max(after['ci_high'], 0))}, {number}"
-    extent = number if after["documents"] < MIN_INTERVAL_DOCUMENTS else interval
-    was = f"{percent(max(before['mean'], 0))} before fine-tuning"
-    if verdict(before["ci_low"], before["ci_high"], before["documents"]) is Verdict.INCONCLUSIVE:
+    before = by_quantity["before"]
+    after = by_quantity["after"]
+    chance = by_quantity["permuted"]
+    extent = counted(after["documents"], wording_of(run).texts)
+    if after["documents"] >= MIN_INTERVAL_DOCUMENTS:
+        low = _positive_percent(after["ci_low"])
+        high = _positive_percent(after["ci_high"])
+        extent = f"95% interval {low} to {high}, {extent}"
+    was = f"{_positive_percent(before['mean'])} before fine-tuning"
+    verdict_before = verdict(before["ci_low"], before["ci_high"], before["documents"])
+    if verdict_before is Verdict.INCONCLUSIVE:
         was = f"{was}; whether it was above 0 is inconclusive, as the interval includes 0"
     return (
-        f"In layer {layer}, {percent(max(after['mean'], 0))} of the squared length of the contributions of other "
+        f"In layer {layer}, {_positive_percent(after['mean'])} of the squared length of the contributions of other "
         f"tokens is common to the texts of a predicted class ({extent}). It was {was}. If "
-        f"classes are shuffled over the texts, it is less than {percent(max(chance['mean'], 0))} in 95 of 100 draws."
+        f"classes are shuffled over the texts, it is less than {_positive_percent(chance['mean'])} in 95 of 100 draws."
     )
+
+
+def _positive_percent(share: float) -> str:
+    """Return a share in percent; 0% for the negative estimate of a share near 0."""
+    return percent(max(share, 0))
 
 
 def overall_change(run: Results) -> pd.Series:
@@ -248,24 +278,31 @@ def overall_change(run: Results) -> pd.Series:
     It has `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
     """
     table = run.table("measure/mixing_weighted")
-    is_by_token = (table["weight"] == "token") & (table["tokens_of"] == "all")
-    rows = table[is_by_token & (table["layer"] == "all")]
-    rows = rows[rows["method"] == preferred(rows)].set_index("checkpoint")
+    is_by_token = table["weight"] == "token"
+    is_over_tokens = table["tokens_of"] == "all"
+    is_over_layers = table["layer"] == "all"
+    rows = table[is_by_token & is_over_tokens & is_over_layers]
+    is_preferred = rows["method"] == preferred(rows)
+    rows = rows[is_preferred].set_index("checkpoint")
+    means = rows["mean"]
     change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high", "documents")}
-    change["before"] = rows["mean"]["pretrained"]
-    change["after"] = rows["mean"]["finetuned"]
+    change["before"] = means["pretrained"]
+    change["after"] = means["finetuned"]
     return pd.Series(change)
 
 
 def _needed_values(run: Results) -> list[str]:
     """Return how predictions depend on the values; an empty list if swaps between classes were not possible."""
     table = run.table("faithfulness/class_use")
-    kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
+    rows = table[table["quantity"] == "class_kept"]
+    kept = rows.pivot(index="layer", columns="group", values="mean")
     if not set(EDITS) <= set(kept):
         return []
-    first, predicted = len(kept) // 2 + 1, run.table("faithfulness/margins")["predicted"]
-    constant = percent(predicted.value_counts(normalize=True).max())
-    text, corpus, other = (percent(float(kept[name][first])) for name in EDITS)
+    first = len(kept) // 2 + 1
+    predicted = run.table("faithfulness/margins")["predicted"]
+    shares_of_classes = predicted.value_counts(normalize=True)
+    constant = percent(shares_of_classes.max())
+    text, corpus, other = [percent(float(kept[name][first])) for name in EDITS]
     return [
         "Replacing value vectors tests whether the prediction depends on which token gives them. One and the same "
         f"answer for every text would keep {constant} of their predicted classes. If every value vector from layer "
@@ -277,7 +314,9 @@ def _needed_values(run: Results) -> list[str]:
 def class_lens(run: Results) -> list[str]:
     """Return the agreement of the classifier's head on tokens that it was not trained to read."""
     table = run.table("faithfulness/class_use")
-    lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
+    is_agreement = table["quantity"] == "lens_agreement"
+    is_of_others = table["group"] == "others"
+    lens = table[is_agreement & is_of_others]
     if lens.empty:
         return []
     last_layer = lens.sort_values("layer").iloc[-1]
@@ -340,7 +379,10 @@ def _classes(run: Results) -> list[str]:
         return []
     noun = wording_of(run).texts
     ranked = table.dropna(subset="f1").sort_values("f1", kind="stable")
-    named = [f"{_isolate(row['label_name'])} (F1 {percent(row['f1'])})" for _, row in ranked.iterrows()]
+    named = []
+    for _, row in ranked.iterrows():
+        class_name = _isolate(row["label_name"])
+        named.append(f"{class_name} (F1 {percent(row['f1'])})")
     return [f"Of the classes, the classifier recognises {named[-1]} best and {named[0]} worst in the test {noun}."]
 
 
@@ -363,16 +405,21 @@ def _largest_change(run: Results) -> pd.Series | None:
 
 def _controls(run: Results) -> list[str]:
     """Return sentences on the preferred ratio and its controls, averaged over layers, and on its largest change."""
-    table, curves = run.table("measure/mixing_controls"), run.mixing[0]
+    curves, _ = run.mixing
     ratios = shown_rows(curves)
     checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
+    table = run.table("measure/mixing_controls")
     rows = table[table["method"] == method].dropna(subset="mean")
-    control = rows.groupby(["control", "checkpoint"])["mean"].mean().to_dict()
+    means = rows.groupby(["control", "checkpoint"])["mean"].mean()
+    control = means.to_dict()
     changed_inputs = {
         ("shuffled_words", checkpoint): "the words in random order",
         ("random_weights", RANDOM_MODEL): "random weights",
     }
-    clauses = [f"with {what} {percent(control[key])}" for key, what in changed_inputs.items() if key in control]
+    clauses = []
+    for key, what in changed_inputs.items():
+        if key in control:
+            clauses.append(f"with {what} {percent(control[key])}")
     sentences = []
     if clauses:
         ratio = percent(ratios["mean"].mean())
@@ -387,11 +434,11 @@ def _controls(run: Results) -> list[str]:
     if changes.empty:
         return sentences
     change = model_wording_of(run).change
-    over_layers = f"Over all layers {change} changes the ratio by {points(changes['mean'].mean())} percentage points."
+    mean_change = points(changes["mean"].mean())
+    over_layers = f"Over all layers {change} changes the ratio by {mean_change} percentage points."
     if (VALUE_CONTROL, "difference") in control:
-        over_layers += (
-            f" With the values replaced, {change} changes it by {points(control[VALUE_CONTROL, 'difference'])}."
-        )
+        control_change = points(control[VALUE_CONTROL, "difference"])
+        over_layers += f" With the values replaced, {change} changes it by {control_change}."
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
 
 
@@ -408,13 +455,15 @@ def _layer_change(run: Results) -> str:
         )
     ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
     interval = interval_text(*ends, kind="95% interval for all layers at once")
+    by_change = model_wording_of(run).by_change
     sentence = (
-        f"The largest change of the ratio {model_wording_of(run).by_change} is {points(largest['mean'])} percentage "
-        "points, in layer "
+        f"The largest change of the ratio {by_change} is {points(largest['mean'])} percentage points, in layer "
         f"{largest['layer']} ({interval})"
     )
     reason = why_no_verdict(*ends)
-    return f"{sentence}; it is inconclusive, as {reason}." if reason else f"{sentence}."
+    if reason:
+        sentence = f"{sentence}; it is inconclusive, as {reason}"
+    return f"{sentence}."
 
 
 def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
@@ -422,8 +471,10 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
     largest = _largest_change(run)
     if largest is None:
         return []
-    is_contrast = (controls["control"] == VALUE_CONTROL) & (controls["checkpoint"] == "difference")
-    contrasts = controls[is_contrast & (controls["layer"] == largest["layer"])]
+    is_value_control = controls["control"] == VALUE_CONTROL
+    is_difference = controls["checkpoint"] == "difference"
+    is_layer = controls["layer"] == largest["layer"]
+    contrasts = controls[is_value_control & is_difference & is_layer]
     if contrasts.empty or contrasts["ratio_minus_control_low"].isna().any():
         return []
     contrast = contrasts.iloc[0]
@@ -433,40 +484,53 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
         contrast["documents"],
         wording_of(run).texts,
     )
-    reason = why_no_verdict(*ends)
-    return [
+    sentence = (
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
         f"{points(contrast['ratio_minus_control'])} percentage points ({interval_text(*ends)})"
-        f"{f'; it is inconclusive, as {reason}' if reason else ''}."
-    ]
+    )
+    reason = why_no_verdict(*ends)
+    if reason:
+        sentence = f"{sentence}; it is inconclusive, as {reason}"
+    return [f"{sentence}."]
 
 
 def derivatives(run: Results) -> list[str]:
     """Return the changes of derivatives in the layer of the largest change of the ratio; empty without derivatives."""
-    table, changes = run.table("measure/derivatives"), _changes(run)
-    rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
+    table = run.table("measure/derivatives")
+    changes = _changes(run)
+    is_level = table["quantity"] == "level"
+    is_difference = table["checkpoint"] == "difference"
+    rows = table[is_level & is_difference]
     if changes.empty or rows.empty:
         return []
+    layer = changes["layer"].max()
     largest = _largest_change(run)
-    layer = changes["layer"].max() if largest is None else largest["layer"]
-    rows = rows[(rows["reference"] == "layer_input") & (rows["layer"] == layer)].set_index("method")
-    levels = [(condition, rows.loc[form]) for form, condition in DERIVATIVE_FORMS.items()]
+    if largest is not None:
+        layer = largest["layer"]
+    is_within_layer = (rows["reference"] == "layer_input") & (rows["layer"] == layer)
+    rows = rows[is_within_layer].set_index("method")
     noun = wording_of(run).texts
     dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     documents = rows["documents"].max()
-    if documents < MIN_SIMULTANEOUS:
-        clauses = [f"by {points(row['mean'])} percentage points {condition}" for condition, row in levels]
-        sentence = f"By fine-tuning, {dependence} changes {', '.join(clauses[:-1])}, and {clauses[-1]}."
-        return [f"{sentence} {_sentence(why_no_verdict(np.nan, np.nan, documents, noun))}"]
+    has_verdicts = documents >= MIN_SIMULTANEOUS
     clauses = []
-    for condition, row in levels:
-        ends = (row["ci_low"], row["ci_high"], row["documents"])
-        numbers = f"{points(row['mean'])} percentage points, {interval_text(*ends, noun)}"
-        clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
-    return [f"By fine-tuning, {dependence} {', '.join(clauses[:-1])}, and {clauses[-1]}."]
+    for form, condition in DERIVATIVE_FORMS.items():
+        row = rows.loc[form]
+        change = f"{points(row['mean'])} percentage points"
+        if has_verdicts:
+            ends = (row["ci_low"], row["ci_high"], row["documents"])
+            numbers = f"{change}, {interval_text(*ends, noun)}"
+            clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
+        else:
+            clauses.append(f"by {change} {condition}")
+    joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."
+    if has_verdicts:
+        return [f"By fine-tuning, {dependence} {joined}"]
+    reason = why_no_verdict(np.nan, np.nan, documents, noun)
+    return [f"By fine-tuning, {dependence} changes {joined} {_make_sentence(reason)}"]
 
 
-def _sentence(text: str) -> str:
+def _make_sentence(text: str) -> str:
     """Return a text with an upper-case first letter and a full stop."""
     first = text[0].upper()
     return f"{first}{text[1:]}."
@@ -490,7 +554,9 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     """Return limitations of the findings; `intervals` is a sentence on the scope of their intervals."""
     cautions = []
     if not subject.finetuned:
-        base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
+        base = "the same model, so no change is one"
+        if subject.base:
+            base = f"{subject.base}, which it need not come from"
         cautions.append(
             f"No model was fine-tuned (finetune.epochs: 0): fine-tuned denotes {subject.model} without changes, "
             f"pretrained denotes {base}."
@@ -514,9 +580,12 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
 
 
 def _has_rollouts(run: Results) -> bool:
+    curves, _ = run.mixing
+    checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():
-        for checkpoint in run.mixing[0]["checkpoint"].unique():
-            if any(name in ROLLOUTS for name in run.matrices(checkpoint, document)):
+        for checkpoint in checkpoints:
+            matrices = run.matrices(checkpoint, document)
+            if any(name in ROLLOUTS for name in matrices):
                 return True
     return False
 
@@ -524,8 +593,9 @@ def _has_rollouts(run: Results) -> bool:
 def _agreement(run: Results) -> str:
     """Return the rank correlation of the preferred ratio with derivatives; an empty string without derivatives."""
     table = run.table("measure/derivatives")
-    is_agreement = (table["quantity"] == "agreement") & (table["reference"] == "layer_input")
-    rows = table[is_agreement].dropna(subset="mean")
+    is_agreement = table["quantity"] == "agreement"
+    is_within_layer = table["reference"] == "layer_input"
+    rows = table[is_agreement & is_within_layer].dropna(subset="mean")
     if rows.empty:
         return ""
     most, least = most_and_least(rows)

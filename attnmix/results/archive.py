@@ -59,18 +59,19 @@ def shareable_source(source: str) -> str:
 
 def write_result(path: Path, result: SavedResult) -> None:
     """Write the file in one step."""
-    facts = {"format": FORMAT, **result.facts, "measured": sorted(result.measurements.measured)}
-    arrays = io.BytesIO()
-    np.savez(arrays, allow_pickle=False, **_pack_measurements(result.measurements))
+    measured = sorted(result.measurements.measured)
+    facts = {"format": FORMAT, **result.facts, "measured": measured}
+    arrays = _pack_measurements(result.measurements)
     members = {
         FACTS_FILE: json.dumps(facts, indent=2).encode(),
         TEXTS_FILE: _encode_parquet(result.texts),
         TOKENS_FILE: _encode_parquet(result.tokens),
-        ARRAYS_FILE: arrays.getvalue(),
+        ARRAYS_FILE: _encode_arrays(arrays),
     }
     with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name, FIRST_DATE), content, zipfile.ZIP_DEFLATED)
+            member = zipfile.ZipInfo(name, FIRST_DATE)
+            archive.writestr(member, content, zipfile.ZIP_DEFLATED)
 
 
 def read_result(path: Path) -> SavedResult:
@@ -82,10 +83,9 @@ def read_result(path: Path) -> SavedResult:
             facts = json.loads(archive.read(FACTS_FILE))
             if facts["format"] != FORMAT:
                 raise ValueError(f"its format is {facts['format']}, and this version of attnmix reads {FORMAT}")
-            texts = pd.read_parquet(io.BytesIO(archive.read(TEXTS_FILE)))
-            tokens = pd.read_parquet(io.BytesIO(archive.read(TOKENS_FILE)))
-            with np.load(io.BytesIO(archive.read(ARRAYS_FILE)), allow_pickle=False) as stored:
-                arrays = dict(stored)
+            texts = _decode_parquet(archive.read(TEXTS_FILE))
+            tokens = _decode_parquet(archive.read(TOKENS_FILE))
+            arrays = _decode_arrays(archive.read(ARRAYS_FILE))
     except (*DAMAGE, zipfile.BadZipFile, EOFError) as error:
         problem = f"{path} is damaged, or no result: {first_line(error)}"
         raise InputError(f"path: {problem}; allowed: a file that result.save(path) wrote") from error
@@ -97,50 +97,70 @@ def read_result(path: Path) -> SavedResult:
 def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of all measurements by name."""
     documents = measured.texts.documents
+    ratios = [measured.ratios[number] for number in range(len(documents))]
+    predicted = [document.predicted for document in documents]
     arrays: dict[str, npt.NDArray[Any]] = {
-        "ratios": np.concatenate([measured.ratios[number] for number in range(len(documents))], axis=-1),
-        "predicted": np.array([document.predicted for document in documents]),
+        "ratios": np.concatenate(ratios, axis=-1),
+        "predicted": np.array(predicted),
     }
     for name, sums in measured.sums.items():
         arrays.update(_pack_sums(f"sums/{name}", sums))
-    for sample, sums_by_name in measured.own_share.items():
+    for (max_texts, max_length, by), sums_by_name in measured.own_share.items():
         for name, sums in sums_by_name.items():
-            arrays.update(_pack_sums("/".join(["own_share", *map(str, sample), name]), sums))
-    arrays.update((f"token_shares/{text}", shares) for text, shares in measured.token_shares.items())
+            place = f"own_share/{max_texts}/{max_length}/{by}/{name}"
+            arrays.update(_pack_sums(place, sums))
+    for text, shares in measured.token_shares.items():
+        arrays[f"token_shares/{text}"] = shares
     for kind, by_text in (("matrices", measured.matrices), ("heads", measured.heads)):
         for text, by_name in by_text.items():
-            arrays.update((f"{kind}/{text}/{name}", array) for name, array in by_name.items())
+            for name, array in by_name.items():
+                arrays[f"{kind}/{text}/{name}"] = array
     for (text, rule, *rows), by_name in measured.parts.items():
-        place = f"parts/{text}/{rule}/{'-'.join(map(str, rows))}"
-        arrays.update((f"{place}/{name}", array) for name, array in by_name.items())
+        joined_rows = "-".join(map(str, rows))
+        for name, array in by_name.items():
+            arrays[f"parts/{text}/{rule}/{joined_rows}/{name}"] = array
     return arrays
 
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
     """Return the measurements from the arrays of `_pack_measurements`."""
-    documents = add_classes(documents_of(texts, tokens), arrays["predicted"])
+    documents = documents_of(texts, tokens)
+    documents = add_classes(documents, arrays["predicted"])
     measured = Measurements(Texts(documents))
-    ends = np.cumsum([len(document) for document in documents])[:-1]
-    measured.ratios.update(enumerate(np.split(arrays["ratios"], ends, axis=-1)))
+    lengths = [len(document) for document in documents]
+    ends = np.cumsum(lengths)[:-1]
+    ratios_by_text = np.split(arrays["ratios"], ends, axis=-1)
+    measured.ratios.update(enumerate(ratios_by_text))
     for place, array in arrays.items():
-        kind, *path = place.split("/")
-        if kind == "sums" and path[-1] == "values":
-            measured.sums["/".join(path[:-1])] = _unpack_sums(arrays, place.removesuffix("/values"))
-        elif kind == "own_share" and path[-1] == "values":
-            max_texts, max_length, by, name, _ = path
-            sample = (int(max_texts), int(max_length), by)
-            measured.own_share.setdefault(sample, {})[name] = _unpack_sums(arrays, place.removesuffix("/values"))
+        kind, _, path = place.partition("/")
+        if kind in ("sums", "own_share"):
+            if path.endswith("/values"):
+                sums = _unpack_sums(arrays, place.removesuffix("/values"))
+                _add_sums(measured, kind, path.removesuffix("/values"), sums)
         elif kind == "token_shares":
-            measured.token_shares[int(path[0])] = array
-        elif kind == "matrices":
-            measured.matrices.setdefault(int(path[0]), {})[path[1]] = array
-        elif kind == "heads":
-            measured.heads.setdefault(int(path[0]), {})[path[1]] = array
+            measured.token_shares[int(path)] = array
         elif kind == "parts":
-            text, rule, rows, name = path
-            key = (int(text), rule, *(int(row) for row in rows.split("-") if row))
-            measured.parts.setdefault(key, {})[name] = array
+            text, rule, rows, name = path.split("/")
+            row_numbers = [int(row) for row in rows.split("-") if row]
+            arrays_of_part = measured.parts.setdefault((int(text), rule, *row_numbers), {})
+            arrays_of_part[name] = array
+        elif kind in ("matrices", "heads"):
+            by_text = measured.matrices if kind == "matrices" else measured.heads
+            text, name = path.split("/")
+            arrays_of_text = by_text.setdefault(int(text), {})
+            arrays_of_text[name] = array
     return measured
+
+
+def _add_sums(measured: Measurements, kind: str, path: str, sums: Sums) -> None:
+    """Add sums to the measurements: sums of all texts, or sums of the own share in a sample of the texts."""
+    if kind == "sums":
+        measured.sums[path] = sums
+    else:
+        max_texts, max_length, by, name = path.split("/")
+        sample = (int(max_texts), int(max_length), by)
+        sums_of_sample = measured.own_share.setdefault(sample, {})
+        sums_of_sample[name] = sums
 
 
 def _pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
@@ -158,3 +178,23 @@ def _encode_parquet(table: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     table.to_parquet(buffer, **PARQUET_OPTIONS)
     return buffer.getvalue()
+
+
+def _decode_parquet(content: bytes) -> pd.DataFrame:
+    """Return the table in the bytes of a parquet file."""
+    buffer = io.BytesIO(content)
+    return pd.read_parquet(buffer)
+
+
+def _encode_arrays(arrays: Arrays) -> bytes:
+    """Return the bytes of an npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _decode_arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays in the bytes of an npz file."""
+    buffer = io.BytesIO(content)
+    with np.load(buffer, allow_pickle=False) as stored:
+        return dict(stored)

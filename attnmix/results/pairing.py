@@ -34,79 +34,90 @@ def compare_results(
     """
     results = [*before, *after]
     methods, differences = _check_comparable(results)
-    ratio, documents = preferred_ratio(methods), results[0].documents
+    ratio = preferred_ratio(methods)
+    documents = results[0].documents
     notes = [_sample_note(documents), *differences]
-    quantities = [result.quantities(methods) for result in results]
     obstacles = [result.own_share_obstacle(sample) for result in results]
     obstacle = next(filter(None, obstacles), None)
-    if obstacle is not None:
-        notes.append(f"own_share is left out: {obstacle}.")
-    else:
-        quantities = [
-            result.own_share_totals(sample) | totals for result, totals in zip(results, quantities, strict=True)
-        ]
+    has_own_share = obstacle is None
+    if has_own_share:
         notes.append(_own_share_note(len(documents), sample))
+    else:
+        notes.append(f"own_share is left out: {obstacle}.")
     if "corpus_value" in results[0].control_names:
-        left_out = texts_without_corpus_value(documents)
-        if left_out:
-            text, token_class = next(iter(left_out.items()))
-            notes.append(left_out_sentence(f"text {text}", token_class, len(left_out), len(documents)))
+        notes.extend(_corpus_value_notes(documents))
     lengths = np.array([len(document) for document in documents])
-    if len(np.unique(length_class(lengths))) > 1:
-        notes.append(_length_note(ratio, _mean_change((before, after), ratio), lengths))
-    cells = pack_cells(quantities[0])[0]
-    means = [resample_means(pack_cells(totals)[1]) for totals in quantities]
+    length_classes = np.unique(length_class(lengths))
+    if len(length_classes) > 1:
+        change = _mean_change((before, after), ratio)
+        notes.append(_length_note(ratio, change, lengths))
+    means = []
+    for result in results:
+        totals = result.quantities(methods)
+        if has_own_share:
+            totals = result.own_share_totals(sample) | totals
+        cells, cell_totals = pack_cells(totals)  # all results have the same cells
+        means.append(resample_means(cell_totals))
     names = _model_names(results)
     number = len(before)
     first = Trainings(names[:number], means[:number], fixed[0])
     second = Trainings(names[number:], means[number:], fixed[1])
-    return Comparison(first, second, cells, preferred_cells(cells, ratio), notes, ratio, (before, after))
+    preferred = preferred_cells(cells, ratio)
+    return Comparison(first, second, cells, preferred, notes, ratio, (before, after))
 
 
 def _model_names(results: Sequence[Measures]) -> list[str]:
     """Return unique display names of the models."""
-    models = [result.model for result in results]
     # A model may be trained further between two results.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
-    return distinct_names(keys, [model.name for model in models], [model.source for model in models])
+    names = [result.model.name for result in results]
+    sources = [result.model.source for result in results]
+    return distinct_names(keys, names, sources)
 
 
 def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
     """Return the ratios common to all results, and notes; raise `InputError` if they cannot be compared."""
     names = [result.model.name for result in results]
-    ids = [[document.ids.tolist() for document in result.documents] for result in results]
-    check_same_input(names, ids, [result.layers for result in results])
+    layers = [result.layers for result in results]
+    ids = []
+    for result in results:
+        ids_of_result = [document.ids.tolist() for document in result.documents]
+        ids.append(ids_of_result)
+    check_same_input(names, ids, layers)
     first = results[0]
-    for each in results[1:]:
-        if first.tokenized.pairs != each.tokenized.pairs:
+    for other in results[1:]:
+        if first.tokenized.pairs != other.tokenized.pairs:
             raise InputError("compare: pairs of texts and single texts; allowed: the same texts for both")
-        if list(first.control_totals) != list(each.control_totals):
-            asked = [", ".join(result.control_totals) or "none" for result in (first, each)]
-            raise InputError(f"compare: the two have other controls, {asked[0]} and {asked[1]}; allowed: the same")
-    shared = [method for method in first.methods if all(method in result.methods for result in results)]
+        if list(first.control_totals) != list(other.control_totals):
+            first_controls = ", ".join(first.control_totals) or "none"
+            other_controls = ", ".join(other.control_totals) or "none"
+            problem = f"the two have other controls, {first_controls} and {other_controls}"
+            raise InputError(f"compare: {problem}; allowed: the same")
+    methods_by_result = [set(result.methods) for result in results]
+    in_all = set.intersection(*methods_by_result)
+    in_some = set.union(*methods_by_result)
+    shared = [method for method in first.methods if method in in_all]
     if not shared:
         raise InputError("compare: the two have no ratio in common; measure both with the same `methods`")
-    everything = {method for result in results for method in result.methods}
-    only_some = [method for method in RATIOS if method in everything - set(shared)]
-    if not only_some:
+    only_in_some = [method for method in RATIOS if method in in_some - in_all]
+    if not only_in_some:
         return shared, []
-    return shared, [f"Not all models have {', '.join(only_some)}; compared is {preferred_ratio(shared)}."]
+    note = f"Not all models have {', '.join(only_in_some)}; compared is {preferred_ratio(shared)}."
+    return shared, [note]
 
 
 def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
     """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers."""
+    first_texts = ids[0]
     for other in range(1, len(names)):
-        numbers = (len(ids[0]), len(ids[other]))
-        if numbers[0] != numbers[1]:
-            raise InputError(
-                f"compare: results of {numbers[0]} and {numbers[1]} texts; allowed: the same texts for both"
-            )
-        pairs = enumerate(zip(ids[0], ids[other], strict=True))
-        different = next((number for number, (one, another) in pairs if one != another), None)
-        if different is not None:
-            raise InputError(
-                f"compare: other tokens in text {different}; allowed: the same texts, with the same tokenizer for both"
-            )
+        texts = ids[other]
+        if len(first_texts) != len(texts):
+            problem = f"results of {len(first_texts)} and {len(texts)} texts"
+            raise InputError(f"compare: {problem}; allowed: the same texts for both")
+        for number, text in enumerate(texts):
+            if text != first_texts[number]:
+                problem = f"other tokens in text {number}"
+                raise InputError(f"compare: {problem}; allowed: the same texts, with the same tokenizer for both")
         if layers[0] != layers[other]:
             counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
             raise InputError(f"compare: {counts}; allowed: the same number")
@@ -114,12 +125,17 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
 
 def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
     """Return the change of a ratio in each text, averaged over layers and models."""
-    means = []
+    means_by_side = []
     for side in sides:
-        totals = [result.ratio_totals()[ratio] for result in side]
-        means.append(np.mean([(each.values / each.counts).mean(1) for each in totals], axis=0))
-    change: npt.NDArray[np.float64] = means[1] - means[0]
-    return change
+        means_of_models = []
+        for result in side:
+            sums = result.ratio_totals()[ratio]
+            means_NL = sums.values / sums.counts
+            means_of_models.append(means_NL.mean(1))
+        means_by_side.append(np.mean(means_of_models, axis=0))
+    before_N, after_N = means_by_side
+    change_N: npt.NDArray[np.float64] = after_N - before_N
+    return change_N
 
 
 def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
@@ -127,10 +143,21 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
     classes_N = length_class(lengths_N)
     parts = []
     for place in np.unique(classes_N):
-        inside_N = classes_N == place
-        texts = _count_texts(int(inside_N.sum()))
-        parts.append(f"{100 * change_N[inside_N].mean():+.1f} at {LENGTHS[place]} tokens ({texts})")
+        is_in_class_N = classes_N == place
+        number = int(is_in_class_N.sum())
+        points = 100 * change_N[is_in_class_N].mean()
+        parts.append(f"{points:+.1f} at {LENGTHS[place]} tokens ({_count_texts(number)})")
     return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
+
+
+def _corpus_value_notes(documents: Sequence[Document]) -> list[str]:
+    """Return a sentence on the texts without a value of the control `corpus_value`, if there are any."""
+    left_out = texts_without_corpus_value(documents)
+    if not left_out:
+        return []
+    text, token_class = next(iter(left_out.items()))
+    note = left_out_sentence(f"text {text}", token_class, len(left_out), len(documents))
+    return [note]
 
 
 def _sample_note(documents: Sequence[Document]) -> str:
@@ -147,4 +174,6 @@ def _own_share_note(texts: int, sample: OwnShareSample) -> str:
 
 
 def _count_texts(texts: int) -> str:
-    return f"{texts} text{'s' * (texts != 1)}"
+    if texts == 1:
+        return "1 text"
+    return f"{texts} texts"

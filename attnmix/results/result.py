@@ -103,17 +103,20 @@ class Measures:
         return select_controls(self.control_names, self.measurements.sums)
 
     def __repr__(self) -> str:
-        texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
+        number = len(self.documents)
+        texts = "1 text" if number == 1 else f"{number} texts"
         extent = f"{texts}, {len(self.tokens)} tokens, {self.layers} layers of {self.model.name}"
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
         """Return the view of a notebook; missing own shares are computed if the first text is short."""
         known = self.measurements.token_shares
-        if 0 not in known and len(self.documents[0]) <= MAX_TOKENS and self.own_share_obstacle() is None:
+        is_short = len(self.documents[0]) <= MAX_TOKENS
+        if 0 not in known and is_short and self.own_share_obstacle() is None:
             with self._engine() as engine:
                 engine.add_token_shares(self.measurements, 0)
-        tokens = self.tokens.loc[self.tokens["text"] == 0, "token"].tolist()
+        is_first_text = self.tokens["text"] == 0
+        tokens = self.tokens.loc[is_first_text, "token"].tolist()
         return draw_notebook_view(repr(self), self.model.name, tokens, known.get(0))
 
     @property
@@ -124,7 +127,8 @@ class Measures:
     @cached_property
     def tokens(self) -> pd.DataFrame:
         """`text, position, token_id, token, word, token_class`: a row for each token."""
-        numbers = np.repeat(np.arange(len(self.documents)), list(map(len, self.documents)))
+        lengths = [len(document) for document in self.documents]
+        numbers = np.repeat(np.arange(len(lengths)), lengths)
         return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
 
     @property
@@ -139,8 +143,9 @@ class Measures:
     def _labels(self, text: int, layer: int) -> list[str]:
         """Return the input tokens of a layer: in an encoder-decoder model, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
-        tokens = self.tokenized.tokens[DECODER_TOKEN if is_decoder else "token"]
-        labels: list[str] = tokens[self.tokens["text"] == text].tolist()
+        column = DECODER_TOKEN if is_decoder else "token"
+        is_in_text = self.tokens["text"] == text
+        labels: list[str] = self.tokenized.tokens.loc[is_in_text, column].tolist()
         return labels
 
     def by_layer(self) -> pd.DataFrame:
@@ -189,15 +194,19 @@ class Measures:
         """
         sample = check_own_share_sample(by, max_texts, max_length)
         table = mean_table(self.own_share_totals(sample))
-        if by == "parts":
-            return table.drop(columns="measure")
-        donors = table["measure"].str.removeprefix(f"{OWN_SHARE}_").replace(OWN_SHARE, self._all_donors())
-        return table.drop(columns="measure").assign(donors=donors)[["donors", *table.columns.drop("measure")]]
+        names = table.pop("measure")
+        if by == "exchange":
+            donors = names.str.removeprefix(f"{OWN_SHARE}_")
+            donors = donors.replace(OWN_SHARE, self._name_all_donors())
+            table.insert(0, "donors", donors)
+        return table
 
-    def _all_donors(self) -> str:
+    def _name_all_donors(self) -> str:
         """Return the donor kind of the first own share."""
         kinds = Engine.donor_kinds(self.measurements.texts)
-        return ALL_DONORS if len(kinds) > 1 else kinds[0]
+        if len(kinds) > 1:
+            return ALL_DONORS
+        return kinds[0]
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw the mean of a measure by layer with its 95 % interval over texts; return the matplotlib axes.
@@ -216,14 +225,16 @@ class Measures:
             [0.254, 0.196, 0.174, 0.182, 0.153, 0.294]
         """
         require_extra("page", "result.plot()")
-        measure = preferred_ratio(self.methods) if measure is None else measure
+        if measure is None:
+            measure = preferred_ratio(self.methods)
         check_name("measure", measure, [*self.methods, OWN_SHARE])
-        totals = (self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals())[measure]
+        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals()
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
         from attnmix.results.plots import describe_axes
 
         title, ylabel, ylim = describe_axes(measure)
-        curve = LayerMeans(self.model.name, CAPTURED_CHECKPOINT, mean_table({measure: totals}))
+        means = mean_table({measure: totals[measure]})
+        curve = LayerMeans(self.model.name, CAPTURED_CHECKPOINT, means)
         return draw_layer_means([curve], title, ylabel, ax, ylim)
 
     def sinks(self) -> pd.DataFrame:
@@ -271,19 +282,21 @@ class Measures:
                text_mean_value  0.25                -0.06
             without_value_bias  0.18                 0.00
         """
-        method = preferred_ratio(self.methods) if method is None else method
+        if method is None:
+            method = preferred_ratio(self.methods)
         check_name("method", method, self.methods)
         if not self.control_totals:
             allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
             raise InputError(f"controls: none were requested; {allowed}")
         place = self.methods.index(method)
         ratio = self.ratio_totals()[method]
-        totals, differences = {}, {}
+        totals = {}
+        differences = {}
         for name, sums in self.control_totals.items():
-            totals[name] = sums
             if name in CONTROLS:
-                totals[name] = select_method(sums, place)
-                differences[name] = subtract_control(ratio, totals[name])
+                sums = select_method(sums, place)
+                differences[name] = subtract_control(ratio, sums)
+            totals[name] = sums
         return control_table(totals, differences)
 
     def ratio_totals(self) -> dict[str, Sums]:
@@ -295,9 +308,10 @@ class Measures:
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
             with self._engine() as engine:
-                warn_of_total_effects(engine.add_own_share(self.measurements, sample))
-        sums = self.measurements.own_share[sample]
-        return {name: sums[name] for name in sums if name.startswith(OWN_SHARE)}
+                added = engine.add_own_share(self.measurements, sample)
+            warn_of_total_effects(added)
+        sums_by_name = self.measurements.own_share[sample]
+        return {name: sums for name, sums in sums_by_name.items() if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
         """Return why the own share cannot be computed; None if it can."""
@@ -345,8 +359,11 @@ class Measures:
         if name not in self.measurements.matrices.get(text, {}):
             self._add_matrix(text, name)
         matrix_LTT = self.measurements.matrices[text][name]
-        array = label_matrix(name, matrix_LTT, self._labels(text, layer or 1))
-        return array if layer is None else array.sel(layer=layer)
+        labels = self._labels(text, layer or 1)
+        array = label_matrix(name, matrix_LTT, labels)
+        if layer is None:
+            return array
+        return array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
         """Compute the matrix of one text and its rollout; raise `InputError` if the model's family has none."""
@@ -393,10 +410,12 @@ class Measures:
         tokens = self._labels(text, layer=1)
         positions = read_positions(rows, len(tokens))
         self.measured_model.check_unedited()
-        key = (text, rule, *(positions if rows is not None else ()))
+        selected = None if rows is None else positions
+        key = (text, rule, *(selected or ()))
         if key not in self.measurements.parts:
+            document = self.measurements.texts.document(text)
             with self._engine() as engine:
-                parts = engine.parts(self.measurements.texts.document(text), rule, None if rows is None else positions)
+                parts = engine.parts(document, rule, selected)
             self.measurements.parts[key] = parts
         return label_parts(self.measurements.parts[key], tokens, positions)
 

@@ -17,12 +17,26 @@ from attnmix.results.measure_names import CLASS_SHARE, OWN_SHARE, SWAP
 ALL_LAYERS = "all"
 LESS = "less"  # separator between a ratio and the subtracted control
 MIN_INTERVAL_TEXTS = 8  # bootstrap intervals over fewer texts are unreliable
-LATEX_CHARACTERS = {character: f"\\{character}" for character in "_%&#${}"} | {
+LATEX_CHARACTERS = {
+    "_": r"\_",
+    "%": r"\%",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
 MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
+DIFFERENCE_COLUMNS = (
+    "ratio_minus_control",
+    "ratio_minus_control_low",
+    "ratio_minus_control_high",
+    "ratio_minus_control_simultaneous_low",
+    "ratio_minus_control_simultaneous_high",
+)
 
 
 class Cell(NamedTuple):
@@ -42,17 +56,24 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
     `own_share` has no mean over layers, because it is cumulative from the input.
     """
-    cells, sums, counts = list[Cell](), [], []
-    for measure, each in totals.items():
-        counts_NL = np.broadcast_to(each.counts, each.values.shape)
+    cells: list[Cell] = []
+    values = []
+    counts = []
+    for measure, sums in totals.items():
+        values_NL = sums.values
+        counts_NL = np.broadcast_to(sums.counts, values_NL.shape)
         if not is_own_share(measure):
             cells.append(Cell(measure, ALL_LAYERS))
-            sums.append(each.values.mean(1, keepdims=True))
+            values.append(values_NL.mean(1, keepdims=True))
             counts.append(counts_NL[:, :1])
-        cells += [Cell(measure, layer) for layer in range(1, each.values.shape[1] + 1)]
-        sums.append(each.values)
+        depth = values_NL.shape[1]
+        for layer in range(1, depth + 1):
+            cells.append(Cell(measure, layer))
+        values.append(values_NL)
         counts.append(counts_NL)
-    return cells, Sums(np.concatenate(sums, 1), np.concatenate(counts, 1))
+    all_values = np.concatenate(values, axis=1)
+    all_counts = np.concatenate(counts, axis=1)
+    return cells, Sums(all_values, all_counts)
 
 
 def resample_means(totals: Sums) -> Resampled:
@@ -63,30 +84,36 @@ def resample_means(totals: Sums) -> Resampled:
 
 def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
-    cells, cell_totals = pack_cells(totals)
-    table = pd.DataFrame(cells).assign(**mean_columns(resample_means(cell_totals)))
+    table = _cell_table(totals)
     by_layer = table[table["layer"] != ALL_LAYERS]
     order = {measure: place for place, measure in enumerate(totals)}
     by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
     columns = ["layer", "measure", *MEAN_COLUMNS]
-    return by_layer[columns].astype({"layer": int}).reset_index(drop=True)
+    by_layer = by_layer[columns].astype({"layer": int})
+    return by_layer.reset_index(drop=True)
+
+
+def _cell_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
+    """Return a row of `Cell` and `MEAN_COLUMNS` for each cell."""
+    cells, cell_totals = pack_cells(totals)
+    means = resample_means(cell_totals)
+    return pd.DataFrame(cells).assign(**mean_columns(means))
 
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the means of controls, and the differences `less` with simultaneous intervals for all rows."""
-    cells, cell_totals = pack_cells(totals)
-    table = pd.DataFrame(cells).assign(**mean_columns(resample_means(cell_totals)))
-    columns = ["ratio_minus_control"]
-    columns += [f"ratio_minus_control_{name}" for name in ("low", "high", "simultaneous_low", "simultaneous_high")]
-    below = pd.DataFrame(columns=["measure", "layer", *columns])
+    table = _cell_table(totals)
+    differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
     if less:
         cells, cell_totals = pack_cells(less)
-        rest = resample_means(cell_totals)
-        pointwise, simultaneous = rest.interval(), rest.simultaneous()
-        values = (rest.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
-        below = pd.DataFrame(cells).assign(**dict(zip(columns, values, strict=True)))
-    table = table.merge(below, how="left", on=["measure", "layer"])
-    order = ["measure", "layer", *MEAN_COLUMNS[:3], *columns, *MEAN_COLUMNS[3:]]
+        means = resample_means(cell_totals)
+        pointwise = means.interval()
+        simultaneous = means.simultaneous()
+        values = (means.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
+        columns = dict(zip(DIFFERENCE_COLUMNS, values, strict=True))
+        differences = pd.DataFrame(cells).assign(**columns)
+    table = table.merge(differences, how="left", on=["measure", "layer"])
+    order = ["measure", "layer", *MEAN_COLUMNS[:3], *DIFFERENCE_COLUMNS, *MEAN_COLUMNS[3:]]
     return table[order].rename(columns={"measure": "control"})
 
 
@@ -107,7 +134,9 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
     """Return the mean number of tokens per text; NaN if every text counts once, as in a class share."""
     counts = np.asarray(means.counts)
-    return np.where(counts == means.documents, np.nan, counts / np.maximum(means.documents, 1))
+    counts_texts_once = counts == means.documents
+    lengths = counts / np.maximum(means.documents, 1)
+    return np.where(counts_texts_once, np.nan, lengths)
 
 
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
@@ -132,27 +161,43 @@ def layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
 
 def format_markdown(table: pd.DataFrame) -> str:
     """Return a table of strings in Markdown."""
-    rule = ["---"] * table.shape[1]
+    names = list(table.columns)
+    rule = ["---"] * len(names)
+    rows = table.to_numpy().tolist()
     lines = []
-    for cells in [list(table.columns), rule, *table.to_numpy().tolist()]:
-        lines.append("| " + " | ".join(cells) + " |")
+    for cells in [names, rule, *rows]:
+        joined = " | ".join(cells)
+        lines.append(f"| {joined} |")
     return "\n".join(lines)
 
 
 def format_latex(table: pd.DataFrame) -> str:
     """Return a table of strings as a LaTeX `tabular`."""
-    rows = [list(table.columns), *table.to_numpy().tolist()]
-    lines = [" & ".join(escape_latex(cell) for cell in cells) + r" \\" for cells in rows]
-    lines.insert(1, r"\hline")
-    return "\n".join([f"\\begin{{tabular}}{{{'l' * table.shape[1]}}}", *lines, r"\end{tabular}"])
+    names = list(table.columns)
+    rows = table.to_numpy().tolist()
+    alignment = "l" * len(names)
+    lines = [f"\\begin{{tabular}}{{{alignment}}}", _latex_row(names), r"\hline"]
+    for cells in rows:
+        lines.append(_latex_row(cells))
+    lines.append(r"\end{tabular}")
+    return "\n".join(lines)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    """Return a row of a LaTeX `tabular`."""
+    escaped = [escape_latex(cell) for cell in cells]
+    return " & ".join(escaped) + r" \\"
 
 
 def escape_latex(text: str) -> str:
     """Return `text` with escaped LaTeX special characters, and minus signs of numbers in math mode."""
-    escaped = "".join(LATEX_CHARACTERS.get(character, character) for character in text)
+    characters = [LATEX_CHARACTERS.get(character, character) for character in text]
+    escaped = "".join(characters)
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)
 
 
 def format_interval(text: str, low: float, high: float) -> str:
     """Return `text` followed by an interval, unless the interval is NaN."""
-    return text if np.isnan(low) else f"{text} [{low:+.3f}, {high:+.3f}]"
+    if np.isnan(low):
+        return text
+    return f"{text} [{low:+.3f}, {high:+.3f}]"

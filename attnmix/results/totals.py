@@ -18,9 +18,15 @@ from attnmix.results.tables import LESS
 
 def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, Sums]:
     """Return the sums `[N, L]` of each ratio, by method."""
-    numbers = range(len(measurements.texts))
-    tokens_N1 = np.array([[measurements.ratios[number].shape[-1]] for number in numbers], np.float64)
-    sums_NLM = np.stack([measurements.ratios[number].sum(-1, dtype=np.float64).T for number in numbers])
+    tokens = []
+    sums = []
+    for number in range(len(measurements.texts)):
+        ratios_MLT = measurements.ratios[number]
+        sums_ML = ratios_MLT.sum(-1, dtype=np.float64)
+        sums.append(sums_ML.T)
+        tokens.append(ratios_MLT.shape[-1])
+    tokens_N1 = np.array(tokens, np.float64)[:, None]
+    sums_NLM = np.stack(sums)
     return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(methods)}
 
 
@@ -31,7 +37,9 @@ def select_method(sums: Sums, place: int) -> Sums:
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:
     """Return the sums of a ratio minus its control, in texts with a value of the control."""
-    return Sums(np.where(control.counts > 0, ratio.values - control.values, 0), control.counts)
+    has_control = control.counts > 0
+    differences = ratio.values - control.values
+    return Sums(np.where(has_control, differences, 0), control.counts)
 
 
 def sum_quantities(
@@ -49,12 +57,14 @@ def sum_quantities(
     controls = select_controls(control_names, measurements.sums)
     totals: dict[str, Sums] = {}
     for method in compared:
-        totals[method] = ratios[method]
+        ratio = ratios[method]
+        totals[method] = ratio
         for name, sums in controls.items():
             if name in CONTROLS and name != "random_weights":
                 control = select_method(sums, methods.index(method))
-                totals[f"{method} {LESS} {name}"] = subtract_control(ratios[method], control)
+                totals[f"{method} {LESS} {name}"] = subtract_control(ratio, control)
     for name, sums in controls.items():
-        if name not in CONTROLS and name != CLASS_SHARE_PERMUTED:
+        is_quantity = name not in CONTROLS  # a swap or a class share
+        if is_quantity and name != CLASS_SHARE_PERMUTED:
             totals[name] = sums
     return totals

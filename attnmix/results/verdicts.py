@@ -1,4 +1,7 @@
-"""Verdicts on differences, from intervals over texts and over training runs: higher, lower, or why there is none."""
+"""Verdicts on differences, from intervals over texts and over training runs: higher, lower, or why there is none.
+
+Shapes: R models of a side, C cells.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.results.measure_names import SWAP
 from attnmix.results.tables import is_own_share
 
-HIGHER, LOWER = "higher", "lower"
-MORE_MIXING, LESS_MIXING, INCONCLUSIVE, NO_MIXING_MEASURE = "more", "less", "inconclusive", ""
-TOO_FEW_TEXTS, TOO_FEW_RUNS, NO_INTERVAL = "too few texts", "too few runs", "no interval"
+HIGHER = "higher"
+LOWER = "lower"
+MORE_MIXING = "more"
+LESS_MIXING = "less"
+INCONCLUSIVE = "inconclusive"
+NO_MIXING_MEASURE = ""
+TOO_FEW_TEXTS = "too few texts"
+TOO_FEW_RUNS = "too few runs"
+NO_INTERVAL = "no interval"
 MIN_TRAININGS = 3  # on a side with several: two similar runs would underestimate the variance
 VERDICTS = {
     INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
@@ -37,21 +46,28 @@ class Trainings(NamedTuple):
 
     def mean(self) -> Resampled:
         """Return the mean over the models."""
-        means = np.mean([each.mean for each in self.means], axis=0)
-        samples = np.mean([each.samples for each in self.means], axis=0)
-        return Resampled(means, samples, self.means[0].documents, self.means[0].counts)
+        means = np.mean([model.mean for model in self.means], axis=0)
+        samples = np.mean([model.samples for model in self.means], axis=0)
+        first = self.means[0]
+        return Resampled(means, samples, first.documents, first.counts)
 
 
 def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
     """Return the means of some cells."""
+    means = resampled.mean[cells]
+    samples = resampled.samples[:, cells]
+    documents = resampled.documents[cells]
     counts = np.asarray(resampled.counts)[cells]
-    return Resampled(resampled.mean[cells], resampled.samples[:, cells], resampled.documents[cells], counts)
+    return Resampled(means, samples, documents, counts)
 
 
 def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
     """Return True if at least one side has several training runs, and each such side has `MIN_TRAININGS`."""
-    several = [len(side.means) for side in (before, after) if len(side.means) > 1]
-    return bool(several) and min(several) >= MIN_TRAININGS
+    runs_by_side = [len(before.means), len(after.means)]
+    several = [runs for runs in runs_by_side if runs > 1]
+    if not several:
+        return False
+    return min(several) >= MIN_TRAININGS
 
 
 def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
@@ -62,26 +78,37 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     single training run is assumed to have the variance of the other side, as a fixed model would often differ from
     other runs with its own settings.
     """
-    sides = [np.stack([each.mean[cells] for each in side.means]) for side in (before, after)]
-    difference = sides[1].mean(0) - sides[0].mean(0)
-    several = [side for side in sides if len(side) > 1]
+    before_RC = _stack_means(before, cells)
+    after_RC = _stack_means(after, cells)
+    difference_C = after_RC.mean(0) - before_RC.mean(0)
     if not have_enough_trainings(before, after):
-        unknown = np.full_like(difference, np.nan)
-        return Interval(difference, unknown, unknown)
-    variances = [side.var(0, ddof=1) / len(side) for side in several]
-    degrees = [len(side) - 1 for side in several]
-    if len(several) == 1:
-        fixed = before.fixed or after.fixed
-        variance = variances[0] if fixed else variances[0] * (len(several[0]) + 1)
-        freedom = np.full_like(difference, degrees[0])
+        unknown_C = np.full_like(difference_C, np.nan)
+        return Interval(difference_C, unknown_C, unknown_C)
+    several = [side_RC for side_RC in (before_RC, after_RC) if len(side_RC) > 1]
+    variances = [side_RC.var(0, ddof=1) / len(side_RC) for side_RC in several]
+    degrees = [len(side_RC) - 1 for side_RC in several]
+    if len(several) == 2:
+        variance_C = variances[0] + variances[1]
+        weights_C = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
+        undefined_C = np.full_like(variance_C, np.nan)
+        freedom_C = np.divide(variance_C**2, weights_C, out=undefined_C, where=weights_C > 0)
     else:
-        variance = variances[0] + variances[1]
-        weights = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
-        freedom = np.divide(variance**2, weights, out=np.full_like(variance, np.nan), where=weights > 0)
-    error = np.sqrt(variance)
-    quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * len(cells)))
-    half = np.where(error > MIN_STANDARD_ERROR, quantile * error, np.nan)
-    return Interval(difference, difference - half, difference + half)
+        variance_C = variances[0]
+        freedom_C = np.full_like(difference_C, degrees[0])
+        is_fixed = before.fixed or after.fixed
+        if not is_fixed:  # adds the variance of a single run
+            variance_C = variance_C * (len(several[0]) + 1)
+    error_C = np.sqrt(variance_C)
+    probability = 1 - (1 - LEVEL) / (2 * len(cells))
+    quantile_C = stdtrit(freedom_C, probability)
+    half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)
+    return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)
+
+
+def _stack_means(side: Trainings, cells: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the means of each model of a side `[R, C]`."""
+    means = [model.mean[cells] for model in side.means]
+    return np.stack(means)
 
 
 def name_directions(interval: Interval) -> npt.NDArray[Any]:
@@ -94,7 +121,9 @@ def direction_of_mixing(measure: str) -> str | None:
     """Return the direction of a measure that means more mixing; None if it does not measure mixing."""
     if is_own_share(measure):
         return LOWER
-    return HIGHER if measure in RATIOS or measure.startswith(SWAP) else None
+    if measure in RATIOS or measure.startswith(SWAP):
+        return HIGHER
+    return None
 
 
 def name_mixing(rows: pd.DataFrame) -> list[str]:
@@ -103,11 +132,14 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = direction_of_mixing(measure)
         if direction is None:
-            meanings.append(NO_MIXING_MEASURE)
+            meaning = NO_MIXING_MEASURE
+        elif verdict == direction:
+            meaning = MORE_MIXING
         elif verdict in (HIGHER, LOWER):
-            meanings.append(MORE_MIXING if verdict == direction else LESS_MIXING)
+            meaning = LESS_MIXING
         else:
-            meanings.append(INCONCLUSIVE)
+            meaning = INCONCLUSIVE
+        meanings.append(meaning)
     return meanings
 
 
@@ -116,15 +148,16 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
     missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
-    return np.select(
-        [missing_texts, missing_trainings, agree], [between_models, NO_INTERVAL, between_models], INCONCLUSIVE
-    )
+    cases = [missing_texts, missing_trainings, agree]
+    verdicts = [between_models, NO_INTERVAL, between_models]
+    return np.select(cases, verdicts, INCONCLUSIVE)
 
 
 def describe_assumption(side: Trainings) -> str:
     """Return a description of a side that is compared with several training runs."""
-    if len(side.means) > 1:
-        return f"{len(side.means)} training runs"
+    runs = len(side.means)
+    if runs > 1:
+        return f"{runs} training runs"
     if side.fixed:
         return "one fixed model (in a list it would be treated as a training run that varies like the others)"
     return "one training run, assumed to vary like the others,"

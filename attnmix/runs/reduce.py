@@ -32,19 +32,27 @@ COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  #
 
 def reduce(umap: UmapParameters, run: Run) -> None:
     """Compute the maps of the captured vectors, and write them with their scores."""
-    rows = _drawn_tokens(run.tokens, len(run.sites), umap)
+    rows = _draw_tokens(run.tokens, len(run.sites), umap)
     tokens = run.tokens.iloc[rows].reset_index(drop=True)
-    vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
-    layouts = _layouts(umap, vectors, _residual_stream(vectors))
+    vectors = {}
+    for site in run.sites:
+        vectors_TD = run.read(site, rows)
+        vectors[site] = vectors_TD.astype(np.float32)
+    stream = _select_residual_stream(vectors)
+    vectors_by_layout = _select_vectors(umap, vectors, stream)
     shutil.rmtree(run.maps, ignore_errors=True)
     _write_nearest(umap, vectors, rows, tokens, run)
     qualities = []
-    for layout, mapped in layouts.items():
+    for layout, mapped in vectors_by_layout.items():
         maps = fit_layout(layout, mapped, umap)
-        qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed))
-        places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
+        quality = score_layout(layout, mapped, maps, umap.metric, umap.seed)
+        qualities.append(quality)
+        places = {}
+        for site, xy in maps[umap.seed].items():
+            places[site] = {"x": xy[:, 0], "y": xy[:, 1]}
         write_by_site(layout, tokens, places, run.maps)
-        logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
+        number = len(tokens) * len(mapped)
+        logging.info("%s: %d vectors at %d points", layout, number, len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
 
 
@@ -61,7 +69,7 @@ def _write_nearest(
     write_by_site("nearest", tokens, columns, run.maps)
 
 
-def _layouts(
+def _select_vectors(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], stream: Mapping[Site, Vectors]
 ) -> dict[str, dict[Site, Vectors]]:
     """Return the vectors of each layout in `umap.layouts`, with `pca` added if a site has too few vectors for UMAP.
@@ -74,11 +82,14 @@ def _layouts(
     for layout in umap.layouts:
         given = stream if layout in ONE_PLANE else vectors
         if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
-            umap.check_neighbours(tokens * len(given) if layout == "joint" else tokens)
+            maps = len(given) if layout == "joint" else 1  # maps that share a plane
+            umap.check_neighbours(tokens * maps)
         mapped = points_for(layout, given, umap)
         if mapped:
             layouts[layout] = mapped
-        missing += [f"{site} ({layout})" for site in given if site not in mapped]
+        for site in given:
+            if site not in mapped:
+                missing.append(f"{site} ({layout})")
     if missing:
         message = "too few vectors that differ for UMAP (allowed: %d or more, and more than umap.n_neighbors): %s"
         logging.info(message, MIN_UMAP_VECTORS, ", ".join(missing))
@@ -86,9 +97,11 @@ def _layouts(
     return layouts
 
 
-def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
+def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
     """Return row indices of the tokens on the maps, stratified by document and shared by all capture points."""
-    limit = len(tokens) if umap.max_points is None else umap.max_points // points
+    limit = len(tokens)
+    if umap.max_points is not None:
+        limit = umap.max_points // points
     if not limit:
         problem = f"is less than one token at each of the {points} capture points"
         raise InputError(f"umap.max_points: {umap.max_points} {problem}")
@@ -98,30 +111,36 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(documents.astype(np.int64), limit, umap.seed)
 
 
-def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
+def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
     """Return the vectors with the width of the residual stream, as a common plane requires equal widths."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     stream_width = mode(stream_widths or widths.values())
-    stream, others = {}, []
+    stream = {}
+    others = []
     for site, vectors_TD in vectors.items():
         if widths[site] == stream_width:
             stream[site] = vectors_TD
         else:
             others.append(f"{site.point} ({widths[site]})")
     if others:
+        layouts = " and ".join(ONE_PLANE)
+        distinct_others = ", ".join(dict.fromkeys(others))
         message = "%s: without %s, which are not as wide as the residual stream (%d)"
-        logging.info(message, " and ".join(ONE_PLANE), ", ".join(dict.fromkeys(others)), stream_width)
+        logging.info(message, layouts, distinct_others, stream_width)
     return stream
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     """Write all scores to `quality.parquet`, whole layouts to `map_quality.csv`, and three main scores as metrics."""
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
-    whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
+    is_whole_layout = quality["point"].isna()
+    whole = quality[is_whole_layout].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
-    compared = whole[whole["measure"].isin(COMPARED_SCORES)].set_index("measure")
+    is_compared = whole["measure"].isin(COMPARED_SCORES)
+    compared = whole[is_compared].set_index("measure")
+    by_layout = compared.groupby("layout", sort=False)
     metrics = {}
-    for layout, values in compared.groupby("layout", sort=False)["value"]:
+    for layout, values in by_layout["value"]:
         metrics[str(layout)] = values.to_dict()
     write_metrics("reduce", metrics, run.metrics_folder)

@@ -25,50 +25,74 @@ MIN_GROUP_ROWS = 2**16  # per row group of a parquet file; the statistics of all
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
     """Write `<name>.json` with numbers rounded to six significant digits; NaN becomes null."""
+    rounded = _round_numbers(metrics)
+    text = json.dumps(rounded, indent=2, allow_nan=False)
     with atomic_path(folder / f"{name}.json") as part:
-        part.write_text(json.dumps(_rounded(metrics), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
+    """Return a value, or all values of a nested dictionary, with rounded floats, and None for NaN and infinity."""
     if isinstance(value, dict):
-        return {str(key): _rounded(part) for key, part in value.items()}
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
-    return value
+        return {str(key): _round_numbers(part) for key, part in value.items()}
+    if not isinstance(value, float):
+        return value
+    if not np.isfinite(value):
+        return None
+    digits = f"{value:.{DIGITS}g}"
+    return float(digits)
 
 
 def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
     """Write `<folder>/<name>.csv` with numbers rounded to six decimals; one chunk at a time is in memory."""
+    chunks = [table] if isinstance(table, pd.DataFrame) else table
     with atomic_path(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
-        chunks = [table] if isinstance(table, pd.DataFrame) else table
         for number, rows in enumerate(chunks):
-            rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
+            is_first = number == 0
+            rounded = rows.round(DIGITS)
+            rounded.to_csv(file, index=False, header=is_first, lineterminator="\n")
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
     """Write the rows of all texts to `tokens.parquet` in `folder`; the rows of a few texts are in memory at a time."""
+    schema = _ratio_schema(methods)
+    with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
+        group = [schema.empty_table()]
+        group_rows = 0
+        for rows in documents:
+            table = pa.Table.from_pandas(rows, schema, preserve_index=False)
+            group.append(table.replace_schema_metadata())
+            group_rows += len(table)
+            if group_rows >= MIN_GROUP_ROWS:
+                writer.write_table(pa.concat_tables(group))
+                group = [schema.empty_table()]
+                group_rows = 0
+        writer.write_table(pa.concat_tables(group))
+
+
+def _ratio_schema(methods: Sequence[str]) -> pa.Schema:
+    """Return the columns of `tokens.parquet` with their types, with one column per ratio."""
     columns = {"checkpoint": pa.string(), "document": pa.string(), "position": pa.int32(), "layer": pa.int32()}
     for method in methods:
         columns[method] = pa.float32()
-    columns.update({"token": pa.string(), "word": pa.int32(), "token_class": pa.string()})
-    schema = pa.schema(columns)
-    with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
-        group = [schema.empty_table()]
-        for rows in documents:
-            group.append(pa.Table.from_pandas(rows, schema, preserve_index=False).replace_schema_metadata())
-            if sum(map(len, group)) >= MIN_GROUP_ROWS:
-                writer.write_table(pa.concat_tables(group))
-                group = [schema.empty_table()]
-        writer.write_table(pa.concat_tables(group))
+    columns["token"] = pa.string()
+    columns["word"] = pa.int32()
+    columns["token_class"] = pa.string()
+    return pa.schema(columns)
 
 
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
     """Write an array as `<name>.zarr`, in chunks of up to 1 MB with at least one whole layer."""
-    layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
-    chunks = (min(layers, len(array)), *array.shape[1:])
-    options = {"chunks": chunks, "dimension_names": dimensions, "attributes": attributes}
+    layer_bytes = max(1, array[0].nbytes)
+    chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
+    chunk_layers = min(chunk_layers, len(array))
+    options = {
+        "chunks": (chunk_layers, *array.shape[1:]),
+        "dimension_names": dimensions,
+        "attributes": attributes,
+    }
     create_array(folder / f"{name}.zarr", data=array, **options)
 
 
@@ -87,10 +111,17 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
     """Return a table of `document, position, layer, point` and the `columns` of each site, in the order of sites."""
     sites = list(columns)
-    table = pd.concat([tokens[["document", "position"]]] * len(sites), ignore_index=True)
-    table["layer"] = np.repeat(np.array([site.layer for site in sites], np.int32), len(tokens))
-    table["point"] = np.repeat([site.point for site in sites], len(tokens))
-    for name in columns[sites[0]]:
+    layers = np.array([site.layer for site in sites], np.int32)
+    points = [site.point for site in sites]
+    tokens_of_site = tokens[["document", "position"]]
+    table = pd.concat([tokens_of_site] * len(sites), ignore_index=True)
+    table["layer"] = np.repeat(layers, len(tokens))
+    table["point"] = np.repeat(points, len(tokens))
+    first_columns = columns[sites[0]]
+    for name, first_values in first_columns.items():
         values = [columns[site][name] for site in sites]
-        table[name] = list(chain(*values)) if isinstance(values[0], list) else np.concatenate(values)
+        if isinstance(first_values, list):
+            table[name] = list(chain(*values))
+        else:
+            table[name] = np.concatenate(values)
     return table

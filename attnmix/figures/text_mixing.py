@@ -1,0 +1,325 @@
+"""Figures of mixing within single texts: strips by token and layer, and contribution matrices.
+
+Each function returns a figure; call it within `paper_style`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from attnmix.core.store.runs import Run, row_shares
+from attnmix.figures import style
+from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, layer_label
+from attnmix.figures.tokens import TextLayers, short_part
+from attnmix.measures.ratios import preferred_ratio
+
+# Strips
+MIN_TOKENS_PER_LINE = 12
+MAX_TOKENS_PER_LINE = 32  # limited for readable token labels
+MAX_STRIP_TOKENS = 128
+ROW_HEIGHT = 0.075  # inches, height of a layer
+STRIP_GAP = 0.06  # inches, space between strips and below labels
+STRIPS_HEAD = 0.3  # inches, as the following sizes
+STRIPS_FOOT = 0.45
+STRIPS_LEFT = 1.0
+STRIPS_WIDTH = 5.9
+
+# Matrices
+MAX_MATRIX_TOKENS = 20  # limited for readable row labels
+PERCENTILE = 99  # percentile of cells at the upper end of a colour scale
+MATRIX_COLORS = "Blues"
+SIDE_COLORS = "Oranges"
+UNKNOWN = "0.8"
+MATRIX = 1.42  # inches, height
+MATRIX_GAP = 0.15  # inches, below a matrix
+MATRIX_LEFT = 0.85  # inches, as the following sizes
+MATRIX_RIGHT = 0.45
+MATRIX_HEAD = 0.5
+MATRIX_FOOT = 0.9
+SIDE_COLUMN_WIDTH = 0.09  # width of each column to the right of a matrix, relative to the matrix
+MATRIX_NOTE = (
+    "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
+    "a measure's 99th percentile. Strips: what it takes from itself, which the matrix leaves out,{rest} above\n"
+    "their means in %. Grey: too little to be shared out."
+)
+
+
+class StripScale(NamedTuple):
+    """The colour scale of strips, and the label of its colour bar."""
+
+    label: str
+    colors: Any
+
+
+class Strip(NamedTuple):
+    """The values `[layers, tokens]` of one strip."""
+
+    name: str
+    cells: pd.DataFrame
+    scale: StripScale
+
+
+def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
+    """Return heat-map strips with a column per token, wrapped like text, and a row per layer.
+
+    `rows` are the rows of `features/measure/tokens.parquet` for one text and its layers. Each checkpoint has a strip of
+    the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus pretrained.
+    """
+    strips = _list_strips(rows)
+    labels = text.labels[:MAX_STRIP_TOKENS]
+    tokens_per_line = max(len(labels), MIN_TOKENS_PER_LINE)
+    tokens_per_line = min(tokens_per_line, MAX_TOKENS_PER_LINE)
+    lines = []
+    for start in range(0, len(labels), tokens_per_line):
+        line = labels[start : start + tokens_per_line]
+        lines.append(line)
+    strip_height = ROW_HEIGHT * len(text.layers)
+    strips_height = len(strips) * (strip_height + STRIP_GAP)
+    bottoms = _stack_lines(lines, strips_height)
+    height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    shown_lines = lines[: len(bottoms)]
+    tops = height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])
+    for line_number, token_labels in enumerate(shown_lines):
+        first_token = line_number * tokens_per_line
+        positions = range(first_token, first_token + tokens_per_line)
+        _draw_line(figure, strips, positions, token_labels, text, tops[line_number])
+    _add_strip_scales(figure, strips, height)
+    shown = sum(len(line) for line in shown_lines)
+    part = ""
+    if shown < len(text.tokens):
+        part = f", its first {shown} of {len(text.tokens)} tokens"
+    title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
+    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
+    return figure
+
+
+def _draw_line(
+    figure: Figure, strips: Sequence[Strip], positions: range, token_labels: list[str], text: TextLayers, top: float
+) -> None:
+    """Draw the strips of one line of tokens below `top` (inches), with the token labels below the last strip."""
+    height = figure.get_figheight()
+    left = STRIPS_LEFT / style.TWO_COLUMNS
+    width = STRIPS_WIDTH / style.TWO_COLUMNS
+    strip_height = ROW_HEIGHT * len(text.layers)
+    last = len(strips) - 1
+    for number, strip in enumerate(strips):
+        bottom = top - (number + 1) * strip_height - number * STRIP_GAP
+        axes = figure.add_axes((left, bottom / height, width, strip_height / height))
+        labels_below = token_labels if number == last else []
+        _draw_strip(axes, strip, positions, labels_below, text)
+
+
+def _list_strips(rows: pd.DataFrame) -> list[Strip]:
+    """Return a strip of the preferred ratio for each checkpoint, and their difference if there are two."""
+    method = preferred_ratio(rows.columns)
+    ratio_label = f"{RATIO_MARKS[method].label}, one scale in all texts"
+    ratio_colors = ScalarMappable(Normalize(0, 1), style.share_cmap())
+    ratio_scale = StripScale(ratio_label, ratio_colors)
+    ratios = {}
+    strips = []
+    for name, checkpoint_rows in rows.groupby("checkpoint", sort=False):
+        checkpoint = str(name)
+        cells = checkpoint_rows.pivot_table(index="layer", columns="position", values=method, dropna=False)
+        ratios[checkpoint] = cells
+        strip = Strip(CHECKPOINTS[checkpoint], cells, ratio_scale)
+        strips.append(strip)
+    if len(ratios) == len(CHECKPOINTS):
+        difference = ratios["finetuned"] - ratios["pretrained"]
+        difference_label = "fine-tuned \N{MINUS SIGN} pretrained"
+        difference_colors = ScalarMappable(Normalize(-1, 1), style.change_cmap())
+        difference_scale = StripScale(difference_label, difference_colors)
+        difference_strip = Strip("Difference", difference, difference_scale)
+        strips.append(difference_strip)
+    return strips
+
+
+def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
+    """Return the distances from the top to the bottoms of lines including token labels, in inches.
+
+    Only the lines that fit on a page are returned, but at least one.
+    """
+    label_heights = []
+    for line in lines:
+        longest = max(style.text_width(label, style.LABEL_SIZE) for label in line)
+        label_heights.append(longest / 72)  # labels are rotated; 72 points per inch
+    line_heights = strips_height + np.array(label_heights) + STRIP_GAP
+    bottoms = np.cumsum(line_heights)
+    available = style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT
+    fitting = int((bottoms <= available).sum())
+    return bottoms[: max(1, fitting)]
+
+
+def _draw_strip(axes: Axes, strip: Strip, positions: range, token_labels: list[str], text: TextLayers) -> None:
+    """Draw the tokens at `positions` of a strip, with the numbers of the first and of the last layer."""
+    cells = strip.cells.reindex(columns=positions)
+    colors = strip.scale.colors
+    axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
+    label_tokens(axes, token_labels, "x")
+    outer_rows = sorted({0, len(strip.cells) - 1})
+    layer_labels = []
+    for row in outer_rows:
+        label = layer_label(text.layers[row], text.encoder)
+        layer_labels.append(label)
+    axes.set_yticks(outer_rows, layer_labels)
+    axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
+    axes.set_ylabel(strip.name, fontsize=6.5, rotation=0, ha="right", va="center")
+    axes.spines[:].set_visible(False)
+
+
+def _add_strip_scales(figure: Figure, strips: Sequence[Strip], height: float) -> None:
+    """Add a colour bar below the strips for each of their scales."""
+    left = STRIPS_LEFT / style.TWO_COLUMNS
+    width = STRIPS_WIDTH / style.TWO_COLUMNS
+    bottom = (STRIPS_FOOT - 0.14) / height
+    scales = dict.fromkeys(strip.scale for strip in strips)
+    for place, scale in enumerate(scales):
+        bar_left = left + place * width / 2
+        box = figure.add_axes((bar_left, bottom, 0.47 * width, 0.07 / height))
+        bar = figure.colorbar(scale.colors, cax=box, orientation="horizontal")
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar.set_label(scale.label, fontsize=6, labelpad=1)
+
+
+def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
+    """Return a figure of matrices, with a row per measure and columns for the first, a middle and the last layer.
+
+    Within a matrix, rows are tokens and columns sources, for a short part of the text. Every cell is a share of its
+    row's sum over the whole text. The much larger diagonal is drawn to the right of the matrix instead, next to the
+    contribution of the rest of the text.
+    """
+    part = short_part(text.tokens, MAX_MATRIX_TOKENS)
+    labels = [text.labels[place] for place in part]
+    depth = len(text.layers)
+    shown_places = sorted({0, depth // 2, depth - 1})
+    layers = [text.layers[place] for place in shown_places]
+    height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    grid = _add_matrix_grid(figure, len(methods), len(layers), height)
+    layer_indices = [layer - 1 for layer in layers]
+    is_diagonal = np.eye(len(part), dtype=bool)
+    for row, method in enumerate(methods):
+        is_last = row == len(methods) - 1
+        matrices = run.matrix(checkpoint, document, method)[layer_indices]
+        shares = row_shares(matrices)[:, part]
+        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])
+        scale = Normalize(0, _find_scale_end(others))
+        for column, layer in enumerate(layers):
+            axes = grid[row, column]
+            _draw_matrix(axes, others[column], scale)
+            labels_below = labels if is_last else []
+            label_tokens(axes, labels_below, "x")
+            labels_beside = labels if column == 0 else []
+            label_tokens(axes, labels_beside, "y")
+            _draw_sides(axes, shares[column], part, is_last)
+            if row == 0:
+                axes.set_title(layer_label(layer, text.encoder), pad=3)
+        name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
+        matrix_top = MATRIX_HEAD + row * (MATRIX + MATRIX_GAP)
+        middle = 1 - (matrix_top + MATRIX / 2) / height
+        figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
+        _add_matrix_scale(figure, grid[row, -1], scale)
+    is_whole_text = len(part) == len(text.tokens)
+    if is_whole_text:
+        tokens = ""
+        rest = ""
+    else:
+        tokens = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+        rest = " and from the rest of the text,"
+    title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: contributions of the other tokens"
+    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
+    note = MATRIX_NOTE.format(rest=rest)
+    figure.text(0.5, 0.04 / height, note, ha="center", va="bottom", fontsize=5.5)
+    return figure
+
+
+def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -> Any:
+    """Add axes `[methods, layers + 1]` for matrices, with a narrow last column for colour bars."""
+    spaces: Any = {
+        "left": MATRIX_LEFT / style.TWO_COLUMNS,
+        "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS,
+        "top": 1 - MATRIX_HEAD / height,
+        "bottom": MATRIX_FOOT / height,
+        "hspace": MATRIX_GAP / MATRIX,
+        "wspace": 0.06,
+        "width_ratios": [1.0] * layers + [0.04],
+    }
+    return figure.subplots(methods, layers + 1, squeeze=False, gridspec_kw=spaces)
+
+
+def _find_scale_end(cells: npt.NDArray[np.float32]) -> float:
+    """Return a high percentile of the finite cells, or 1 without positive cells."""
+    known = cells[np.isfinite(cells)]
+    if not len(known):
+        return 1.0
+    end = float(np.percentile(known, PERCENTILE))
+    return end or 1.0
+
+
+def _add_matrix_scale(figure: Figure, box: Axes, scale: Normalize) -> None:
+    """Draw the colour bar of a row of matrices, in percent."""
+    colors = ScalarMappable(scale, MATRIX_COLORS)
+    bar = figure.colorbar(colors, cax=box, extend="max", extendfrac=0.04)
+    bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
+
+
+def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -> None:
+    """Draw the contributions of other tokens; rows without a known contribution are grey."""
+    number = len(cells)
+    ends = [-0.5, number - 0.5]
+    cmap = colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0))
+    axes.imshow(cells, cmap, scale, aspect="auto")
+    is_unknown = np.isnan(cells).all(axis=1)
+    for row in np.flatnonzero(is_unknown):
+        axes.fill_between(ends, row - 0.5, row + 0.5, color=UNKNOWN, linewidth=0)
+    axes.plot(ends, ends, color="0.6", linewidth=0.5)
+    frame = Rectangle((-0.5, -0.5), number, number, fill=False, edgecolor="0.6", linewidth=0.4)
+    axes.add_patch(frame)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_last: bool) -> None:
+    """Draw the contributions of the token itself and of the rest of the text, with means in % below."""
+    number = len(part)
+    rows = np.arange(number)
+    columns = {"itself": shares[rows, list(part)]}
+    if number < shares.shape[1]:
+        outside = np.delete(shares, part, axis=1)
+        columns["rest of text"] = outside.sum(axis=1)
+    width = SIDE_COLUMN_WIDTH * number
+    left = number - 0.5 + width / 3
+    bottom = number - 0.5
+    right = left + width * len(columns)
+    cells = np.stack(list(columns.values()), axis=1)
+    cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)
+    axes.imshow(cells, cmap, Normalize(0, 1), aspect="auto", extent=(left, right, bottom, -0.5))
+    below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
+    for place, (name, values) in enumerate(columns.items()):
+        middle = left + (place + 0.5) * width
+        known = values[np.isfinite(values)]
+        if len(known):
+            percent = 100 * known.mean()
+            axes.annotate(f"{percent:.0f}", (middle, bottom), (0, -1.5), fontsize=4.5, **below)
+        if is_last:
+            axes.annotate(name, (middle, bottom), (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
+    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, -0.5))
+
+
+def label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
+    """Write the labels of tokens along the axis `side`, x or y."""
+    rotation = 90 if side == "x" else 0
+    axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=rotation)
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    axis.set_ticks(range(len(labels)), labels)
