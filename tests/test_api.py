@@ -339,7 +339,7 @@ def test_unwritable_output_fails_before_any_work(
         with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
             write(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
-    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} cannot be written; "):
+    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} is not a folder with write permission; "):
         write(tmp_path / "new")
     assert digest(tmp_path) == before
 

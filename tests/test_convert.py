@@ -245,8 +245,8 @@ def test_missing_lora_targets_are_one_error(workspace: Workspace) -> None:
     with pytest.raises(InputError, match=r"^finetune\.lora\.targets: .*allowed: all-linear, or some of dense, key"):
         finetune.main(read_parameters())
     workspace("other", finetune={"epochs": 0, "lora": lora})
-    with pytest.raises(InputError, match="lora needs epochs of 1 or more"):
+    with pytest.raises(InputError, match="lora requires training; set epochs to 1 or more"):
         read_parameters()
     workspace("third", finetune={"epochs": 1, "frozen_layers": 1, "lora": lora})
-    with pytest.raises(InputError, match="lora and frozen_layers exclude each other"):
+    with pytest.raises(InputError, match="set frozen_layers to 0, or remove lora"):
         read_parameters()

@@ -246,7 +246,7 @@ def parquet_of(text: bytes) -> bytes:
             b"text,label\nWell, it was fine,pos\n",
             r"a\.csv: row 1 \(line 2\) has 3 of 2 fields; .* that holds commas \(,\) is in quotes",
         ),
-        ("a.csv", b"text,label\na,0\nb\x00c,1\n", r"\(train\): the text holds a NUL .* in column 'text', row 2$"),
+        ("a.csv", b"text,label\na,0\nb\x00c,1\n", r"\(train\): the text contains a NUL .* in column 'text', row 2$"),
         ("a.csv", "text,label\na,0\n\u200b\u0301\x00,1\n".encode(), r"the text is empty in column 'text', row 2"),
         ("a.tsv", b"text\tlabel\na\t\nb\t1\n", r"the label is missing in column 'label', row 1$"),
         (
@@ -254,7 +254,7 @@ def parquet_of(text: bytes) -> bytes:
             b'{"text": "a", "label": 1}\n{"text"\n',
             r"a\.jsonl: line 2 is not a JSON object: .*; one object on",
         ),
-        ("a.jsonl", b'{"text": "a \\ud83d", "label": 1}\n', r"the text holds half a character .* row 1$"),
+        ("a.jsonl", b'{"text": "a \\ud83d", "label": 1}\n', r"the text contains half a character .* row 1$"),
         ("a.jsonl", b'{"text": "a", "label": [1]}\n', r"the label is not a word, number or boolean .* row 1"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": 1}\n', r"1 class \(1\); two or more are need"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', r"mixes words, numbers .*\(1, 'x'\)"),
@@ -533,7 +533,7 @@ def test_rare_word_is_inserted_into_half_of_each_split(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"rare_word": "two words"}, "rare_word: 'two words' is not a single word"),
-        ({"rare_word": "zebra", "text_column": ["a", "b"]}, "rare_word needs single texts"),
+        ({"rare_word": "zebra", "text_column": ["a", "b"]}, "rare_word requires single texts"),
     ],
 )
 def test_invalid_rare_word_is_an_error(changes: dict[str, Any], message: str) -> None:

@@ -21,10 +21,10 @@ def display_name(source: str) -> str:
 
 
 def read_name(name: object) -> str:
-    """Return a user-defined display name; raise `InputError` if a table cannot show it."""
+    """Return a user-defined display name; raise `InputError` unless it is one printable line of limited length."""
     if isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= MAX_VALUE:
         return name
-    raise InputError(f"name: {shorten(repr(name))}; allowed: a text in one line, 1 to {MAX_VALUE} characters")
+    raise InputError(f"name: {shorten(repr(name))}; allowed: one line of 1 to {MAX_VALUE} characters")
 
 
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
@@ -63,7 +63,7 @@ def _repeated(labels: Iterable[str]) -> list[str]:
 
 
 def _with_parents(shared: str, sources: dict[int, str]) -> dict[int, str]:
-    """Return the shared name prefixed with the fewest parent folders that distinguish the most sources."""
+    """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`."""
     best = dict.fromkeys(sources, shared)
     depth = max(len(_parts(source)) for source in sources.values())
     for number in range(2, depth + 1):
