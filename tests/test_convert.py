@@ -199,7 +199,11 @@ def test_merged_model_matches_adapter(name: str, tmp_path: Path) -> None:
     ("changes", "remove", "expected"),
     [
         ({"base_model_name_or_path": None}, None, "its adapter_config.json names no base_model_name_or_path"),
-        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: there is no folder"),
+        (
+            {"base_model_name_or_path": "nowhere/"},
+            None,
+            "is an adapter of nowhere/: nowhere/ is neither an existing folder",
+        ),
         ({"task_type": "CAUSAL_LM"}, None, "is an adapter for CAUSAL_LM; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
         ({"r": 5}, None, "does not fit its base model"),
         ({"target_modules": ["nothing"]}, None, "does not fit its base model"),

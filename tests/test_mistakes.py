@@ -196,11 +196,11 @@ def test_class_and_file_names_are_escaped_on_terminal(
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
     logging.warning("own.csv holds %s", code)
-    assert r"holds the class '\x1b[31mbad'" in str(end.value)
+    assert r"contains the class '\x1b[31mbad'" in str(end.value)
     printed = "".join(capfd.readouterr())
     assert r"own.csv holds \x1b[31m" in printed
     assert code not in str(end.value) + printed
-    with pytest.raises(InputError, match=r"there is no file or folder \\x1b\[31mown.csv") as error:
+    with pytest.raises(InputError, match=r"\\x1b\[31mown.csv is neither an existing file") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
     assert code not in str(error.value)  # the error text of a stage
 
