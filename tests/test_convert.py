@@ -199,7 +199,11 @@ def test_merged_model_matches_adapter(name: str, tmp_path: Path) -> None:
     ("changes", "remove", "expected"),
     [
         ({"base_model_name_or_path": None}, None, "its adapter_config.json names no base_model_name_or_path"),
-        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: there is no folder"),
+        (
+            {"base_model_name_or_path": "nowhere/"},
+            None,
+            "is an adapter of nowhere/: nowhere/ is neither an existing folder",
+        ),
         ({"task_type": "CAUSAL_LM"}, None, "is an adapter for CAUSAL_LM; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
         ({"r": 5}, None, "does not fit its base model"),
         ({"target_modules": ["nothing"]}, None, "does not fit its base model"),
@@ -245,8 +249,8 @@ def test_missing_lora_targets_are_one_error(workspace: Workspace) -> None:
     with pytest.raises(InputError, match=r"^finetune\.lora\.targets: .*allowed: all-linear, or some of dense, key"):
         finetune.main(read_parameters())
     workspace("other", finetune={"epochs": 0, "lora": lora})
-    with pytest.raises(InputError, match="lora needs epochs of 1 or more"):
+    with pytest.raises(InputError, match="lora requires training; set epochs to 1 or more"):
         read_parameters()
     workspace("third", finetune={"epochs": 1, "frozen_layers": 1, "lora": lora})
-    with pytest.raises(InputError, match="lora and frozen_layers exclude each other"):
+    with pytest.raises(InputError, match="set frozen_layers to 0, or remove lora"):
         read_parameters()

@@ -335,7 +335,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
     ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with separate"),
     # Mistakes that later stages would reject.
-    ("capture", {"documents": [500]}, r"capture\.documents: there is no test review 500; rows 0 to \d+ are"),
+    ("capture", {"documents": [500]}, r"capture\.documents: the test split has no row 500; allowed: 0 to \d+"),
     ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
 ]
 

@@ -53,7 +53,7 @@ NO_LAYERS: list[tuple[Any, str]] = [
 ]
 NO_NUMBERS: list[tuple[Any, str]] = [
     *(([number], "; allowed: whole numbers$") for number in (True, 1.0, "1", None, [1])),
-    *((empty, "none; allowed: one whole number or more") for empty in ([], (), range(0), torch.empty(0))),
+    *((empty, "empty; allowed: one or more whole numbers") for empty in ([], (), range(0), torch.empty(0))),
     *((given, "allowed: a list of whole numbers") for given in (1, "1", {1: 2}, torch.tensor(1))),
 ]
 NO_TOKENS: list[tuple[Any, str]] = [

@@ -376,7 +376,7 @@ def test_equal_vectors_share_a_position_in_every_layout(workspace: Workspace, di
 def test_too_many_neighbours_are_one_error(workspace: Workspace) -> None:
     workspace(umap={"layouts": list(LAYOUTS), "n_neighbors": 40})
     write_stores(40)
-    with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 of 40 vectors; allowed: 2 to 39$"):
+    with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 is too large for 40 vectors; allowed: 2 to 39$"):
         reduce.main(read_parameters())
 
 

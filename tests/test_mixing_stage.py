@@ -263,7 +263,7 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
     shutil.copytree(Run(finished).inspected, Run(tmp_path).inspected)
     shard = arrays_folder("contributions", "pretrained", "test/3", Run(tmp_path).inspected) / "alti.zarr" / "c/0/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage inspect"):
+    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*rerun the stage inspect"):
         Run(tmp_path).matrix("pretrained", "test/3", "alti")
 
 

@@ -181,9 +181,9 @@ def test_invalid_result_file_is_one_error(result: attnmix.Measures, tmp_path: Pa
 def test_missing_path_is_one_error(result: attnmix.Measures, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; allowed: one that result.save"):
         attnmix.load_result(tmp_path / "none.zip")
-    with pytest.raises(InputError, match=r"^path: int; allowed: .* as in load_result\(path\)"):
+    with pytest.raises(InputError, match=r"^path: int is not a path; .* as in load_result\(path\)"):
         attnmix.load_result(3)  # type: ignore[arg-type]  # a mistake on purpose
-    with pytest.raises(InputError, match=r"^path: there is no folder"):
+    with pytest.raises(InputError, match=r"^path: the folder .* does not exist"):
         result.save(tmp_path / "none" / "result.zip")
     with pytest.raises(
         InputError, match=r"^path: .*\.html is the name of a page; .*; result\.to_html\(path\) writes a page"

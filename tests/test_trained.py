@@ -148,7 +148,7 @@ def test_head_with_other_classes_is_replaced_in_training(prepared: Path, workspa
     [
         ("./layers", r"^model\.base: its num_hidden_layers is 3, that of model\.name 2; allowed: the same"),
         ("./tokenizer", r"^model\.base: its tokenizer reads 'the .*' otherwise than that of model\.name"),
-        ("./nowhere", r"^model\.base: there is no folder \./nowhere, and it is not a hub identifier"),
+        ("./nowhere", r"^model\.base: \./nowhere is neither an existing folder nor a hub identifier"),
         ("./cut", r"^model\.base: \./cut: the model cannot be loaded: "),
     ],
 )

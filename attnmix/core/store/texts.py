@@ -96,7 +96,7 @@ class TokenizedFiles:
     def token_row_groups(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of each row group of texts, by default of all row groups, otherwise of `numbers`."""
+        """Yield the tokens of each row group with an index in `numbers` (default: all row groups)."""
         with (
             reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,
