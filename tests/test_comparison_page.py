@@ -201,7 +201,7 @@ def test_page_shows_first_of_several_training_runs(folders: tuple[Path, Path], t
 def test_loaded_result_without_model_has_no_page(compared: attnmix.Comparison, tmp_path: Path) -> None:
     loaded = attnmix.load_result(compared.results[0][0].save(tmp_path / "result.zip"))
     again = attnmix.compare(loaded, loaded)
-    with pytest.raises(InputError, match=r"^model: model was not saved with the result; allowed: values"):
+    with pytest.raises(InputError, match=r"^model: model was not saved with the result; call load_result"):
         again.to_html(tmp_path / "page.html")
     with pytest.raises(InputError, match=r"^path: there is no folder"):
         again.to_html(tmp_path / "missing" / "page.html")

@@ -269,7 +269,7 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
             lambda m: attnmix.measure(m, "good film").to_html(None),
             r"^path: NoneType; allowed: .* as in to_html\(path\)$",
         ),
-        (lambda m: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\) "),
+        (lambda m: attnmix.compare(m, m), r"^texts: missing; call compare\(before, after, texts\), "),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
             for n in (0, 1, 2, 3.0, 65)

@@ -1,4 +1,4 @@
-"""Comparison of results paired by text: checks of compatibility, and notes on the samples."""
+"""Comparison of results, paired by text: checks of compatibility, and notes on the samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def compare_results(
 ) -> Comparison:
     """Return the comparison of results before and after, as documented in `attnmix.compare`.
 
-    `fixed` is True for a side with one model that is not a training run. `sample` defines the texts of the own share.
+    `fixed` has an entry for each side: True for one model that is not a training run. `sample` defines the texts of the
+    own share.
     """
     results = [*before, *after]
     methods, differences = _check_comparable(results)
@@ -40,7 +41,7 @@ def compare_results(
     obstacles = [result.own_share_obstacle(sample) for result in results]
     obstacle = next(filter(None, obstacles), None)
     if obstacle is not None:
-        notes.append(f"own_share is left out: {obstacle}.")
+        notes.append(f"own_share is omitted, because {obstacle}.")
     else:
         quantities = [
             result.own_share_totals(sample) | totals for result, totals in zip(results, quantities, strict=True)
@@ -66,31 +67,31 @@ def compare_results(
 def _model_names(results: Sequence[Measures]) -> list[str]:
     """Return unique display names of the models."""
     models = [result.model for result in results]
-    # A model may be trained further between two results.
+    # The same model may have been trained further between two results.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
     return distinct_names(keys, [model.name for model in models], [model.source for model in models])
 
 
 def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
-    """Return the ratios common to all results, and notes; raise `InputError` if they cannot be compared."""
+    """Return the ratios common to all results, and notes; raise `InputError` if the results cannot be compared."""
     names = [result.model.name for result in results]
     ids = [[document.ids.tolist() for document in result.documents] for result in results]
     check_same_input(names, ids, [result.layers for result in results])
     first = results[0]
     for each in results[1:]:
         if first.tokenized.pairs != each.tokenized.pairs:
-            raise InputError("compare: pairs of texts and single texts; allowed: the same texts for both")
+            raise InputError("compare: one result has pairs of texts, another single texts; measure the same texts")
         if list(first.control_totals) != list(each.control_totals):
             asked = [", ".join(result.control_totals) or "none" for result in (first, each)]
-            raise InputError(f"compare: the two have other controls, {asked[0]} and {asked[1]}; allowed: the same")
+            raise InputError(f"compare: the controls differ: {asked[0]} and {asked[1]}; measure the same controls")
     shared = [method for method in first.methods if all(method in result.methods for result in results)]
     if not shared:
-        raise InputError("compare: the two have no ratio in common; measure both with the same `methods`")
+        raise InputError("compare: the results have no ratio in common; measure them with the same `methods`")
     everything = {method for result in results for method in result.methods}
     only_some = [method for method in RATIOS if method in everything - set(shared)]
     if not only_some:
         return shared, []
-    return shared, [f"Not all models have {', '.join(only_some)}; compared is {preferred_ratio(shared)}."]
+    return shared, [f"Not all models have {', '.join(only_some)}; {preferred_ratio(shared)} is compared instead."]
 
 
 def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
@@ -99,17 +100,17 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
         numbers = (len(ids[0]), len(ids[other]))
         if numbers[0] != numbers[1]:
             raise InputError(
-                f"compare: results of {numbers[0]} and {numbers[1]} texts; allowed: the same texts for both"
+                f"compare: results of {numbers[0]} and {numbers[1]} texts; measure the same texts for both"
             )
         pairs = enumerate(zip(ids[0], ids[other], strict=True))
         different = next((number for number, (one, another) in pairs if one != another), None)
         if different is not None:
             raise InputError(
-                f"compare: other tokens in text {different}; allowed: the same texts, with the same tokenizer for both"
+                f"compare: tokens of text {different} differ; measure the same texts, with the same tokenizer for both"
             )
         if layers[0] != layers[other]:
             counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
-            raise InputError(f"compare: {counts}; allowed: the same number")
+            raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
 def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
@@ -123,27 +124,27 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
 
 
 def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
-    """Return a sentence with the mean change of a measure by text length."""
+    """Return a sentence on the mean change of a measure for each length class of the texts."""
     classes_N = length_class(lengths_N)
     parts = []
     for place in np.unique(classes_N):
         inside_N = classes_N == place
         texts = _count_texts(int(inside_N.sum()))
         parts.append(f"{100 * change_N[inside_N].mean():+.1f} at {LENGTHS[place]} tokens ({texts})")
-    return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
+    return f"The change of {measure} by text length, in percentage points: {', '.join(parts)}."
 
 
 def _sample_note(documents: Sequence[Document]) -> str:
-    """Return a sentence with the numbers of texts and tokens."""
+    """Return a sentence on the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
-    return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean of a text."
+    return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean number per text."
 
 
 def _own_share_note(texts: int, sample: OwnShareSample) -> str:
     """Return a sentence on the sample of the own share."""
     number = min(texts, sample.max_texts)
-    return f"own_share is of {_count_texts(number)}, truncated to {sample.max_length} tokens where longer."
+    return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."
 
 
 def _count_texts(texts: int) -> str:
