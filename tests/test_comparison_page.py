@@ -309,7 +309,7 @@ def test_incompatible_served_models_are_refused(folders: tuple[Path, Path], tmp_
     tokenizer.save_pretrained(other)
     for folder, message in (
         (shallow, r"^compare: 3 layers in first, 2 in second; allowed: the same number$"),
-        (other, r"^compare: second has another tokenizer than first; allowed: the same for both$"),
+        (other, r"^compare: first and second have different tokenizers; compare models with the same$"),
     ):
         with pytest.raises(InputError, match=message):
             load_measurer({"pretrained": folders[0], "finetuned": folder}, ["first", "second"])
