@@ -238,7 +238,7 @@ def test_unknown_documents_and_truncated_texts_are_named(
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warned == [
         "truncated to capture.max_length: text/0 (32 tokens)",
-        "mostly tokens that the model does not know: text/1 (5 tokens)",
+        "mostly tokens unknown to the model: text/1 (5 tokens)",
     ]
     shutil.rmtree(ACTIVATIONS)
     for impossible, expected in (

@@ -201,7 +201,7 @@ def test_page_shows_first_of_several_training_runs(folders: tuple[Path, Path], t
 def test_loaded_result_without_model_has_no_page(compared: attnmix.Comparison, tmp_path: Path) -> None:
     loaded = attnmix.load_result(compared.results[0][0].save(tmp_path / "result.zip"))
     again = attnmix.compare(loaded, loaded)
-    with pytest.raises(InputError, match=r"^model: model was not saved with the result; allowed: values"):
+    with pytest.raises(InputError, match=r"^model: model was not saved with the result; call load_result"):
         again.to_html(tmp_path / "page.html")
     with pytest.raises(InputError, match=r"^path: the folder .* does not exist"):
         again.to_html(tmp_path / "missing" / "page.html")
@@ -309,7 +309,7 @@ def test_incompatible_served_models_are_refused(folders: tuple[Path, Path], tmp_
     tokenizer.save_pretrained(other)
     for folder, message in (
         (shallow, r"^compare: 3 layers in first, 2 in second; allowed: the same number$"),
-        (other, r"^compare: second has another tokenizer than first; allowed: the same for both$"),
+        (other, r"^compare: first and second have different tokenizers; compare models with the same$"),
     ):
         with pytest.raises(InputError, match=message):
             load_measurer({"pretrained": folders[0], "finetuned": folder}, ["first", "second"])

@@ -378,7 +378,7 @@ def own(workspace: Workspace, tiny_bert: Path) -> Path:
     [
         ("model", "models/finetuned", "models/finetuned is an output of this pipeline"),
         ("dataset", "data/reviews/a.csv", r"data/reviews/a\.csv is an output of this pipeline"),
-        ("model", "circle", "circle is a link that leads back to itself"),
+        ("model", "circle", "circle is a circular link"),
         ("model", "package://no_such/model", r"\S+ there is no installed Python package 'no_such'"),
         ("model", "./no/such/model", r"\./no/such/model is neither an existing folder nor a hub identifier"),
         ("model", "empty", r"empty holds no config\.json"),

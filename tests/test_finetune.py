@@ -330,7 +330,7 @@ def test_bf16_trains_on_every_machine(workspace: Workspace, tiny_bert: Path) -> 
 
 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
-    ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be dealt out evenly to 2 proc"),
+    ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be divided evenly among 2 p"),
     ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
     ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
     ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with separate"),
@@ -355,6 +355,6 @@ def test_invalid_settings_fail_before_training(
 
 def test_diverging_loss_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
     prepared(workspace(finetune=RECIPE | {"learning_rate": 1e30, "epochs": 1}, **SHORT), tiny_bert)
-    with pytest.raises(InputError, match=r"finetune\.learning_rate: 1e\+30 makes the training fail, .* is (nan|inf)"):
+    with pytest.raises(InputError, match=r"finetune\.learning_rate: 1e\+30 makes training diverge \(.* is (nan|inf)"):
         finetune.main(read_parameters())
     assert not Path("models/finetuned").exists()

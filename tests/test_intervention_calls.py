@@ -255,7 +255,7 @@ def test_incompatible_cache_is_an_error() -> None:
     model = in_memory("llama", _from(generating_class("llama")), torch.float32)
     inputs = batch(model, TEXTS[:1])
     cache = StaticCache(config=model.network.config, max_cache_len=40)
-    message = r"^edit: the cache of keys in layer 1 does not hold one key"
+    message = r"^edit: the cache of keys in layer 1 does not contain one key"
     with model.intervene(without_edges(slice(3, None), [1])) as network, pytest.raises(InputError, match=message):
         network(**inputs, past_key_values=cache)
     with torch.no_grad(), model.intervene(without_heads({1: [0]})) as network:
@@ -336,7 +336,7 @@ def test_measures_refuse_an_edited_network(tiny_bert: Path, edit: Any) -> None:
     with model.intervene(edit):
         for measure in MEASURES.values():
             with pytest.raises(
-                InputError, match=r"^model: (?!model).* has an active intervention.*; allowed: measures and capt"
+                InputError, match=r"^model: (?!model).* has an active intervention.*; measure and capture outsid"
             ):
                 measure(model, result)
         assert model.layers == 3

@@ -127,8 +127,8 @@ def test_numbers_in_dvc_format_are_accepted(tmp_path: Path) -> None:
     [
         (b"seed: 1\nmodel: {}\nseed: 2\n", 'is not valid YAML: .*found duplicate key "seed".*line 3'),
         (b"seed: \xff", "is not valid YAML"),
-        (b"", "must hold the sections seed, arithmetic, dataset, model"),
-        (None, "is missing; run the pipeline from the repository's root"),
+        (b"", "must contain the sections seed, arithmetic, dataset, model"),
+        (None, "is missing; run the pipeline in the repository's root"),
     ],
 )
 def test_invalid_parameter_file_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
@@ -286,7 +286,7 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
     with subprocess.Popen([sys.executable, "-c", HOLD], env=os.environ | PATHS, **pipes) as first:
         assert first.stdout
         assert first.stdout.readline() == b"\n"
-        message = f"^another run of render is at work in {folder}; wait for its end, or stop it$"
+        message = f"^another run of render is in progress in {folder}; wait until it finishes, or stop it$"
         with pytest.raises(InputError, match=message), lock_stage("render"):
             pytest.fail("the work has begun")
         with monkeypatch.context() as patch:  # the first process of a run holds the lock

@@ -125,7 +125,7 @@ def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpo
 def test_run_has_two_checkpoints_only(finished: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint: 'trained'; allowed: pretrained, finetuned"):
         attnmix.load_result(finished, checkpoint="trained")
-    with pytest.raises(InputError, match=r"^model: a run has its models"):
+    with pytest.raises(InputError, match=r"^model: a run contains its models"):
         attnmix.load_result(finished, model=attnmix.load(finished / "models/pretrained"))
 
 

@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a model of peft": (
         lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
-        r"PeftModel is not supported; allowed: .*model.merge_and_unload\(\)",
+        r"PeftModel is not supported; pass .*model.merge_and_unload\(\)",
     ),
     "a compiled model": (lambda folder: torch.compile(network(folder)), r"OptimizedModule.*allowed: .*model._orig_mod"),
     "a parallel model": (lambda folder: nn.DataParallel(network(folder)), r"DataParallel.*allowed: .*model.module"),
@@ -173,7 +173,7 @@ def test_attention_adapter_equals_merged_model(tiny_bert: Path) -> None:
 @pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])
 def test_unused_argument_is_an_error(argument: str, value: str, tiny_bert: Path) -> None:
     options: dict[str, Any] = {argument: value}
-    with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; allowed: none"):
+    with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; omit it"):
         attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert), **options)
 
 

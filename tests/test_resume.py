@@ -59,7 +59,7 @@ def test_stopped_stage_computes_unfinished_shards_only(
     stopped = prepared_for_capture(workspace("stopped", capture=CAPTURE), tiny_bert)
 
     stop = {"kill_at": "open .*/done/3.begun$", "kill_by": signal.SIGINT}  # Ctrl-C after three shards
-    message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
+    message = "the completed work of capture is stored in .unfinished/capture; `dvc repro` resumes from it"
     assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop) == f"{FIRST_LINES}\n\nstopped; {message}\n"
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
@@ -109,7 +109,8 @@ def test_changed_code_or_inputs_discard_unfinished_work(
 
 
 @pytest.mark.parametrize(
-    ("rank", "message"), [("0", "\nstopped; capture had finished nothing that is kept\n"), ("1", "")]
+    ("rank", "message"),
+    [("0", "\nstopped; capture had not completed any work from which it could resume\n"), ("1", "")],
 )
 def test_signal_during_imports_is_one_line(workspace: Workspace, tmp_path: Path, rank: str, message: str) -> None:
     (tmp_path / "first").mkdir()
