@@ -24,13 +24,20 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escaped(char) if _acts(char) and char not in kept else char for char in text)
+    characters = []
+    for char in text:
+        if _acts(char) and char not in kept:
+            char = char.encode("unicode_escape").decode("ascii")
+        characters.append(char)
+    return "".join(characters)
 
 
 def shorten(value: object) -> str:
     """Return a user's value as a string of at most `MAX_VALUE` characters, for a message."""
     text = str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
+    if len(text) <= MAX_VALUE:
+        return text
+    return f"{text[:MAX_VALUE]}..."
 
 
 def shorten_words(text: str) -> str:
@@ -41,10 +48,6 @@ def shorten_words(text: str) -> str:
 def _acts(char: str) -> bool:
     """Return True for control characters, bidirectional controls, and lone surrogates, which cannot be encoded."""
     return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in DIRECTIONS
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 class PrintableFormatter(logging.Formatter):
