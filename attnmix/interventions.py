@@ -517,7 +517,9 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(random_RR).Q
+    orthogonal_RR: Tensor
+    orthogonal_RR, _ = torch.linalg.qr(random_RR)
+    return orthogonal_RR
 
 
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:

@@ -51,23 +51,31 @@ def chosen_device() -> torch.device:
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
     """Return the device `name`, such as `cpu` or `cuda:1`; otherwise raise `InputError`, prefixed with `key`."""
-    name, accelerator = str(name), _accelerator()
-    allowed, indexed = ["cpu"], list[str]()
+    name = str(name)
+    accelerator = _accelerator()
+    allowed = ["cpu"]
     if accelerator is not None:
-        indexed = [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
-        allowed += [accelerator.type, *indexed]
+        allowed.append(accelerator.type)
+        for index in range(torch.accelerator.device_count()):
+            allowed.append(f"{accelerator.type}:{index}")
     if name not in allowed:
+        problem = f"{name} is not a device of this machine"
         reason = _reason_without_gpu() if name.startswith("cuda") else None
-        problem = f"{name} is not a device of this machine{f' ({reason})' if reason else ''}"
+        if reason:
+            problem += f" ({reason})"
         raise InputError(f"{key}: {problem}; allowed: {', '.join(allowed)}")
     device = torch.device(name)
-    return device if device.type == "cpu" or name in indexed else torch.device(device.type, _launched_index())
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, _launched_index())
 
 
 def device_name(device: torch.device) -> str:
     """Return the product name of a GPU, or the type of any other device."""
     module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    if not hasattr(module, "get_device_name"):
+        return device.type
+    return str(module.get_device_name(device))
 
 
 def prepare_device(device: torch.device) -> None:

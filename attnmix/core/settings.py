@@ -88,8 +88,10 @@ def _check_name(name: str) -> str:
 
 def _targets(value: Any) -> str | list[str]:
     """Return the names of the Linear modules with adapters, or `all-linear`."""
-    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
-        return value  # type: ignore[no-any-return]  # its type is checked above
+    if value == "all-linear":
+        return "all-linear"
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return value
     raise ValueError("allowed: all-linear, or a list of names")
 
 
@@ -106,11 +108,13 @@ NAMES_BY_PARAMETER = {
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
-        if name not in allowed:
-            problem = f"no such name; allowed: {', '.join(allowed)}"
-            place = next((key for key, names in NAMES_BY_PARAMETER.items() if name in names), None)
-            raise ValueError(problem if place is None else f"{problem}; it belongs to {place}")
-        return name
+        if name in allowed:
+            return name
+        problem = f"no such name; allowed: {', '.join(allowed)}"
+        for key, names in NAMES_BY_PARAMETER.items():
+            if name in names:
+                raise ValueError(f"{problem}; it belongs to {key}")
+        raise ValueError(problem)
 
     return AfterValidator(check)
 
@@ -137,9 +141,12 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     NumPy and torch scalars count as Python numbers. Values that are not allowed in `params.yaml` raise `InputError`
     with the names of the arguments.
     """
-    numbers = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in arguments.items()}
+    values = {}
+    for key, value in arguments.items():
+        is_scalar_array = getattr(value, "ndim", None) == 0
+        values[key] = value.item() if is_scalar_array else value
     try:
-        return section(**numbers)
+        return section(**values)
     except ValidationError as error:
         problems = [f"{_place(problem)}: {problem_text(problem)}" for problem in error.errors()]
         raise InputError("; ".join(dict.fromkeys(problems))) from None
@@ -148,14 +155,21 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
 def _place(details: ErrorDetails) -> str:
     """Return the name of a value, including the index of a list item."""
     name, *parts = details["loc"]
-    return str(name) + "".join(f"[{part}]" for part in parts if isinstance(part, int))
+    place = str(name)
+    for part in parts:
+        if isinstance(part, int):
+            place += f"[{part}]"
+    return place
 
 
 def problem_text(details: ErrorDetails) -> str:
     """Return the rejected value and the reason."""
     message = details["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(details["input"], dict) else f"{shorten(repr(details['input']))} is not allowed: "
-    return f"{shown}{message[0].lower()}{message[1:]}"
+    reason = f"{message[0].lower()}{message[1:]}"
+    value = details["input"]
+    if isinstance(value, dict):
+        return reason
+    return f"{shorten(repr(value))} is not allowed: {reason}"
 
 
 class DatasetParameters(Section):
@@ -270,10 +284,13 @@ class CaptureParameters(Section):
     @field_validator("store")
     @classmethod
     def _known_file_system(cls, store: str) -> str:
-        protocol, separator, rest = store.partition("://")
-        if separator and protocol not in available_protocols():
-            raise ValueError(f"fsspec has no file system {protocol}://; allowed: {', '.join(available_protocols())}")
-        if not (rest if separator else store).strip("/") or ".." in store.split("/"):
+        path = store
+        if "://" in store:
+            protocol, _, path = store.partition("://")
+            known = available_protocols()
+            if protocol not in known:
+                raise ValueError(f"fsspec has no file system {protocol}://; allowed: {', '.join(known)}")
+        if not path.strip("/") or ".." in store.split("/"):
             raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
         return store.rstrip("/")
 

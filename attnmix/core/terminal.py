@@ -25,13 +25,20 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escaped(char) if _acts(char) and char not in kept else char for char in text)
+    characters = []
+    for char in text:
+        if _acts(char) and char not in kept:
+            char = char.encode("unicode_escape").decode("ascii")
+        characters.append(char)
+    return "".join(characters)
 
 
 def shorten(value: object) -> str:
     """Return a user's value as a string for a message, truncated to `MAX_VALUE` characters."""
     text = str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
+    if len(text) <= MAX_VALUE:
+        return text
+    return f"{text[:MAX_VALUE]}..."
 
 
 def shorten_words(text: str) -> str:
@@ -42,10 +49,6 @@ def shorten_words(text: str) -> str:
 def _acts(char: str) -> bool:
     """Return True for control characters, line separators, bidirectional controls and lone surrogates."""
     return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in DIRECTIONS
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 class PrintableFormatter(logging.Formatter):

@@ -24,15 +24,18 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
     with _open_seekable(path) as content:
         schema = pq.read_schema(content)
         check_names(schema.names, columns, shown)
-        names = [name for name in schema.names if columns is None or name in columns.values()]
+        names = _select_names(schema, columns)
         texts = [name for name in names if _is_text(schema.field(name).type)]
         with pq.ParquetFile(content, read_dictionary=texts) as file:
             check_table_size(_stored_bytes(file.metadata, names), limit)
             batches = _limit_batches(file.iter_batches(BATCH_ROWS, columns=names), limit)
-            table = pa.Table.from_batches(batches, None if batches else file.schema_arrow)
+            schema_without_rows = None if batches else file.schema_arrow
+            table = pa.Table.from_batches(batches, schema_without_rows)
     for number, name in enumerate(table.column_names):
         if name in texts:
-            table = table.set_column(number, name, table.column(name).cast(schema.field(name).type))
+            declared_type = schema.field(name).type
+            column = table.column(name).cast(declared_type)
+            table = table.set_column(number, name, column)
     return _to_frame(table)
 
 
@@ -41,10 +44,19 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
         check_names(schema.names, columns, shown)
-        names = [name for name in schema.names if columns is None or name in columns.values()]
-        batches = _limit_batches((batch.select(names) for batch in all_batches), limit)
-        kept_schema = pa.schema([schema.field(name) for name in names])
-    return _to_frame(pa.Table.from_batches(batches, kept_schema))
+        names = _select_names(schema, columns)
+        selected_batches = (batch.select(names) for batch in all_batches)
+        batches = _limit_batches(selected_batches, limit)
+        fields = [schema.field(name) for name in names]
+    table = pa.Table.from_batches(batches, pa.schema(fields))
+    return _to_frame(table)
+
+
+def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
+    """Return the names of the required columns, by default of all columns."""
+    if columns is None:
+        return list(schema.names)
+    return [name for name in schema.names if name in columns.values()]
 
 
 def stored_class_names(path: Path, column: str) -> list[str] | None:
@@ -59,7 +71,8 @@ def stored_class_names(path: Path, column: str) -> list[str] | None:
             with _open_batches(content) as (schema, _):
                 metadata = schema.metadata
     try:
-        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        description = (metadata or {}).get(b"huggingface", b"{}")
+        features = json.loads(description)["info"]["features"]
         return [str(name) for name in features[column]["names"]]
     except (KeyError, TypeError, ValueError):  # metadata of another program, or a column without classes
         return None
@@ -69,7 +82,10 @@ def stored_class_names(path: Path, column: str) -> list[str] | None:
 def _open_seekable(path: Path) -> Iterator[Any]:
     """Yield a seekable file; compressed files are decompressed into memory."""
     with open_bytes(path) as content:
-        yield pa.BufferReader(content.read()) if compression_of(path.name) else content
+        if compression_of(path.name):
+            yield pa.BufferReader(content.read())
+        else:
+            yield content
 
 
 @contextmanager
@@ -77,7 +93,8 @@ def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.Re
     """Yield the schema and the batches of an arrow file in the file format or the stream format."""
     try:
         with pa.ipc.open_file(content) as file:
-            yield file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+            batches = (file.get_batch(number) for number in range(file.num_record_batches))
+            yield file.schema, batches
             return
     except pa.ArrowInvalid:
         content.seek(0)
@@ -101,7 +118,8 @@ def _to_frame(table: pa.Table) -> pd.DataFrame:
     table.validate(full=True)  # checks that texts are UTF-8
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
+            column = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, column)
     frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
     return frame
 
@@ -118,7 +136,9 @@ def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
         group = metadata.row_group(group_number)
         for column_number in range(group.num_columns):
             column = group.column(column_number)
-            if column.path_in_schema in names or column.path_in_schema.split(".")[0] in names:
+            path = column.path_in_schema
+            name, _, _ = path.partition(".")  # a nested column has several paths
+            if path in names or name in names:
                 size += column.total_uncompressed_size
     return size
 
@@ -129,5 +149,7 @@ def _expanded_bytes(column: pa.Array) -> int:
         return int(column.nbytes)
     if not _is_text(column.type.value_type):
         return int(column.indices.nbytes)
-    lengths = pc.binary_length(column.dictionary)
-    return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
+    lengths_of_values = pc.binary_length(column.dictionary)
+    lengths = lengths_of_values.take(column.indices)
+    total = pc.sum(lengths).as_py()
+    return int(total or 0)

@@ -33,7 +33,8 @@ def read_separated(
         if not names:
             raise ValueError("it is empty")
         check_names(names, columns, shown, separator)
-        kept = [number for number, name in enumerate(names) if columns is None or name in columns.values()]
+        selected = names if columns is None else list(columns.values())
+        kept = [number for number, name in enumerate(names) if name in selected]
         values: list[list[str]] = [[] for _ in kept]
         header = _fold(names)
         size = 0
@@ -41,22 +42,29 @@ def read_separated(
             if len(record) != len(names):
                 count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
                 raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
-            if record[0].strip(f"{BYTE_ORDER_MARK} ").casefold() in header and _fold(record) == header:
+            if _fold_field(record[0]) in header and _fold(record) == header:
                 problem = f"row {row} (line {reader.line_num}) repeats the header, as in joined files"
                 raise ValueError(f"{problem}; remove this line")
             for column, number in zip(values, kept, strict=True):
                 column.append(record[number])
                 size += len(record[number])
             check_table_size(size)
-    frame = pd.DataFrame(dict(zip([names[number] for number in kept], values, strict=True)), dtype=object)
+    kept_names = [names[number] for number in kept]
+    table = dict(zip(kept_names, values, strict=True))
+    frame = pd.DataFrame(table, dtype=object)
     if not quoted:
         _warn_of_quotes(frame, shown)
     return frame
 
 
 def _fold(fields: Sequence[str]) -> list[str]:
-    """Return the fields of a header, independent of case and order, to detect repeated headers."""
-    return sorted(field.strip(f"{BYTE_ORDER_MARK} ").casefold() for field in fields)
+    """Return the fields of a header independent of case and order, to detect repeated headers."""
+    return sorted(_fold_field(field) for field in fields)
+
+
+def _fold_field(field: str) -> str:
+    """Return a field without surrounding spaces and byte order marks, in lower case."""
+    return field.strip(f"{BYTE_ORDER_MARK} ").casefold()
 
 
 def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:

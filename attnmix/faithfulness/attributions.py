@@ -47,13 +47,16 @@ class Review:
         generator: np.random.Generator,
         donor_ids: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
+        self.classifier = classifier
+        self.document = document
+        self.ids = document.ids.tolist()
         self.donor_ids = donor_ids
         self.words = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
+        probabilities_C = logits_C.softmax(-1)
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
-        self.probability = float(logits_C.softmax(-1)[self.predicted])
+        self.probability = float(probabilities_C[self.predicted])
         self.random: Doubles = generator.random((RANDOM_DRAWS, len(self.ids)))
 
     @cached_property
@@ -67,17 +70,20 @@ class Review:
 
     def gradient_by_input(self) -> Doubles:
         """Return d logit / d word_embedding_j . word_embedding_j `[T]`."""
-        return _doubles((self.gradients.logit_by_words_TD * self.gradients.words_TD).sum(-1))
+        products_TD = self.gradients.logit_by_words_TD * self.gradients.words_TD
+        return _doubles(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
         """Return the row `[T]` of the token that the head reads (the mean if several) in the last layer's matrix."""
         matrices, _ = self.layer_results
-        return _doubles(matrices[method][-1].cpu()[self.gradients.read_T.cpu()].mean(0))
+        last_TT = matrices[method][-1].cpu()
+        is_read_T = self.gradients.read_T.cpu()
+        return _doubles(last_TT[is_read_T].mean(0))
 
     def decomposed(self) -> Doubles:
         """Return each token's part of the predicted class's logit `[T]`; NaN if the head cannot be decomposed."""
         _, parts_T = self.layer_results
-        return np.full(len(self.ids), np.nan) if parts_T is None else _doubles(parts_T)
+        return self._fill_undefined(parts_T)
 
     def attnlrp(self) -> Doubles:
         """Return each token's relevance for the predicted class's logit `[T]`; NaN if no relevance can be computed."""
@@ -85,25 +91,38 @@ class Review:
         relevance_T = None
         if read >= 0:
             relevance_T = self.classifier.attnlrp(self.ids, self.predicted, read, self.document.name)
-        return np.full(len(self.ids), np.nan) if relevance_T is None else _doubles(relevance_T)
+        return self._fill_undefined(relevance_T)
+
+    def _fill_undefined(self, scores_T: Tensor | None) -> Doubles:
+        """Return the scores of the tokens, or NaN for all tokens if there are none."""
+        if scores_T is None:
+            return np.full(len(self.ids), np.nan)
+        return _doubles(scores_T)
 
     def left_out(self) -> Doubles:
         """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
-        without = self.classifier.logits([self.without(np.array([place])) for place in self.words])
-        falls = np.full(len(self.ids), np.nan)
-        falls[self.words] = self.logits_C[self.predicted] - without[:, self.predicted].numpy()
-        return falls
+        texts = [self.without(np.array([place])) for place in self.words]
+        logits_NC = self.classifier.logits(texts)
+        predicted_logits_N = logits_NC[:, self.predicted].numpy()
+        drops_T = np.full(len(self.ids), np.nan)
+        drops_T[self.words] = self.logits_C[self.predicted] - predicted_logits_N
+        return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
         """Return token IDs with mask tokens at the positions `places`.
 
         If the tokenizer has no mask token, the tokens at these positions are deleted.
         """
-        mask, removed = self.classifier.mask_id, set(places.tolist())
+        mask_id = self.classifier.mask_id
+        removed = set(places.tolist())
         check_range("positions: token", removed, range(len(self.ids)))
-        if mask is None:
-            return [token for place, token in enumerate(self.ids) if place not in removed]
-        return [mask if place in removed else token for place, token in enumerate(self.ids)]
+        ids = []
+        for place, token in enumerate(self.ids):
+            if place not in removed:
+                ids.append(token)
+            elif mask_id is not None:
+                ids.append(mask_id)
+        return ids
 
     def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
         """Return token IDs with donor tokens at the positions `places`; an empty list if there are no donors."""
@@ -116,7 +135,8 @@ class Review:
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
         """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted class's logit, from one pass."""
-        family, read = self.classifier.family, self.gradients.read_position
+        family = self.classifier.family
+        read = self.gradients.read_position
         decomposition = None
         if decomposition_obstacle(family) is None and read >= 0:
             decomposition = Decomposition(self.classifier, read)

@@ -32,7 +32,8 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     Raise `InputError` for vectors of a different width, and for a token ID outside the model's vocabulary.
     """
     embeddings: Any = classifier.get_input_embeddings()
-    check_range("token_id: token", [whole_number("token_id", token_id)], range(embeddings.num_embeddings))
+    token_id = whole_number("token_id", token_id)
+    check_range("token_id: token", [token_id], range(embeddings.num_embeddings))
     if vectors_ND.ndim != 2:
         raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, width]")
     base: Any = classifier.base_model
@@ -41,18 +42,23 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     scores = []
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
 
-        def replaced(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
+        def replace_output(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
             """Return the layer's output with `block_ND` as its vectors."""
             width = first_of(output).shape[-1]
             if block_ND.shape[1] != width:
                 raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")
             vectors = block_ND.unsqueeze(1).to(first_of(output))
-            return (vectors, *output[1:]) if isinstance(output, tuple) else vectors
+            if isinstance(output, tuple):
+                return (vectors, *output[1:])
+            return vectors
 
         ids = torch.full((len(block_ND), 1), token_id, device=classifier.device)
-        with last.register_forward_hook(replaced), torch.inference_mode():
-            logits = classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        scores.append(logits.flatten(1) if logits.ndim > 2 else logits)
+        mask = torch.ones_like(ids)
+        with last.register_forward_hook(replace_output), torch.inference_mode():
+            logits = classifier(input_ids=ids, attention_mask=mask).logits
+        if logits.ndim > 2:  # a head that classifies each token
+            logits = logits.flatten(1)
+        scores.append(logits)
     return torch.cat(scores)
 
 
@@ -70,17 +76,24 @@ def probe_predictions(
 
     if len(set(train_N)) < 2:
         raise InputError("probe: all training vectors have the same label; pass vectors of two or more labels")
-    shapes = [np.shape(vectors_ND) for vectors_ND in (train_ND, test_ND)]
-    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1] or shapes[0][0] != len(train_N):
-        problem = f"training vectors have shape {shapes[0]} and {len(train_N)} labels, test vectors shape {shapes[1]}"
+    train_shape = np.shape(train_ND)
+    test_shape = np.shape(test_ND)
+    are_matrices = len(train_shape) == 2 and len(test_shape) == 2
+    if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != len(train_N):
+        problem = f"training vectors {train_shape} with {len(train_N)} labels, test vectors {test_shape}"
         raise InputError(f"probe: {problem}; pass arrays [vectors, width] of one width, and a label for each vector")
-    probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
+    regression = LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS)
+    probe = make_pipeline(StandardScaler(), regression)
     with threadpool_limits(1):  # The matrix products are so small that several threads would be slower.
-        return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))
+        probe.fit(np.asarray(train_ND), train_N)
+        predictions = probe.predict(np.asarray(test_ND))
+    return np.asarray(predictions)
 
 
 def probe_accuracy(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
 ) -> float:
     """Return the accuracy of `probe_predictions`."""
-    return float((probe_predictions(train_ND, train_N, test_ND) == np.asarray(test_N)).mean())
+    predictions = probe_predictions(train_ND, train_N, test_ND)
+    is_right = predictions == np.asarray(test_N)
+    return float(is_right.mean())

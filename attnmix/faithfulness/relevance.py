@@ -70,7 +70,8 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
     norm = norm_of(module, like)
 
     def hook(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
-        return norm.part(inputs[0], inputs[0].detach()) + norm.beta
+        vectors = inputs[0]
+        return norm.part(vectors, vectors.detach()) + norm.beta
 
     return hook
 
@@ -81,7 +82,10 @@ def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
         rules.append((activation, _halve))
-        rules.append((up[0], _halve) if up else (first, _halve_second))
+        if up:
+            rules.append((up[0], _halve))
+        else:
+            rules.append((first, _halve_second))
     return rules
 
 
@@ -106,10 +110,14 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention, with half of the relevance for values and a quarter each for queries and keys."""
-    query, key, value = _scale_gradient(query, QUARTER), _scale_gradient(key, QUARTER), _scale_gradient(value, HALF)
-    return explicit()(module, query, key, value, *arguments, **options)
+    query = _scale_gradient(query, QUARTER)
+    key = _scale_gradient(key, QUARTER)
+    value = _scale_gradient(value, HALF)
+    attend = explicit()
+    return attend(module, query, key, value, *arguments, **options)
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
     """Return `vectors` with their gradient multiplied by `factor`."""
-    return vectors.detach() + factor * (vectors - vectors.detach())
+    constant = vectors.detach()
+    return constant + factor * (vectors - constant)

@@ -30,7 +30,8 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     require_extra("pipeline", LORA)
     import peft
 
-    task, kind = str(values.get("task_type")), str(values.get("peft_type"))
+    task = str(values.get("task_type"))
+    kind = str(values.get("peft_type"))
     if task not in AUTO_CLASSES:
         raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
     configurations: dict[Any, Any] = dict(peft.PEFT_TYPE_TO_CONFIG_MAPPING)
@@ -49,7 +50,8 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     require_extra("pipeline", LORA)
     import peft
 
-    values = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    config_file = adapter / "adapter_config.json"
+    values = json.loads(config_file.read_text(encoding="utf-8"))
     kind = getattr(transformers, AUTO_CLASSES[values["task_type"]])
     with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
         shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
@@ -61,7 +63,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             model, new = load_weights(kind, base, names=labels)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
-        with _few_warnings():
+        with _suppress_warnings():
             adapted = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
             read = set(peft.get_peft_model_state_dict(adapted))
             merged = adapted.merge_and_unload()
@@ -92,22 +94,29 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
     import peft
 
     base: Any = model.base_model
-    children = dict(model.named_children())
-    head = [name for name, module in children.items() if module is not base and list(module.parameters())]
-    head += [POOLER] if hasattr(base, POOLER) else []
+    head = []
+    for name, module in model.named_children():
+        if module is not base and list(module.parameters()):
+            head.append(name)
+    if hasattr(base, POOLER):
+        head.append(POOLER)
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": rank, "lora_alpha": alpha, "modules_to_save": head}
     try:
-        with _few_warnings():
-            return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, exclude_modules=head, **options))
+        with _suppress_warnings():
+            config = peft.LoraConfig(target_modules=targets, exclude_modules=head, **options)
+            return peft.get_peft_model(model, config)
     except ValueError as error:
-        modules = base.named_modules()
-        linears = {path.rpartition(".")[2] for path, module in modules if isinstance(module, torch.nn.Linear)}
+        linears = set()
+        for path, module in base.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                _, _, name = path.rpartition(".")
+                linears.add(name)
         allowed = f"allowed: all-linear, or some of {', '.join(sorted(linears))}"
         raise InputError(f"finetune.lora.targets: {targets}: {first_line(error)}; {allowed}") from error
 
 
 @contextmanager
-def _few_warnings() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Suppress harmless peft warnings; turn the warning about missing weights into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # in transformers

@@ -102,7 +102,10 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
     for stack in family_of(base.config).stacks:
         modules: dict[Module, None] = {base: None}
         for name in stack.layers.split("."):
-            modules = dict.fromkeys(child for module in modules for child in _named_children(module, name))
+            children: dict[Module, None] = {}
+            for module in modules:
+                children.update(dict.fromkeys(_named_children(module, name)))
+            modules = children
         for module in modules:
             yield stack, module
 
@@ -116,8 +119,9 @@ def _named_children(module: Module, name: str) -> list[Module]:
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
     """Return the vector width of each site of `points` in this model, in forward order."""
+    ids = torch.ones(1, 1, dtype=torch.long, device=base.device)
     with torch.inference_mode(), recording(base, points) as features:
-        base(torch.ones(1, 1, dtype=torch.long, device=base.device))
+        base(ids)
     return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
 
 
@@ -133,7 +137,11 @@ class _Recorder:
     def attach(self, base: PreTrainedModel) -> None:
         """Register the hooks."""
         family = family_of(base.config)
-        self.hooks.enter_context(base.register_forward_pre_hook(lambda *_: setattr(self.recorded, "layer", None)))
+
+        def begin_pass(*_: Any) -> None:
+            self.recorded.layer = None
+
+        self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))
         self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
@@ -142,49 +150,66 @@ class _Recorder:
             self._watch(module, stack)
 
     def _watch(self, layer: Module, stack: Stack) -> None:
-        def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if not self.recorded.paused:
-                self._begin_layer(stack, _call_of(layer, arguments, options))
+                call = _call_of(layer, arguments, options)
+                self._begin_layer(stack, call)
 
-        def attends(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self.recorded.layer and not self.recorded.paused:
-                self.recorded.layer.attending[name] = _call_of(module, arguments, options)
+        def record_attention(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            current = self.recorded.layer
+            if current and not self.recorded.paused:
+                current.attending[name] = _call_of(module, arguments, options)
 
-        self.hooks.enter_context(layer.register_forward_pre_hook(begins, with_kwargs=True))
+        self.hooks.enter_context(layer.register_forward_pre_hook(begin_layer, with_kwargs=True))
         for name in ("attention", "cross_attention"):
             path = getattr(stack, name)
             if path:
-                register = layer.get_submodule(path).register_forward_pre_hook
-                self.hooks.enter_context(register(partial(attends, name), with_kwargs=True))
+                attention = layer.get_submodule(path)
+                hook = partial(record_attention, name)
+                self.hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
         for point, (path, side) in stack.places().items():
-            self._keep(layer.get_submodule(path), point, side)
+            module = layer.get_submodule(path)
+            self._keep(module, point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
         """Count the layer; in the first layer of a stack, also record the input of the stack."""
         before = self.recorded.layer
         number = before.number if before else 0
         self.recorded.layer = LayerCall(number + 1, stack, call, {})
+        site = None
         if before is None:
-            self._take(Site(0, "embedding_output"), call.hidden)
+            site = Site(0, "embedding_output")
         elif before.stack is not stack:
-            self._take(Site(number, DECODER_INPUT), call.hidden)
+            site = Site(number, DECODER_INPUT)
+        if site is not None and site.point in self.points:
+            self.taken(site, call.hidden)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
-        def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
-            layer = self.recorded.layer
-            site = Site(layer.number if layer else 0, point)
-            self._take(site, arguments[0] if side == "input" else first_of(output))
+        def take_input(_module: Module, arguments: tuple[Any, ...]) -> None:
+            self._take(point, arguments[0])
 
-        if point in self.points:
-            register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-            self.hooks.enter_context(register(hook))
+        def take_output(_module: Module, _arguments: tuple[Any, ...], output: Any) -> None:
+            self._take(point, first_of(output))
 
-    def _take(self, site: Site, feature: Tensor) -> None:
-        if site.point in self.points and not self.recorded.paused:
-            layer = self.recorded.layer
+        if point not in self.points:
+            return
+        if side == "input":
+            self.hooks.enter_context(module.register_forward_pre_hook(take_input))
+        else:
+            self.hooks.enter_context(module.register_forward_hook(take_output))
+
+    def _take(self, point: str, feature: Tensor) -> None:
+        """Pass on a feature of the current layer, or of layer 0 before the first layer."""
+        if self.recorded.paused:
+            return
+        number = 0
+        layer = self.recorded.layer
+        if layer is not None:
+            number = layer.number
             # OPT's feed-forward network merges the batch and token dimensions.
-            texts = layer.whole.hidden.shape[:-1] if layer else feature.shape[:-1]
-            self.taken(site, feature.view(*texts, feature.shape[-1]))
+            texts_and_tokens = layer.whole.hidden.shape[:-1]
+            feature = feature.view(*texts_and_tokens, feature.shape[-1])
+        self.taken(Site(number, point), feature)
 
 
 def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:

@@ -57,15 +57,18 @@ class Stack:
         """Return the module path and the side (input or output) of each capture point of a layer."""
         norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
         after_skip = next(filter(None, norms), self.feed_forward[0])
+        projected = self.output if self.attention_output_norm else None
+        residual = None if self.parallel else after_skip
+        preactivation = self.network[0] if self.network else None
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),
-            PROJECTED: (self.output if self.attention_output_norm else None, "output"),
+            PROJECTED: (projected, "output"),
             "attention_output": (self.attention_output_norm or self.output, "output"),
-            "attention_residual": (None if self.parallel else after_skip, "input"),
+            "attention_residual": (residual, "input"),
             "attention_norm": (self.attention_norm, "output"),
             "cross_attention_output": (self.cross_attention, "output"),
             "cross_attention_norm": (self.cross_attention_norm, "output"),
-            PREACTIVATION: (self.network[0] if self.network else None, "output"),
+            PREACTIVATION: (preactivation, "output"),
             "ffn_output": (self.feed_forward_output_norm or self.feed_forward[-1], "output"),
             "layer_output": ("", "output"),
         }
@@ -73,29 +76,43 @@ class Stack:
 
     def inner_paths(self) -> list[str]:
         """Return the paths, relative to a layer, of all modules with weights that the measures read."""
-        norms = (name for name in vars(self) if name.endswith("_norm") and name != "final_norm")
-        paths = [self.output, *self.feed_forward, *self.gated, *(getattr(self, name) for name in norms)]
+        norms = [path for name, path in vars(self).items() if _is_layer_norm(name)]
+        paths = [self.output, *self.feed_forward, *self.gated, *norms]
         return [path for path in paths if path]
 
     def parts(self) -> list[str]:
         """Return the field names of a layer's norms, and `parallel` for parallel sublayers."""
-        names = [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
-        return [name for name in names if name != "final_norm"]
+        names = []
+        for name, value in vars(self).items():
+            if value and (_is_layer_norm(name) or name == "parallel"):
+                names.append(name)
+        return names
 
     @property
     def network(self) -> Sequence[str]:
         """`feed_forward_network` if it follows attention sequentially; else empty."""
-        return () if self.parallel else self.feed_forward_network
+        if self.parallel:
+            return ()
+        return self.feed_forward_network
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
         """The Linears and the activation of a plain or gated network, sequential or parallel; else empty."""
-        plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # Linear, activation, Linear
-        return self.gated or plain
+        if self.gated:
+            return self.gated
+        if len(self.feed_forward) == 3:  # Linear, activation, Linear
+            return self.feed_forward
+        return ()
 
     def is_layer(self, path: str) -> bool:
         """Return True for the module path of a layer."""
-        return re.fullmatch(re.escape(self.layers).replace(r"\*", r"\d+"), path) is not None
+        pattern = re.escape(self.layers).replace(r"\*", r"\d+")
+        return re.fullmatch(pattern, path) is not None
+
+
+def _is_layer_norm(field: str) -> bool:
+    """Return True for a field of `Stack` with the path of a norm inside a layer."""
+    return field.endswith("_norm") and field != "final_norm"
 
 
 @dataclass(frozen=True)
@@ -233,8 +250,13 @@ def layer_counts(base: Module) -> list[int]:
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
     """Return the modules at `paths`; paths ending in ? are optional."""
     modules = dict(base.named_modules(remove_duplicate=False))
-    names = [path.removesuffix("?") for path in paths if not path.endswith("?") or path[:-1] in modules]
-    return [modules[name] for name in names]
+    selected = []
+    for path in paths:
+        name = path.removesuffix("?")
+        is_optional = path.endswith("?")
+        if name in modules or not is_optional:
+            selected.append(modules[name])
+    return selected
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
@@ -242,7 +264,8 @@ def present_names(key: str, names: Sequence[str], family: Family, needed: Iterab
 
     Raise `InputError` for the parameter `key` if no name remains and at least one of `needed` is required.
     """
-    absent, present = family.absent(), family.present(names)
+    absent = family.absent()
+    present = family.present(names)
     for name in names:
         if name not in present:
             reason = absent[name.removesuffix(ROLLOUT)]

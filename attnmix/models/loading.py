@@ -54,7 +54,8 @@ the weights and newer ones compute from config.json."""
 
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the checkpoint without a head, with observable attention (`attnmix.models.attention`)."""
-    model, new = load_weights(transformers.AutoModel, folder, implementation_of(load_config(folder)))
+    implementation = implementation_of(load_config(folder))
+    model, new = load_weights(transformers.AutoModel, folder, implementation)
     base: Any = model
     if new:  # a randomly initialised pooler
         base.pooler = None
@@ -244,7 +245,9 @@ def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> A
 def _shorten(names: Sequence[str]) -> str:
     """Return the first three names for a message."""
     shown = ", ".join(names[:3])
-    return f"{shown}, ..." if len(names) > 3 else shown
+    if len(names) > 3:
+        return f"{shown}, ..."
+    return shown
 
 
 def check_model(folder: Path, texts: Sequence[Text]) -> None:
@@ -254,7 +257,8 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     check_network(str(folder), base, tokenizer)
     sample = texts[:CHECKED_TEXTS]
     pairs = [text for text in sample if isinstance(text, tuple)]
-    check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
+    whole_texts = [whole_text(text) for text in sample]
+    check_words("model.name", str(folder), tokenizer, whole_texts)
     check_segments(base.config, tokenizer, pairs)
     read_segments(base, tokenizer, bool(pairs))
     first_ids = encode(tokenizer, texts[:1], CHECKED_TOKENS)
@@ -268,13 +272,13 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
     """
     model = load_trained(folder, names) if trained else load_classifier(folder, names)
     tokenizer = load_tokenizer(folder)
-    inputs = padded(encode(tokenizer, texts[:2], CHECKED_TOKENS), tokenizer.pad_token_id)
+    ids = encode(tokenizer, texts[:2], CHECKED_TOKENS)
+    inputs = padded(ids, tokenizer.pad_token_id)
     with torch.inference_mode():
         try:
             model(**inputs)
-        except (
-            Exception
-        ) as error:  # exception types differ by family, for example if a text lacks the token that is classified
+        # Exception types differ by family, for example if a text lacks the token that is classified.
+        except Exception as error:
             problem = f"its classifier cannot read a text: {in_one_line(error)}"
             raise InputError(f"model.name: {folder}: {problem}") from error
 
@@ -358,7 +362,8 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
             return
         if "forward" in vars(modules[path]):
             yield f"the method forward of {path} was replaced", UNHOOKED
-        given, expected = type(modules[path]), type(expected_modules[path])
+        given = type(modules[path])
+        expected = type(expected_modules[path])
         if not issubclass(given, expected) or given.forward is not expected.forward:
             problem = f"{path} is a {given.__module__}.{given.__name__}, in place of {expected.__name__}"
             yield problem, "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
@@ -373,15 +378,9 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     for path, weight in base.named_parameters():
         tensor = weight.data
         if tensor.is_meta:
-            yield (
-                f"{path} is not in memory (device meta)",
-                "a model with all weights loaded",
-            )
+            yield f"{path} is not in memory (device meta)", "a model with all weights loaded"
         elif type(tensor) is not Tensor:
-            yield (
-                f"{path} is stored as {type(tensor).__name__}",
-                "ordinary tensors, neither quantized nor sharded",
-            )
+            yield f"{path} is stored as {type(tensor).__name__}", "ordinary tensors, neither quantized nor sharded"
         elif tensor.dtype not in VECTOR_TOLERANCES:
             yield f"{path} is stored as {_dtype_name(tensor.dtype)}", f"weights in {dtypes}"
     devices = sorted({str(weight.device) for weight in base.parameters()})
@@ -431,7 +430,8 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
             vectors = last_vectors(base(ids))
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} returns NaN or infinite values for a text; its weights are damaged")
-    difference = float((vectors - expected).float().norm() / expected.float().norm())
+    distance = (vectors - expected).float().norm()
+    difference = float(distance / expected.float().norm())
     if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # also rejects NaN
         reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
@@ -467,7 +467,10 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     unreachable = set()
     if tokenizer.split_special_tokens:
         unreachable = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in unreachable}
+    known = {}
+    for token, number in tokenizer.get_vocab().items():
+        if token not in unreachable:
+            known[number] = token
     for number in tokenizer("")["input_ids"]:
         known[number] = str(tokenizer.convert_ids_to_tokens(number))
     outside = sorted(number for number in known if number >= rows)

@@ -149,7 +149,7 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
         checkpoint = CAPTURED_CHECKPOINT
     is_of_checkpoint = table["checkpoint"] == checkpoint
     is_preferred = table["method"] == preferred(table)
-    return table[is_of_checkpoint & is_preferred]
+    return pd.DataFrame(table[is_of_checkpoint & is_preferred])
 
 
 def preferred(table: pd.DataFrame) -> str:

@@ -151,8 +151,8 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
     missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
-    cases = [missing_texts, missing_trainings, agree]
-    verdicts = [between_models, NO_INTERVAL, between_models]
+    cases: list[Any] = [missing_texts, missing_trainings, agree]
+    verdicts: list[Any] = [between_models, NO_INTERVAL, between_models]
     return np.select(cases, verdicts, INCONCLUSIVE)
 
 

@@ -153,19 +153,21 @@ def captured_vectors(
 
     `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot hold.
     """
-    ids, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+    ids = np.concatenate(texts)
+    lengths = np.array([len(text) for text in texts])
     vectors = allocate_vectors(widths(base, points), len(ids), dtype)
     arrays = by_site(vectors)
     on_cpu = base.device.type == "cpu"
     row_bytes = sum(array[0].nbytes for array in arrays.values())
     step = len(ids) if on_cpu else group_tokens(base.device, row_bytes)
+    pass_cost = pass_cost_tokens(base.device)
     for start in range(0, len(ids), step):
         rows = slice(start, min(start + step, len(ids)))
         targets = {site: torch.from_numpy(array[rows]) for site, array in arrays.items()}
         buffers = targets
         if not on_cpu:
             buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
-        batches = list(_batches(ids, lengths, rows, padding, batch_tokens, pass_cost_tokens(base.device)))
+        batches = list(_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
         fill_rows(base, batches, buffers)
         for site, target in targets.items():
             target.copy_(buffers[site])  # no operation on a CPU, where both are the same memory
@@ -182,14 +184,16 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     - `stores` and `done`: interrupted between two units. Keep the units in `done`.
     - only `done`: interrupted after publication, and the stores were deleted by DVC. Start from the beginning.
     """
-    stores, done = folder / "stores", folder / "done"
+    stores = folder / "stores"
+    done = folder / "done"
     if not stores.is_dir():
         shutil.rmtree(done, ignore_errors=True)
     _write_tokens(folder, run)
     if isinstance(place, Path):
-        size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
-        what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-        check_disk(what, size, place, SIZE_PARAMETERS)
+        numbers = plan.tokens * sum(sites.values())
+        size = numbers * np.dtype(plan.dtype).itemsize
+        demand = f"capture: {plan.tokens} tokens at {len(sites)} points need"
+        check_disk(demand, size, place, SIZE_PARAMETERS)
     if not done.is_dir():
         store.create_stores(place, sites, plan)
         done.mkdir()
@@ -239,8 +243,10 @@ def _write_tokens(folder: Path, run: Run) -> None:
         (folder / TOKEN_IDS).open("wb") as file,
     ):
         for tokens in run.captured.token_row_groups(columns=schema.names):
-            writer.write_table(pa.Table.from_pandas(tokens, schema, preserve_index=False))
-            tokens["token_id"].to_numpy().tofile(file)
+            table = pa.Table.from_pandas(tokens, schema, preserve_index=False)
+            writer.write_table(table)
+            ids = tokens["token_id"].to_numpy()
+            ids.tofile(file)
 
 
 def group_tokens(device: torch.device, row_bytes: int) -> int:
@@ -250,12 +256,16 @@ def group_tokens(device: torch.device, row_bytes: int) -> int:
     """
     if device.type == "cpu":
         return 1
-    return max(1, min(DEVICE_GROUP_TOKENS, DEVICE_GROUP_BYTES // row_bytes))
+    rows_in_memory = DEVICE_GROUP_BYTES // row_bytes
+    rows = min(DEVICE_GROUP_TOKENS, rows_in_memory)
+    return max(1, rows)
 
 
 def pass_cost_tokens(device: torch.device) -> int:
     """Return the cost of starting a forward pass, in tokens."""
-    return PASS_COST_TOKENS if device.type == "cpu" else DEVICE_PASS_COST_TOKENS
+    if device.type == "cpu":
+        return PASS_COST_TOKENS
+    return DEVICE_PASS_COST_TOKENS
 
 
 def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
@@ -283,17 +293,21 @@ class Batch(NamedTuple):
         if device.type == "cpu":
             return self._put_slices
         padded_length = self.inputs["input_ids"].shape[1]
-        tokens, rows = [], []
+        tokens = []
+        rows = []
         for text in self.texts:
             first_token = text.text * padded_length
-            tokens.append(np.arange(first_token + text.tokens.start, first_token + text.tokens.stop))
+            start = first_token + text.tokens.start
+            stop = first_token + text.tokens.stop
+            tokens.append(np.arange(start, stop))
             rows.append(np.arange(text.rows.start, text.rows.stop))
         indices = np.stack([np.concatenate(tokens), np.concatenate(rows)])
         tokens_N, rows_N = torch.from_numpy(indices).to(device)
 
         def put(buffer: Tensor, feature_BTD: Tensor) -> None:
             cast_BTD = feature_BTD.to(buffer.dtype)
-            buffer.index_copy_(0, rows_N, cast_BTD.flatten(0, 1).index_select(0, tokens_N))
+            vectors_ND = cast_BTD.flatten(0, 1).index_select(0, tokens_N)
+            buffer.index_copy_(0, rows_N, vectors_ND)
 
         return put  # three kernel launches for any number of texts
 
@@ -329,11 +343,16 @@ def _allocate_buffer_sets(
     widths: Mapping[Site, int], group: Sequence[NumberedUnit], dtype: str, device: torch.device
 ) -> deque[RowBuffers]:
     """Return the sets of buffers for groups of rows up to the size of `group`."""
-    rows = group[-1][1].stop - group[0][1].start
+    _, first_rows = group[0]
+    _, last_rows = group[-1]
+    rows = last_rows.stop - first_rows.start
+    number = 1 if device.type == "cpu" else DEVICE_BUFFER_SETS
+    torch_dtype = getattr(torch, dtype)
     sets = deque[RowBuffers]()
-    for _ in range(1 if device.type == "cpu" else DEVICE_BUFFER_SETS):
-        options: Any = {"dtype": getattr(torch, dtype), "device": device}
-        tensors = {site: torch.empty(rows, width, **options) for site, width in widths.items()}
+    for _ in range(number):
+        tensors = {}
+        for site, width in widths.items():
+            tensors[site] = torch.empty(rows, width, dtype=torch_dtype, device=device)
         sets.append(RowBuffers(tensors))
     return sets
 
@@ -367,7 +386,8 @@ def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: Th
     array = memory.host_array(vectors)
     start = time.perf_counter()
     digest = store.write_unit(open_store, rows, array, memory.writer, with_digest)
-    memory.rates.append(array.nbytes / (time.perf_counter() - start))
+    seconds = time.perf_counter() - start
+    memory.rates.append(array.nbytes / seconds)
     return digest
 
 
@@ -393,9 +413,11 @@ def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float]
     `rates` are the bytes per second of single writes, and `limits` is the result of `limiting_shares`.
     """
     shares = ", ".join(f"{name} {share:.0%}" for name, share in limits.items())
-    thread_rate = f"{np.median(rates) / 1e6:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
-    stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({thread_rate})"
-    return f"{stored}; limited by: {next(iter(limits))} ({shares} of the time)"
+    main_limit = next(iter(limits))
+    thread_rate = np.median(rates) / 1e6
+    threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
+    stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({threads})"
+    return f"{stored}; limited by: {main_limit} ({shares} of the time)"
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
@@ -413,8 +435,7 @@ def fill_rows(
     """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the type of the buffers.
 
     Return the seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
-    `bf16`. Raise `InputError` with layer and point for
-    features beyond the range of the type.
+    `bf16`. Raise `InputError` with layer and point for features beyond the range of the type.
     """
     for batch in batches:
         put_function = batch.put_function(base.device)
@@ -443,9 +464,10 @@ def _check_features(
     for batch in batches:
 
         def check(site: Site, feature_BTD: Tensor, texts: list[TextRows] = batch.texts) -> None:
+            dtype = str(buffers[site].dtype).removeprefix("torch.")
             for text, tokens, _ in texts:
-                vectors_TD = feature_BTD[text, tokens].float().cpu().numpy()
-                store.check_fits(vectors_TD, site, str(buffers[site].dtype).removeprefix("torch."))
+                vectors_TD = feature_BTD[text, tokens].float().cpu()
+                store.check_fits(vectors_TD.numpy(), site, dtype)
 
         _forward(base, batch.inputs, buffers, check, precision)
 
@@ -459,9 +481,10 @@ def _forward(
 ) -> None:
     """Run a forward pass that calls `take` with the features of each site immediately."""
     points = {site.point for site in sites}
+    inputs_on_device = {name: tensor.to(base.device) for name, tensor in inputs.items()}
     half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
     with torch.inference_mode(), recording(base, points, taken=take), half:
-        base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
+        base(**inputs_on_device)
 
 
 def _batches(
@@ -478,17 +501,27 @@ def _batches(
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    reaching = np.flatnonzero((ends > rows.start) & (starts < rows.stop))
-    text_rows = [slice(int(starts[text]), int(ends[text])) for text in reaching]
-    texts = [ids[text].tolist() for text in text_rows]
+    is_overlapping = (ends > rows.start) & (starts < rows.stop)
+    text_rows = []
+    for text in np.flatnonzero(is_overlapping):
+        text_rows.append(slice(int(starts[text]), int(ends[text])))
+    texts = [ids[whole].tolist() for whole in text_rows]
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
+
+    def count_padded_tokens(batch: list[int]) -> int:
+        longest = texts[batch[-1]]
+        return len(batch) * len(longest)
+
     # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
-    for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
+    batches.sort(key=count_padded_tokens, reverse=True)
+    for batch in batches:
         inputs = padded([texts[number] for number in batch], padding)
         stored = []
-        for text, number in enumerate(batch):
-            start = max(text_rows[number].start, rows.start)
-            stop = min(text_rows[number].stop, rows.stop)
-            tokens = slice(start - text_rows[number].start, stop - text_rows[number].start)
-            stored.append(TextRows(text, tokens, slice(start - rows.start, stop - rows.start)))
+        for place, number in enumerate(batch):
+            whole = text_rows[number]
+            start = max(whole.start, rows.start)
+            stop = min(whole.stop, rows.stop)
+            tokens = slice(start - whole.start, stop - whole.start)
+            rows_in_buffer = slice(start - rows.start, stop - rows.start)
+            stored.append(TextRows(place, tokens, rows_in_buffer))
         yield Batch(inputs, stored)

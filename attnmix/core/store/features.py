@@ -57,7 +57,10 @@ def place_of(store: str) -> Place:
 
 
 def _path(place: Place, site: Site) -> Place:
-    return place / f"{site}.zarr" if isinstance(place, Path) else f"{place}/{site}.zarr"
+    name = f"{site}.zarr"
+    if isinstance(place, Path):
+        return place / name
+    return f"{place}/{name}"
 
 
 def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
@@ -66,7 +69,8 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
         return root, {}
     with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        place, digests = place_of(manifest["store"]), manifest["digests"]
+        place = place_of(manifest["store"])
+        digests = manifest["digests"]
     if isinstance(place, Path):
         place = root.parents[1] / place
     return place, digests
@@ -85,19 +89,22 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
         path = _path(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
+    manifest = json.dumps({"store": store, "digests": by_site}, indent=2)
     with writing(root / MANIFEST) as path:
-        path.write_text(json.dumps({"store": store, "digests": by_site}, indent=2) + "\n", encoding="utf-8")
+        path.write_text(f"{manifest}\n", encoding="utf-8")
 
 
 def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> None:
     """Create the arrays of all sites; `widths` maps each site to the width of its vectors."""
+    has_shards = plan.unit_rows > plan.chunk_rows
     for site, width in widths.items():
+        shards = (plan.unit_rows, width) if has_shards else None
         create_array(
             _path(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
-            shards=(plan.unit_rows, width) if plan.unit_rows > plan.chunk_rows else None,
+            shards=shards,
             dimension_names=("token", "hidden"),
             attributes={"layer": site.layer, "point": site.point},
         )
@@ -107,7 +114,8 @@ def check_fits(block: Array, site: Site, dtype: str) -> None:
     """Raise `InputError` with layer and point if `dtype` cannot represent a value of `block`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features contain NaN or infinite values")
-    limit, largest = np.finfo(dtype).max, np.abs(block).max()
+    limit = np.finfo(dtype).max
+    largest = np.abs(block).max()
     if largest > limit:
         raise InputError(
             f"{site}: a feature of {largest:.6g} exceeds the range of {dtype} (maximum {limit:.6g}); "
@@ -138,14 +146,18 @@ def write_unit(
     array = store.array
     block = np.ascontiguousarray(block, array.dtype)
     if array.shards and isinstance(store.path, Path):
-        chunk_rows, shard_rows = array.chunks[0], array.shards[0]
-        file = store.path / array.metadata.encode_chunk_key((rows.start // shard_rows, 0))
+        chunk_rows = array.chunks[0]
+        shard_rows = array.shards[0]
+        shard = rows.start // shard_rows
+        file = store.path / array.metadata.encode_chunk_key((shard, 0))
         writer = writer or ShardWriter()
         writer.write(file, block, chunk_rows, shard_rows // chunk_rows)
     else:
         with writing(store.path):
             array[rows] = block
-    return hashlib.sha256(block.data).hexdigest() if with_digest else ""
+    if not with_digest:
+        return ""
+    return hashlib.sha256(block.data).hexdigest()
 
 
 def open_store(root: Path, site: Site) -> Any:
@@ -180,19 +192,24 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, but tokens.parquet has {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)
-    step = (array.shards or array.chunks)[0]
-    for start in range(0, tokens, step):
-        first, last = np.searchsorted(rows, (start, start + step))
+    unit_shape = array.shards or array.chunks
+    unit_rows = unit_shape[0]
+    for start in range(0, tokens, unit_rows):
+        stop = start + unit_rows
+        first, last = np.searchsorted(rows, (start, stop))
         if first < last:
-            unit = read_array(array, path, "capture", slice(start, start + step))
-            features[first:last] = unit[rows[first:last] - start]
+            unit = read_array(array, path, "capture", slice(start, stop))
+            rows_in_unit = rows[first:last] - start
+            features[first:last] = unit[rows_in_unit]
     return features
 
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
     _, digests = _arrays(root)
-    names = list(digests) or [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
+    names = list(digests)
+    if not names:
+        names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]
     if not sites:
         raise InputError(f"{root} contains no feature store; run the stage capture")

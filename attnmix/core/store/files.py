@@ -103,7 +103,9 @@ def read_results(source: Path | io.StringIO, **options: Any) -> Any:
     names = [str(name) for name in pd.read_csv(source, nrows=0)]
     if isinstance(source, io.StringIO):
         source.seek(0)
-    words = {name for name in names if name in WORD_COLUMNS or (name == "label" and "predicted" in names)}
+    words = [name for name in names if name in WORD_COLUMNS]
+    if "label" in names and "predicted" in names:
+        words.append("label")
     dtypes = dict.fromkeys(words, str) | options.pop("dtype", {})
     missing = {name: [""] for name in names if name not in words}
     return pd.read_csv(source, dtype=dtypes, keep_default_na=False, na_values=missing, **options)

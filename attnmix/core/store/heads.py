@@ -46,19 +46,27 @@ def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.N
     logits = products * scaling
     if softcap:
         logits = softcap * np.tanh(logits / softcap)
-    sources = np.arange(len(logits))
-    first, last = parts["reach"][layer].T
-    return np.where((sources >= first[:, None]) & (sources <= last[:, None]), logits, -np.inf)
+    sources_T = np.arange(len(logits))
+    first_T, last_T = parts["reach"][layer].T
+    is_after_first_TT = sources_T >= first_T[:, None]
+    is_before_last_TT = sources_T <= last_T[:, None]
+    return np.where(is_after_first_TT & is_before_last_TT, logits, -np.inf)
 
 
 def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return the softmax input `[T, T]` of one head; `layer` and `head` are indices from 0."""
-    queries, keys = parts["query"][layer], parts["key"][layer]
-    query, key = queries[head], keys[head * len(keys) // len(queries)]
-    return softmax_input(parts, layer, query.astype(np.float64) @ key.astype(np.float64).T)
+    queries_HTd = parts["query"][layer]
+    keys_GTd = parts["key"][layer]
+    key_head = head * len(keys_GTd) // len(queries_HTd)  # grouped heads share a key
+    query_Td = queries_HTd[head].astype(np.float64)
+    key_Td = keys_GTd[key_head].astype(np.float64)
+    products_TT = query_Td @ key_Td.T
+    return softmax_input(parts, layer, products_TT)
 
 
 def weights(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return the attention weights a_ij `[T, T]` of one head."""
-    exponents: npt.NDArray[np.float64] = scores(parts, layer, head) - parts["log_sums"][layer, head][:, None]
-    return np.exp(exponents)
+    scores_TT = scores(parts, layer, head)
+    log_sums_T = parts["log_sums"][layer, head]
+    exponents_TT: npt.NDArray[np.float64] = scores_TT - log_sums_T[:, None]
+    return np.exp(exponents_TT)

@@ -90,7 +90,9 @@ class Run(MixingTables):
     @property
     def initial(self) -> Path:
         """The initial checkpoint of fine-tuning, specified by `model.name`."""
-        return self.named_model if self.named_model.is_dir() else self.pretrained
+        if self.named_model.is_dir():
+            return self.named_model
+        return self.pretrained
 
     @property
     def documents(self) -> pd.DataFrame:
@@ -165,9 +167,14 @@ class Run(MixingTables):
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
         """Return the rows of `table` with the `values` of the given columns, loading one part of the file at a time."""
+        columns = list(values)
+        wanted = pd.Series(values)
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
-        rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
-        return rows
+        selected: list[pd.DataFrame] = []
+        for part in parts:
+            is_equal = part[columns] == wanted
+            selected.append(part[is_equal.all(axis=1)])
+        return pd.concat(selected)
 
     def ratios(self, **options: Any) -> pd.DataFrame:
         """Return the ratios of every token of the texts in the statistics.
@@ -184,19 +191,25 @@ class Run(MixingTables):
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return the matrices `[layers, tokens, sources]` of a method; unreliable rows of `value_zeroing` are NaN."""
-        return _read_array(arrays_folder("contributions", checkpoint, document, self.inspected) / f"{method}.zarr")
+        folder = arrays_folder("contributions", checkpoint, document, self.inspected)
+        return _read_array(folder / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
         """Return the methods with matrices, in arbitrary order."""
-        return [
-            path.stem for path in arrays_folder("contributions", checkpoint, document, self.inspected).glob("*.zarr")
-        ]
+        folder = arrays_folder("contributions", checkpoint, document, self.inspected)
+        return [path.stem for path in folder.glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored parts of a text's heads by name; empty if none are stored for the checkpoint."""
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
-        names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
-        return {name: _read_array(folder / f"{name}.zarr") for name in names} if any(folder.glob("*.zarr")) else {}
+        if not any(folder.glob("*.zarr")):
+            return {}
+        parts = {}
+        for name in DIMENSIONS:
+            path = folder / f"{name}.zarr"
+            if name in HEAD_PARTS or path.is_dir():
+                parts[name] = _read_array(path)
+        return parts
 
     @property
     def token_scores(self) -> pd.DataFrame:
@@ -232,10 +245,12 @@ class Run(MixingTables):
         by_site = places.groupby(["layer", "point"])
         for site in map_sites(places):
             table = by_site.get_group((site.layer, site.point))
-            rows = row_of_token.get_indexer(pd.MultiIndex.from_frame(table[keys]))
-            known = components_of(self.read(site, rows), table[["x", "y"]].to_numpy())
-            if known:
-                components[site] = known
+            tokens = pd.MultiIndex.from_frame(table[keys])
+            vectors = self.read(site, row_of_token.get_indexer(tokens))
+            xy = table[["x", "y"]].to_numpy()
+            components_of_site = components_of(vectors, xy)
+            if components_of_site:
+                components[site] = components_of_site
         return components
 
     @property
@@ -255,13 +270,16 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
 
 def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
     table = read_table(folder / "tokens.parquet", stage, **options)
-    return table.astype({"word": "Int32"}) if "word" in table else table
+    if "word" in table:
+        table = table.astype({"word": "Int32"})
+    return table
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:
     """Return the sites of a map, in forward order."""
     pairs = table[["layer", "point"]].drop_duplicates()
-    return in_forward_order(Site(int(layer), str(point)) for layer, point in pairs.itertuples(index=False))
+    sites = [Site(int(layer), str(point)) for layer, point in pairs.itertuples(index=False)]
+    return in_forward_order(sites)
 
 
 def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

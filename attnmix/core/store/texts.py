@@ -126,12 +126,15 @@ def texts_of(table: pd.DataFrame) -> list[Text]:
 
 def whole_text(text: Text) -> str:
     """Return a text unchanged, or a pair joined into one text."""
-    return text if isinstance(text, str) else PAIR_SEPARATOR.join(text)
+    if isinstance(text, str):
+        return text
+    return PAIR_SEPARATOR.join(text)
 
 
 def whole_texts(table: pd.DataFrame) -> pd.Series:
     """Return the text of each row in the table of a split, with pairs joined into one text."""
-    return pd.Series([whole_text(text) for text in texts_of(table)], index=table.index, dtype="str")
+    texts = [whole_text(text) for text in texts_of(table)]
+    return pd.Series(texts, index=table.index, dtype="str")
 
 
 def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
@@ -151,8 +154,10 @@ def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.Da
     """
     row_groups = iter(row_groups)
     first = next(row_groups)
-    more = [field for field in MORE_TOKEN_FIELDS if field[0] in first[1]]
-    text_schema, token_schema = pa.schema(TEXT_FIELDS), pa.schema([*TOKEN_FIELDS, *more])
+    _, first_tokens = first
+    more = [field for field in MORE_TOKEN_FIELDS if field[0] in first_tokens]
+    text_schema = pa.schema(TEXT_FIELDS)
+    token_schema = pa.schema([*TOKEN_FIELDS, *more])
     with (
         atomic_path(folder / "texts.parquet") as texts_part,
         atomic_path(folder / "tokens.parquet") as tokens_part,
@@ -160,6 +165,8 @@ def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.Da
         pq.ParquetWriter(tokens_part, token_schema, **PARQUET_OPTIONS) as tokens_writer,
     ):
         for texts, tokens in itertools.chain([first], row_groups):
-            texts_writer.write_table(pa.Table.from_pandas(texts, text_schema, preserve_index=False))
-            table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
-            tokens_writer.write_table(table, row_group_size=max(1, len(table)))
+            text_table = pa.Table.from_pandas(texts, text_schema, preserve_index=False)
+            texts_writer.write_table(text_table)
+            token_table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
+            row_group_size = max(1, len(token_table))
+            tokens_writer.write_table(token_table, row_group_size=row_group_size)
