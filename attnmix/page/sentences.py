@@ -88,18 +88,21 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
-        "measured": f"{_measured(run, measure['documents'])} {_selection(subject, run)}".strip(),
+        "measured": f"{describe_samples(run, measure['documents'])} {_selection(subject, run)}".strip(),
         "findings": [accuracy, *evidence],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
 
 
-def _measured(run: Results, documents: int) -> str:
+def describe_samples(run: Results, documents: int) -> str:
     """Return a sentence on the sample of each kind of measure in a pipeline run."""
     noun = wording_of(run).texts
-    means = f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"
-    others = []
+    controlled = run.table("measure/mixing_controls")["documents"].max()
+    has_sample = controlled < documents
+    subject = "Ratios" if has_sample else "Ratios and controls"
+    means = f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"
+    others = [f"controls over {controlled:.0f} of them"] if has_sample else []
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
         rows = run.table(table)
         if len(rows):
