@@ -309,6 +309,7 @@ class CaptureParameters(Section):
 
 class MeasureParameters(Section):
     documents: Count = 40
+    control_documents: CountOrNone = None
     methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = [
         name for name in RATIO_NAMES if name not in REDUNDANT_RATIO_NAMES
     ]

@@ -11,7 +11,6 @@ import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
 from attnmix.core.store import texts as store
-from attnmix.models.encoding import batches_by_tokens
 
 CLASSES = TOKEN_CLASSES
 # The groups of positions double in size: 0, 1, 2-3, 4-7, ...
@@ -133,9 +132,9 @@ class Texts:
         """Return a document."""
         return self.documents[number]
 
-    def batches(self, _row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return padded batches of documents of similar length, as lists of indices."""
-        return batches_by_tokens(self.lengths.tolist(), batch_tokens)
+    def rows(self, _row_group: int) -> slice:
+        """Return the indices of the documents in a row group: all documents."""
+        return slice(0, len(self))
 
 
 class Corpus:
@@ -149,6 +148,14 @@ class Corpus:
         self.predicted = self.texts["predicted_label"].to_numpy()
         self.row_groups = range(-(-len(self.texts) // store.ROW_GROUP_TEXTS))
         self._read_group: tuple[int, list[Document]] = (-1, [])
+        self._kept: dict[int, Document] = {}
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Keep some documents in memory, for batches with documents of many row groups."""
+        for number in sorted(numbers):
+            document = self.document(number)
+            # A copy, because the arrays of a document are parts of the arrays of its row group.
+            self._kept[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -160,6 +167,8 @@ class Corpus:
 
     def document(self, number: int) -> Document:
         """Return a document; the last row group is cached."""
+        if number in self._kept:
+            return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
         cached_row_group, documents = self._read_group
         if cached_row_group != row_group:
@@ -172,11 +181,3 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Document:
         return self.document(number)
-
-    def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return padded batches of documents of similar length, as lists of indices."""
-        rows = self.rows(row_group)
-        numbers = np.arange(len(self))[rows]
-        lengths = self.lengths[rows]
-        batches = batches_by_tokens(lengths.tolist(), batch_tokens)
-        return [numbers[batch].tolist() for batch in batches]

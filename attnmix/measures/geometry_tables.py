@@ -35,15 +35,16 @@ PERMUTED = "share_class_permuted"
 
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return `geometry`."""
-    tables = MeanTables(measured.sums, measured.draws)
+    sampled = measured.sampled
+    tables = MeanTables(sampled.sums, sampled.draws)
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # for measures of attention itself
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
         labels = attention | {"measure": ["attention_gain"]}
         frames.append(table_rows("geometry", checkpoint, labels, {"mean": gains_L}))
-    frames.extend(cosine_rows(measured))
-    frames.extend(share_rows(measured, attention))
+    frames.extend(cosine_rows(sampled))
+    frames.extend(share_rows(sampled, attention))
     return pd.concat(frames)
 
 
@@ -56,15 +57,19 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts."""
+    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts.
+
+    `tables` has the sums of the sample; attention to the first token is averaged over all texts.
+    """
     checkpoints = tuple(measured.sums)
+    tables_of_all_texts = tables.of_texts(measured.sums, measured.draws)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}
     lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", sites, "geometry", checkpoints))
     tables.add(_steps(measured))
-    tables.add(Mean("geometry", to_first, "to_first", checkpoints))
+    tables_of_all_texts.add(Mean("geometry", to_first, "to_first", checkpoints))
     tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
     tables.add(Mean("geometry", lengths, part_lengths))
 

@@ -90,6 +90,13 @@ class CorpusMeasures:
     """Largest error and number of documents `[2, levels, identities]`; 0 documents if a level lacks an identity."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
     """`attention_gain` `[layers]` by checkpoint; may be empty."""
+    sample: "CorpusMeasures | None" = None
+    """The measures of the texts with controls, heads and geometry, if other texts have only ratios."""
+
+    @property
+    def sampled(self) -> "CorpusMeasures":
+        """The measures of the texts with controls, heads and geometry: a sample or all texts."""
+        return self if self.sample is None else self.sample
 
     @property
     def first(self) -> CorpusSums:
@@ -128,6 +135,12 @@ class MeanTables:
         self.sums = sums
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
+
+    def of_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
+        """Return tables of means over other texts, which add their rows to the tables of this object."""
+        tables = MeanTables(sums, draws)
+        tables.parts = self.parts
+        return tables
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
         """Add the rows of a mean to its table, and return the mean by checkpoint."""
@@ -281,13 +294,18 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """Return the extensible tables of ratios and their controls."""
-    sums = dict(measured.sums)
-    if "random_weights" in measured.random:
-        sums[RANDOM] = measured.random
-    tables = MeanTables(sums, measured.draws)
+    tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
-    true_means = tables.add(Mean("mixing", labels, ratios_of("all")))
-    _add_controls(tables, measured, true_means)
+    ratios = Mean("mixing", labels, ratios_of("all"))
+    true_means = tables.add(ratios)
+    sampled = measured.sampled
+    sums = dict(sampled.sums)
+    if "random_weights" in sampled.random:
+        sums[RANDOM] = sampled.random
+    sampled_tables = tables.of_texts(sums, sampled.draws)
+    if sampled is not measured:  # Controls are compared with the ratios of the same texts.
+        true_means = sampled_tables.resample(ratios)
+    _add_controls(sampled_tables, sampled, true_means)
     return tables
 
 
@@ -347,18 +365,22 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
         _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    head_sums = measured.first["by_head"].values
+    sampled = measured.sampled
+    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
+    head_sums = sampled.first["by_head"].values
     heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
     # Ratios are NaN for missing heads of a stack with fewer heads.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
-    _add_group(tables, measured, "head", heads, by_head, "by_head")
+    _add_group(sampled_tables, sampled, "head", heads, by_head, "by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add the ratios of pairs of texts by source."""
+    sampled = measured.sampled
+    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
-    for source in measured.sources:
-        _add_group(tables, measured, "source", [source], ratios, source)
+    for source in sampled.sources:
+        _add_group(sampled_tables, sampled, "source", [source], ratios, source)
 
 
 def _add_group(
