@@ -7,9 +7,10 @@
 
 Each case replaces its section in benchmarks/RESULTS.md, with its command and machine. Every run is a new process with
 the same number of threads; the ways of a case alternate. Before timing, each way of a case runs once and the results
-are compared. Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews of the sample; the models are
-the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
-needs nnsight and TransformerLens, which are not in the lock files, in the Python environment.
+are compared (with `--small`, after timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews
+of the sample; the models are the fine-tuned default model and models with random weights. The outputs of `make repro`
+are required. The case `peers` needs nnsight and TransformerLens, which are not in the lock files, in the Python
+environment.
 
 All cases are in one file, to make the ways comparable.
 """
@@ -205,7 +206,7 @@ class Size(NamedTuple):
     documents: tuple[int, ...] = (10, 100, 1000, 10_000)
 
 
-SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
+SMALL = Size(texts=4, bert_texts=2, tokens=32, layers=2, documents=(10, 100))
 LENGTH, BATCH_TOKENS = 32, 1024  # tokens per text and per batch of the measured corpora: several batches for 100 texts
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 LONG = 330  # tokens per text of the captured corpora: 100 texts fill a shard of the default model
@@ -779,9 +780,13 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
         if case.folder != "clone":
             folder.mkdir()
         lay_out(case.folder, folder, size, arguments.arithmetic)
-        for way in ways[:1] if case.growing else ways:
+        warm_up = ways[:1] if case.growing else ways
+        if arguments.small:
+            warm_up = []
+        for way in warm_up:
             run_way(name, way, folder, threads)
-        compared = "" if case.growing else check(name, folder, threads)
+        checks_first = not (case.growing or arguments.small)
+        compared = check(name, folder, threads) if checks_first else ""
         for _ in range(arguments.repeats):
             for way in ways:
                 for timed_way, timing in run_way(name, way, folder, threads).items():
