@@ -49,7 +49,7 @@ class Review:
     ) -> None:
         self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
         self.donor_ids = donor_ids
-        self.words = word_positions(document)
+        self.word_positions = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
@@ -89,9 +89,9 @@ class Review:
 
     def left_out(self) -> Doubles:
         """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
-        without = self.classifier.logits([self.without(np.array([place])) for place in self.words])
+        without = self.classifier.logits([self.without(np.array([place])) for place in self.word_positions])
         falls = np.full(len(self.ids), np.nan)
-        falls[self.words] = self.logits_C[self.predicted] - without[:, self.predicted].numpy()
+        falls[self.word_positions] = self.logits_C[self.predicted] - without[:, self.predicted].numpy()
         return falls
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
