@@ -183,8 +183,8 @@ ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
 def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model, token_class: str) -> None:
     texts = [*PLAIN_TEXTS[:3], ALONE[token_class], *PLAIN_TEXTS[3:]]
     options = {"methods": ["attn_w", RATIO], "controls": ["text_mean_value", "corpus_value"]}
-    cause = f"no other text has a token of its class {token_class}."
-    reason = f"corpus_value leaves out 1 of 25 texts, first text 3: {cause}"
+    cause = f"no other text has a token of the class {token_class}, which occurs in text 3."
+    reason = f"corpus_value excludes 1 of 25 texts; for example, {cause}"
     with pytest.warns(UserWarning, match=re.escape(reason)):
         result = attnmix.measure(model, texts, **options)
     with pytest.warns(UserWarning, match=re.escape(reason)):
@@ -467,7 +467,7 @@ def test_training_verdict_exceeds_text_and_seed_variation(
         assert "difference [over texts]" in printed[0]
         assert "between_seeds [over runs]" in printed[0]
     if trainings == "too few runs":
-        assert "`too few runs`: an interval over training runs needs 3 runs or more" in compared.caution
+        assert "`too few runs`: an interval over training runs needs at least 3 runs" in compared.caution
 
 
 def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:

@@ -221,8 +221,8 @@ def test_review_without_corpus_value_is_excluded_from_pair(
     reviews.to_parquet("data/reviews/test.parquet", index=False)
     with caplog.at_level("INFO"):
         run_tokenized(inspect, measure)
-    reason = "no other text has a token of its class punctuation."
-    assert f"corpus_value leaves out 1 of 12 texts, first test/4: {reason}" in caplog.text
+    reason = "no other text has a token of the class punctuation, which occurs in test/4."
+    assert f"corpus_value excludes 1 of 12 texts; for example, {reason}" in caplog.text
     run = Run(Path())
     controls = run.table("measure/mixing_controls").query("checkpoint == 'finetuned'").set_index(["layer", "method"])
     table = run.ratios()

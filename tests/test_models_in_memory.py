@@ -222,7 +222,7 @@ def test_model_change_after_measuring_is_an_error(change: Callable[[Any], None],
     result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
     kept = result.matrix("alti")
     change(changed)
-    message = r"^model: the output of .* changed since measure\(model, texts\); allowed"
+    message = r"^model: the output of .* changed since measure\(model, texts\); measure"
     if change is change_attention:
         message = (
             r"^model: .*: its attention function 'hot' is .*hot_attention; allowed: implementations of transformers"

@@ -51,7 +51,7 @@ class Review:
         self.document = document
         self.ids = document.ids.tolist()
         self.donor_ids = donor_ids
-        self.words = word_positions(document)
+        self.word_positions = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
         probabilities_C = logits_C.softmax(-1)
         self.logits_C: Doubles = logits_C.numpy()
@@ -101,11 +101,11 @@ class Review:
 
     def left_out(self) -> Doubles:
         """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
-        texts = [self.without(np.array([place])) for place in self.words]
+        texts = [self.without(np.array([place])) for place in self.word_positions]
         logits_NC = self.classifier.logits(texts)
         predicted_logits_N = logits_NC[:, self.predicted].numpy()
         drops_T = np.full(len(self.ids), np.nan)
-        drops_T[self.words] = self.logits_C[self.predicted] - predicted_logits_N
+        drops_T[self.word_positions] = self.logits_C[self.predicted] - predicted_logits_N
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:

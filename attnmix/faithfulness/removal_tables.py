@@ -51,10 +51,10 @@ def draw_donors(
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
     """Return the sorted positions of the `share` of non-special tokens with the highest scores, at least one."""
-    count = max(1, round(share * len(review.words)))
-    word_scores = scores_T[review.words]
+    count = max(1, round(share * len(review.word_positions)))
+    word_scores = scores_T[review.word_positions]
     order = np.argsort(-word_scores, kind="stable")
-    highest = review.words[order[:count]]
+    highest = review.word_positions[order[:count]]
     return np.asarray(np.sort(highest))
 
 
@@ -98,12 +98,12 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
     Return `NOTHING_LEFT` if a score is undefined.
     """
-    word_scores = scores_T[review.words]
+    word_scores = scores_T[review.word_positions]
     if not len(word_scores) or np.isnan(word_scores).any():
         return NOTHING_LEFT
     replaced = first_places(review, scores_T, share)
     if test == SUFFICIENCY:
-        replaced = np.setdiff1d(review.words, replaced)
+        replaced = np.setdiff1d(review.word_positions, replaced)
     if replacement == MASK:
         return tuple(review.without(replaced))
     return tuple(review.with_donors(replaced))
@@ -111,10 +111,10 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     """Return Spearman's correlation of a score `[draws, T]` with a reference over non-special tokens."""
-    if len(review.words) < 2:
+    if len(review.word_positions) < 2:
         return float("nan")
-    word_scores = scores[:, review.words]
-    word_reference = reference_T[review.words]
+    word_scores = scores[:, review.word_positions]
+    word_reference = reference_T[review.word_positions]
     correlations = statistics.rank_correlation(word_scores, word_reference)
     return float(correlations.mean())
 

@@ -1,4 +1,4 @@
-"""Tokenized documents, read from the files of the stage `tokenize`, one row group at a time."""
+"""Tokenized texts (documents), loaded from the files of the stage `tokenize` one row group at a time."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -21,21 +21,24 @@ READ_COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  #
 
 @dataclass(frozen=True)
 class Document:
-    """One text as token ids."""
+    """One text as token IDs."""
 
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # indices in CLASSES
     words: npt.NDArray[np.int32]  # index of each token's word, from 0; -1 for special tokens
-    label: int = 0  # the label of a review
-    predicted: int = -1  # the classifier's prediction
+    label: int = 0
+    predicted: int = -1  # the class predicted by the classifier; -1 if unknown
     segments: npt.NDArray[np.int8] | None = None  # for pairs: each token's text, 0 or 1; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Truncate to `length` tokens as the tokenizer does: keep special tokens, shorten the longer text of a pair."""
+        """Return the text truncated to `length` tokens as by the tokenizer.
+
+        Special tokens are kept; of a pair, the longer text is truncated.
+        """
         if len(self) <= length:
             return self
         if self.segments is None:
@@ -55,7 +58,7 @@ class Document:
         return self.take(np.sort(kept))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
-        """Return the document with the tokens at these positions, in this order."""
+        """Return the text with the tokens at the positions `places`, in this order."""
         selected = {}
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
@@ -64,7 +67,7 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` of each token of a text."""
+    """Return the index in `POSITIONS` for each token of a text with `tokens` tokens."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
@@ -96,7 +99,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
-    """Yield the documents of all texts in order, holding one row group in memory."""
+    """Yield all texts in order, with one row group in memory at a time."""
     for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
         first = number * store.ROW_GROUP_TEXTS
         texts = files.documents.iloc[first : first + store.ROW_GROUP_TEXTS]
@@ -104,7 +107,7 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the reviews that are `measured` or `removed`, in the order of the test split."""
+    """Return the texts of the `kind` `measured` or `removed`, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_number_in_test_split)
 
@@ -129,7 +132,7 @@ class Texts:
         return len(self.documents)
 
     def document(self, number: int) -> Document:
-        """Return a document."""
+        """Return the text with index `number`."""
         return self.documents[number]
 
     def rows(self, _row_group: int) -> slice:
@@ -138,7 +141,7 @@ class Texts:
 
 
 class Corpus:
-    """The measured reviews of a run, indexed in file order; one row group is in memory at a time."""
+    """The measured texts of a run, indexed in file order; one row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
         self.files = files
@@ -161,12 +164,12 @@ class Corpus:
         return len(self.texts)
 
     def rows(self, row_group: int) -> slice:
-        """Return the indices of the documents in a row group of the file."""
+        """Return the indices of the texts in a row group of the file."""
         first = row_group * store.ROW_GROUP_TEXTS
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return a document; the last row group is cached."""
+        """Return the text with index `number`; the last row group is cached."""
         if number in self._kept:
             return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
