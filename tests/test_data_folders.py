@@ -502,7 +502,7 @@ def test_class_names_apply_to_their_configuration_only(tmp_path: Path) -> None:
 def test_description_with_list_is_an_error(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "train.csv")
     (tmp_path / name).write_text("[1]")
-    with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
+    with pytest.raises(InputError, match=rf"{re.escape(name)} contains a list; allowed: a mapping"):
         read(tmp_path)
 
 

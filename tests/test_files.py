@@ -495,7 +495,7 @@ def test_parquet_class_names_and_separator_settings_apply(tmp_path: Path) -> Non
 def test_cause_of_loading_error_is_shown(tmp_path: Path) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     (tmp_path / "README.md").write_text("---\nconfigs: {config_name: all}\n---\n")
-    with pytest.raises(InputError, match=r"cannot be loaded: Expected configs to be a list, but got .*config_name"):
+    with pytest.raises(InputError, match=r"cannot be loaded \(Expected configs to be a list, but got .*config_name"):
         read(tmp_path)
 
 
