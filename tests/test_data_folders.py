@@ -354,7 +354,7 @@ def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
         assert read(path)["train"].to_dict("records") == rows
     for content, expected in (
         ("[]", "it contains no rows"),
-        ('[{"text": "a"}, ', "its list does not end at the end of the file"),
+        ('[{"text": "a"}, ', "its list must end at the end of the file"),
         ('[{"text": "a"} {}]', "the object of line 1 is not followed by a comma"),
         ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; write one object per row"),
         ('["a"]', "line 1 is not a JSON object"),
@@ -416,7 +416,7 @@ def test_editor_copies_and_trash_are_reported_as_unread(tmp_path: Path, caplog: 
     for name in ("reviews.csv", "other-checkpoint.csv", *copies):
         write_rows(tmp_path / name)
     assert len(read(tmp_path)["train"]) == 8
-    assert all(name in caplog.text.split("4 of 6 files are not read:")[1] for name in copies)
+    assert all(name in caplog.text.split("4 of 6 files are not used:")[1] for name in copies)
 
 
 def save_set(folder: Path) -> None:

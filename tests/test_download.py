@@ -294,7 +294,7 @@ def test_indivisible_class_or_group_is_one_error(tmp_path: Path) -> None:
         read(path, group_column="film")
     frame.loc[7, "label"] = "rare"
     with pytest.raises(
-        InputError, match=r"the train split would have \d+ texts, but none of 1 of 3 classes \('rare'\)"
+        InputError, match=r"the train split would have \d+ texts, without 1 of the 3 classes \('rare'\)"
     ):
         read(write_file(tmp_path, ".csv", frame))
 

@@ -1,6 +1,6 @@
 """Reader of a single data file; invalid records raise an error with their row.
 
-Each format has one reader for plain and compressed files, alone and in folders.
+The same readers load plain and compressed files, single files and files in folders.
 """
 
 import csv

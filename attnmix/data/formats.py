@@ -98,7 +98,7 @@ def check_sizes(files: Sequence[Path]) -> None:
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         total = f"the data files have {sum(sizes.values()) / 1e9:.3g} GB"
-        problem = f"{total} ({largest}: {sizes[largest] / 1e9:.3g} GB)"
+        problem = f"{total}, of which {largest} has {sizes[largest] / 1e9:.3g} GB"
         allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; remove files, or select a smaller file"
         raise InputError(f"dataset.name: {problem}; {allowed}")
 

@@ -79,7 +79,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
 
 
 def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the adapter's head; None if it has no head or equals the model's number."""
+    """Return the number of classes of the adapter's head; None if there is no head or the model has as many."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes

@@ -36,7 +36,7 @@ EAGER = "eager"
 """The `attn_implementation` for families with `own_attention`."""
 BLOCK_ELEMENTS = 2**24  # number of attention weights computed at once
 EDITOR = "_attnmix_editor"
-"""The attribute of an attention module, also of its copies and replicas, with its `AttentionEditor`."""
+"""The attribute with the `AttentionEditor` of an attention module, its copies and its replicas."""
 
 
 DISPATCHING = "_attnmix_dispatching"

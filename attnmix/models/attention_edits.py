@@ -48,7 +48,7 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active edits; `preparation` stays entered until the last edit ends.
+        """Apply `edit` after the active edits; the context `preparation` remains active until the last edit ends.
 
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """

@@ -62,7 +62,8 @@ def _stage_of(folder: Path) -> str:
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the checkpoint's fast tokenizer, with truncation and padding on the right.
 
-    Names of special tokens within a text are ordinary text. Raise `InputError` if there is no usable fast tokenizer.
+    Names of special tokens within a text are treated as ordinary text. Raise `InputError` if there is no usable fast
+    tokenizer.
     """
     require_output(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL

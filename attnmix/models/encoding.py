@@ -27,7 +27,7 @@ PASS_COST_TOKENS = 128  # overhead of a forward pass, in tokens
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
-    """Return unpadded token IDs with special tokens, truncated to `max_length`, in pairs the longer text first."""
+    """Return unpadded token IDs with special tokens, truncated to `max_length` (in pairs, first the longer text)."""
     first, second = _split_pairs(texts)
     encoding = tokenizer(first, second, truncation=True, max_length=max_length)
     ids: list[list[int]] = encoding["input_ids"]

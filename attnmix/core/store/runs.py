@@ -164,7 +164,7 @@ class Run(MixingTables):
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` with the `values` of the given columns, loading one part of the file at a time."""
+        """Return the rows of `table` that have `values` (by column), loading one part of the file at a time."""
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
         rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
         return rows

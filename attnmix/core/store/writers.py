@@ -65,7 +65,7 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (or one layer)."""
+    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (at least one layer)."""
     layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
     chunks = (min(layers, len(array)), *array.shape[1:])
     options = {"chunks": chunks, "dimension_names": dimensions, "attributes": attributes}

@@ -22,7 +22,7 @@ from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_cha
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
 """The pointer that replaces a large file in git, by the specification of Git LFS."""
-DOWNLOADS_PER_FILE = 2  # the second if the first download did not match the listing
+DOWNLOADS_PER_FILE = 2  # a second download if the first one does not match the listing
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
