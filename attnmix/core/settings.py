@@ -105,6 +105,8 @@ NAMES_BY_PARAMETER = {
 
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
+    """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
+
     def check(name: str) -> str:
         if name not in allowed:
             problem = f"no such name; allowed: {', '.join(allowed)}"

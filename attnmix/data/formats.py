@@ -104,6 +104,7 @@ def check_sizes(files: Sequence[Path]) -> None:
 
 
 def _size_of(file: Path) -> int:
+    """Return the size of a file in bytes; raise `InputError` if it is missing or unreadable."""
     try:
         return file.stat().st_size
     except OSError as error:

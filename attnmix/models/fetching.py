@@ -267,6 +267,7 @@ def _check_code(name: str, config: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty for other content."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:  # reported when the checkpoint is loaded

@@ -155,6 +155,7 @@ def open_store(root: Path, site: Site) -> Any:
 
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
+    """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
     place, digests = _arrays(root)
     path = _path(place, site)
     array = open_array(path, "capture")

@@ -53,6 +53,7 @@ class Repository:
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
+        """Return the path of a verified file in the client's cache; download it again if it does not match."""
         listed = self._listing[path]
         bar = _bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
@@ -144,6 +145,8 @@ def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
     """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
 
     class Bar(tqdm):
+        """A progress bar that limits the size of a download."""
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # untyped in tqdm
             self.received = 0.0
