@@ -31,7 +31,7 @@ MATRIX_NAMES = (
     "alti_rollout",
     "globenc_rollout",
 )
-"""Contribution matrices: those of one layer, then the rollouts."""
+"""Contribution matrices of single layers, followed by rollouts."""
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
 EXCHANGE = "exchange"

@@ -109,6 +109,4 @@ def _size_of(file: Path) -> int:
         return file.stat().st_size
     except OSError as error:
         problem = f"{file} cannot be read ({error.strerror or type(error).__name__})"
-        raise InputError(
-            f"dataset.name: {problem}; make sure that no program changes the data while it is read"
-        ) from error
+        raise InputError(f"dataset.name: {problem}; make sure that it exists and is readable") from error

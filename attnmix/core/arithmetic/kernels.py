@@ -1,8 +1,8 @@
 """CPU kernels that replace torch operations based on MKL, whose results depend on the vendor of the processor.
 
-Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone: neither the vendor nor the number of
+Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone, so neither the vendor nor the number of
 cores affects the order of summation. Exponentials and similar functions use NumPy and SciPy. The kernels are registered
-below autograd: code that uses torch is unchanged, and derivatives of any order use the same kernels.
+below autograd, so code that uses torch is unchanged, and derivatives of any order use the same kernels.
 """
 
 import logging
