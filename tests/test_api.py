@@ -185,7 +185,7 @@ def test_long_text_is_truncated_with_warning(model: attnmix.Model) -> None:
         (lambda m: attnmix.measure(m, "good").matrix("alti", layer=0), r"^layer: 0; allowed: 1 to "),
         (lambda m: attnmix.measure(m, "good").matrix("alti", text=1), r"^text: 1; allowed: 0 to 0"),
         (lambda m: attnmix.capture(m, "good", "run", points=["out"]), r"^points\[0\]: 'out' .*: word_embedding, "),
-        (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* holds "),
+        (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* contains "),
         (
             lambda _: attnmix.layout([[1.0]], metric="cosinus"),
             r"^metric: 'cosinus' is not allowed: no such name; ",

@@ -243,7 +243,7 @@ def test_unknown_documents_and_truncated_texts_are_named(
     shutil.rmtree(ACTIVATIONS)
     for impossible, expected in (
         ({"documents": [12]}, r"capture\.documents: the test split has no row 12; allowed: 0 to 11"),
-        ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
+        ({"max_length": 65}, r"capture\.max_length: 65 exceeds the 64 tokens"),
     ):
         with pytest.raises(InputError, match=expected):
             run_capture(workspace(capture={"max_length": 40} | impossible), tiny_bert)

@@ -354,7 +354,7 @@ def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
         assert read(path)["train"].to_dict("records") == rows
     for content, expected in (
         ("[]", "it contains no rows"),
-        ('[{"text": "a"}, ', "its list does not end at the end of the file"),
+        ('[{"text": "a"}, ', "its list must end at the end of the file"),
         ('[{"text": "a"} {}]', "the object of line 1 is not followed by a comma"),
         ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; write one object per row"),
         ('["a"]', "line 1 is not a JSON object"),
@@ -416,7 +416,7 @@ def test_editor_copies_and_trash_are_reported_as_unread(tmp_path: Path, caplog: 
     for name in ("reviews.csv", "other-checkpoint.csv", *copies):
         write_rows(tmp_path / name)
     assert len(read(tmp_path)["train"]) == 8
-    assert all(name in caplog.text.split("4 of 6 files are not read:")[1] for name in copies)
+    assert all(name in caplog.text.split("4 of 6 files are not used:")[1] for name in copies)
 
 
 def save_set(folder: Path) -> None:
@@ -502,7 +502,7 @@ def test_class_names_apply_to_their_configuration_only(tmp_path: Path) -> None:
 def test_description_with_list_is_an_error(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "train.csv")
     (tmp_path / name).write_text("[1]")
-    with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
+    with pytest.raises(InputError, match=rf"{re.escape(name)} contains a list; allowed: a mapping"):
         read(tmp_path)
 
 

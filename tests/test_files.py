@@ -453,7 +453,7 @@ def test_unread_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
         reviews().to_csv(tmp_path / name, index=False)
     (tmp_path / "README.md").write_text("Reviews.\n")
     assert len(read(tmp_path)) == 60
-    assert "2 of 3 files are not read: reviews_2023.csv, reviews_2024.csv" in caplog.text
+    assert "2 of 3 files are not used: reviews_2023.csv, reviews_2024.csv" in caplog.text
     caplog.clear()
     (tmp_path / "reviews_train.csv").rename(tmp_path / "reviews_2025.csv")
     assert len(read(tmp_path)) == 180
@@ -495,7 +495,7 @@ def test_parquet_class_names_and_separator_settings_apply(tmp_path: Path) -> Non
 def test_cause_of_loading_error_is_shown(tmp_path: Path) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     (tmp_path / "README.md").write_text("---\nconfigs: {config_name: all}\n---\n")
-    with pytest.raises(InputError, match=r"cannot be loaded: Expected configs to be a list, but got .*config_name"):
+    with pytest.raises(InputError, match=r"cannot be loaded \(Expected configs to be a list, but got .*config_name"):
         read(tmp_path)
 
 
@@ -521,7 +521,7 @@ def test_oversized_files_are_refused_before_reading(tmp_path: Path) -> None:
     with (tmp_path / "train.csv").open("wb") as file:
         file.truncate(20_000_000_000)  # sparse, without disk blocks
     for name in (tmp_path, tmp_path / "train.csv"):
-        with pytest.raises(InputError, match=r"the data files have 20 GB \(\S+train\.csv: .*17\.2 GB are"):
+        with pytest.raises(InputError, match=r"the data files have 20 GB, of which \S+train\.csv has .*17\.2 GB are"):
             read(name)
 
 

@@ -322,11 +322,11 @@ def test_bf16_trains_on_every_machine(workspace: Workspace, tiny_bert: Path) -> 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be divided evenly among 2 p"),
     ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
-    ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
+    ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 exceeds the 64 tokens"),
     ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with separate"),
     # Mistakes that later stages would reject.
     ("capture", {"documents": [500]}, r"capture\.documents: the test split has no row 500; allowed: 0 to \d+"),
-    ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
+    ("capture", {"max_length": 65}, r"capture\.max_length: 65 exceeds the 64 tokens"),
 ]
 
 

@@ -200,12 +200,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no ids": ([[]], r"number 0 is empty; allowed: "),
     "special tokens alone": ([[CLS, SEP]], r"number 0: the text is empty"),
     "padding alone": ([[CLS, TIME, SEP], [PAD, PAD, PAD]], r"number 1: the text is empty"),
-    "padding between tokens": ([[CLS, PAD, TIME, SEP]], r"number 0 holds \[PAD\], the padding token, as token 1; "),
+    "padding between tokens": ([[CLS, PAD, TIME, SEP]], r"number 0 contains \[PAD\], the padding token, as token 1; "),
     "id above the vocabulary": (
         [[CLS, TIME, SEP], [CLS, 10**6, SEP]],
-        r"number 1 holds the token id 1000000; allowed: 0 ",
+        r"number 1 contains the token id 1000000; allowed: 0 ",
     ),
-    "id below 0": ([CLS, -100, SEP], r"number 0 holds the token id -100; allowed: 0 to "),
+    "id below 0": ([CLS, -100, SEP], r"number 0 contains the token id -100; allowed: 0 to "),
     "ids longer than the model": ([CLS, *[TIME] * 70, SEP], r"number 0 has 72 token ids; allowed: at most 64"),
     "mask of another shape": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 1]), "attention_mask and input_ids "),
     "mask of nothing": (encoded(input_ids=[2, 5, 3], attention_mask=[0, 0, 0]), r"attention_mask is 0 for all "),
@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         encoded(input_ids=[2, 5, 3, 6, 3], token_type_ids=[0, 1, 1, 1, 1]),
         r"number 0: its token_type_",
     ),
-    "third segment": (encoded(input_ids=[2, 5, 3], token_type_ids=[0, 0, 2]), r"number 0: token_type_ids holds 2; "),
+    "third segment": (encoded(input_ids=[2, 5, 3], token_type_ids=[0, 0, 2]), r"number 0: token_type_ids contains 2; "),
 }
 
 
@@ -241,7 +241,9 @@ def test_invalid_texts_are_one_error(model: attnmix.Model, name: str, tmp_path: 
 def test_token_id_outside_tokenizer_is_one_error(tmp_path: Path) -> None:
     model = attnmix.load(write_family("bert", tmp_path))
     first = len(model.tokenizer)  # the family's embedding has further rows
-    with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: ids of the tokeni"):
+    with pytest.raises(
+        InputError, match=rf"^texts: number 0 contains the token id {first}; allowed: ids of the tokeni"
+    ):
         attnmix.measure(model, [CLS, first, SEP])
     model.tokenizer.add_tokens(["covid19", "covid20", "covid21", "covid22"])
     with pytest.raises(InputError, match=rf"^texts: number 1: the tokenizer returned the token ID {first + 3}, but"):
@@ -398,7 +400,7 @@ def test_special_names_are_read_by_tokenizer_in_memory(model: attnmix.Model, tok
     ids = tokenizer(MASKED)["input_ids"]
     result = check_one_reading(model, MASKED, [ids], tmp_path)
     assert result.tokens["token"].tolist() == ["[CLS]", "time", "[MASK]", "like", "an", "arrow", "[SEP]"]
-    with pytest.raises(InputError, match=r"^texts: number 1 holds \[PAD\], the padding token, as token 2; "):
+    with pytest.raises(InputError, match=r"^texts: number 1 contains \[PAD\], the padding token, as token 2; "):
         attnmix.measure(model, ["time", "time [PAD] like"])
 
 

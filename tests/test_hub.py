@@ -274,8 +274,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
         None,
         "this branch, tag or commit does not exist; {address}/d",
     ),
-    ("model", {"name": "owner/pickled"}, None, "holds no model.safetensors; other formats, which may hold code"),
-    ("model", {"name": "owner/foreign"}, None, "is of the type 'nothing_of_the_kind', which needs code of its re"),
+    ("model", {"name": "owner/pickled"}, None, "has no model.safetensors; other formats are not loaded"),
+    ("model", {"name": "owner/foreign"}, None, "has the type 'nothing_of_the_kind', which requires code from its re"),
 ]
 
 

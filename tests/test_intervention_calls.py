@@ -398,7 +398,7 @@ def test_changing_attention_implementation_inside_is_an_error(tiny_bert: Path) -
     model = attnmix.load(network, load_tokenizer(tiny_bert))
     with model.intervene(without_heads({1: [0]})):
         network.set_attn_implementation("eager")
-        with pytest.raises(InputError, match=r"^attn_implementation: 'eager' was chosen inside an intervention"):
+        with pytest.raises(InputError, match=r"^attn_implementation: 'eager' was set inside an intervention"):
             network(**batch(model))
 
 
@@ -549,6 +549,6 @@ def test_shared_layer_outside_its_stack_is_an_error() -> None:
     model = in_memory("albert")
     base: Any = model.network.base_model
     width = base.config.hidden_size
-    message = r"^edit: a layer that is called several times cannot be selected by number"
+    message = r"^edit: a shared layer has no index outside of a forward pass of its stack"
     with model.intervene(replaced_values({1: torch.zeros(())})), pytest.raises(InputError, match=message):
         base.encoder.albert_layer_groups[0](torch.zeros(1, 3, width, dtype=torch.float64), None)

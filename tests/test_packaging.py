@@ -114,7 +114,7 @@ def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -
 def test_missing_extra_is_one_error_that_names_it(extra: str, printed_without: dict[str, list[str]]) -> None:
     lines = printed_without[extra]
     assert len(lines) == len(USES[extra])
-    assert [line for line in lines if not line.endswith(f'; install them by pip install "attnmix[{extra}]"')] == []
+    assert [line for line in lines if not line.endswith(f'; install them with: pip install "attnmix[{extra}]"')] == []
 
 
 def test_stage_in_another_environment_names_python_and_activation(tmp_path: Path) -> None:

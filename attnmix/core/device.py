@@ -128,7 +128,7 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
 def _accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an outdated driver, which `_reason_without_gpu` explains in one line
+        warnings.simplefilter("ignore")  # about an outdated driver, which `_reason_without_gpu` explains in one line
         return torch.accelerator.current_accelerator(check_available=True)
 
 

@@ -14,11 +14,11 @@ EXTRA_MODULES = {
 
 
 class MissingExtraError(InputError, ImportError):
-    """Import or use of a part of attnmix without its extra."""
+    """The error for the import or use of a part of attnmix without its extra."""
 
 
 def require_extra(extra: str, part: str) -> None:
     """Raise `MissingExtraError`, with the command to install `extra`, if modules required by `part` are missing."""
     missing = [module for module in EXTRA_MODULES[extra] if find_spec(module) is None]
     if missing:
-        raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them by pip install "attnmix[{extra}]"')
+        raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them with: pip install "attnmix[{extra}]"')

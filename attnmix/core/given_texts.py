@@ -206,7 +206,7 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; `[None]`, rejected by `_read_rows`, for other values."""
+    """Return the items of an iterable as Python objects; for other values `[None]`, which `_read_rows` rejects."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]
@@ -352,7 +352,7 @@ def _may_be_ids(given: Any) -> bool:
 
 
 def _name_kind(item: Item) -> str:
-    """Return the name of an item's kind."""
+    """Return the kind of an item, for a message."""
     if isinstance(item, str):
         return "one text"
     if isinstance(item, tuple):

@@ -31,7 +31,7 @@ MATRIX_NAMES = (
     "alti_rollout",
     "globenc_rollout",
 )
-"""Contribution matrices: those of one layer, then the rollouts."""
+"""Contribution matrices of single layers, followed by rollouts."""
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
 EXCHANGE = "exchange"
@@ -119,7 +119,7 @@ OWN_BASIS = frozenset({"attention_heads"})
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
-"""The input of the activation in a plain feed-forward network: recorded like a capture point, but not in `POINTS`."""
+"""The input of the activation in a plain feed-forward network, recorded like a capture point but not in `POINTS`."""
 # The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
 # between the second skip connection and a subsequent norm.
 STEP_POINTS = {

@@ -92,7 +92,7 @@ def _targets(value: Any) -> str | list[str]:
         return "all-linear"
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
         return value
-    raise ValueError("allowed: all-linear, or a list of names")
+    raise ValueError("use all-linear, or a list of names")
 
 
 NAMES_BY_PARAMETER = {
@@ -107,6 +107,8 @@ NAMES_BY_PARAMETER = {
 
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
+    """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
+
     def check(name: str) -> str:
         if name in allowed:
             return name
@@ -249,7 +251,7 @@ class FinetuneParameters(Section):
         if self.lora and not self.epochs:
             raise ValueError("lora requires training; set epochs to 1 or more")
         if self.lora and self.frozen_layers:
-            raise ValueError("lora already keeps the weights of all layers; set frozen_layers to 0, or remove lora")
+            raise ValueError("lora already freezes all layers; set frozen_layers to 0, or remove lora")
         return self
 
 
@@ -291,7 +293,7 @@ class CaptureParameters(Section):
             if protocol not in known:
                 raise ValueError(f"fsspec has no file system {protocol}://; allowed: {', '.join(known)}")
         if not path.strip("/") or ".." in store.split("/"):
-            raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
+            raise ValueError("use a full path, a folder in the working folder, or a URL, without '..'")
         return store.rstrip("/")
 
     @property
@@ -334,7 +336,7 @@ class FaithfulnessParameters(Section):
 MAX_PARTS_TOKENS = 128
 """Maximum number of tokens for the decomposition of a text's vectors, whose run time is quadratic in this number."""
 MIN_UMAP_VECTORS = 20
-"""Minimum number of distinct vectors for UMAP; otherwise, nearly all vectors are among the 15 neighbours of each."""
+"""Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours of a vector would be nearly all others."""
 MIN_TYPED_UMAP_TOKENS = 48
 """Minimum number of tokens in typed texts for UMAP; below it, principal components preserve as many neighbours.
 

@@ -1,4 +1,4 @@
-"""Conversion of stop signals into an exception, which removes temporary folders and releases locks."""
+"""Conversion of stop signals into an exception, so that temporary folders are removed and locks are released."""
 
 import os
 import signal

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri, stdtrit  # equal to scipy.stats, which imports slowly
+from scipy.special import ndtr, ndtri, stdtrit  # as in scipy.stats, which takes long to import
 
 Doubles = npt.NDArray[np.float64]
 
@@ -18,7 +18,7 @@ MIN_SIMULTANEOUS = 20  # texts; see `Resampled.simultaneous`
 MIN_INTERVAL_DOCUMENTS = 8  # texts; with fewer, a bootstrap interval is too uncertain to print or draw
 MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors
 MIN_UNEXPLAINED = 1e-9  # smallest unexplained share of a variance; smaller values are rounding errors
-BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples), with 8 bytes each; they are stored in 1 byte
+BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples); a drawn count has 8 bytes, a stored count 1 byte
 
 
 class Sums(NamedTuple):
@@ -34,7 +34,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
-        """Return one text's sums over the last axis of `values` `[..., T]`, counting values that are not NaN."""
+        """Return the sums of one text over the last axis of `values` `[..., T]`, ignoring NaN."""
         is_known = ~np.isnan(values)
         return cls(np.nansum(values, -1), is_known.sum(-1, dtype=np.float64))
 
@@ -204,7 +204,7 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 
 
 class Verdict(StrEnum):
-    """The verdicts on a difference of two means, in the words of `attnmix.compare`.
+    """The verdicts on a difference of two means, as displayed by `attnmix.compare`.
 
     No verdict states the absence of a difference, because an interval cannot prove it.
     """

@@ -100,7 +100,7 @@ def forward_derivatives() -> Iterator[None]:
 
 _process_state = _Shared(_numeric_settings)
 uncompiled = _Shared(_eager_stance)
-"""A context that disables compilation by `torch.compile`: compiled functions run eagerly."""
+"""A context in which functions compiled by `torch.compile` run eagerly."""
 _forward_derivatives = threading.Lock()
 
 

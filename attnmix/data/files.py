@@ -1,6 +1,6 @@
 """Reader of a single data file; invalid records raise an error with their row.
 
-Each format has one reader for plain and compressed files, alone and in folders.
+The same readers load plain and compressed files, single files and files in folders.
 """
 
 import csv
@@ -57,6 +57,7 @@ def read_errors(path: Path, shown: str) -> Iterator[None]:
 
 
 def _read_format(path: Path, columns: Columns | None, shown: str, separator: str | None) -> pd.DataFrame:
+    """Return the content of a file, by the reader for its suffix."""
     suffix = data_suffix(path.name)
     if suffix == ".parquet":
         return read_parquet(path, columns, shown)

@@ -171,7 +171,7 @@ def warn_of_unread_files(shown: str, contents: Contents, read: Sequence[str]) ->
     more = len(unread) - len(names)
     if more:
         names.append(f"and {more} more")
-    message = "%s: %d of %d files are not read: %s"
+    message = "%s: %d of %d files are not used: %s"
     all_files = len(unread) + len(read)
     logging.warning(message, shown, len(unread), all_files, ", ".join(names))
 
@@ -223,7 +223,7 @@ def _check_mapping(name: str, content: Any) -> None:
 
 
 def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration; by default, as in `datasets`, those of the only info."""
+    """Return the features of a configuration, or the only ones if no configuration is declared, as in `datasets`."""
     if configuration in infos:
         return infos[configuration]
     if len(infos) == 1 and not declared:

@@ -98,16 +98,15 @@ def check_sizes(files: Sequence[Path]) -> None:
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         total = f"the data files have {sum(sizes.values()) / 1e9:.3g} GB"
-        problem = f"{total} ({largest}: {sizes[largest] / 1e9:.3g} GB)"
+        problem = f"{total}, of which {largest} has {sizes[largest] / 1e9:.3g} GB"
         allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; remove files, or select a smaller file"
         raise InputError(f"dataset.name: {problem}; {allowed}")
 
 
 def _size_of(file: Path) -> int:
+    """Return the size of a file in bytes; raise `InputError` if it is missing or unreadable."""
     try:
         return file.stat().st_size
     except OSError as error:
         problem = f"{file} cannot be read ({error.strerror or type(error).__name__})"
-        raise InputError(
-            f"dataset.name: {problem}; make sure that no program changes the data while it is read"
-        ) from error
+        raise InputError(f"dataset.name: {problem}; make sure that it exists and is readable") from error

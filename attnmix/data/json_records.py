@@ -78,7 +78,7 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
             ended = True
             break
     if not ended or position < len(text):
-        raise ValueError(f"its list does not end at the end of the file; {_allowed(in_lines=False)}")
+        raise ValueError(f"its list must end at the end of the file; {_allowed(in_lines=False)}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
         if inside and _is_discarded(inside, ()):
             return []
         problem = f"the folder {folder / inside} cannot be read ({error.strerror or first_line(error)})"
-        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another place") from error
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another folder") from error
 
 
 def is_description(name: str) -> bool:
@@ -218,7 +218,7 @@ def _read_json(name: str, path: Path, is_needed: bool) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problem = f"{path} cannot be read ({error.strerror or first_line(error)})"
-        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another place") from error
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another folder") from error
     except (ValueError, RecursionError) as error:
         if not is_needed:
             return None

@@ -52,6 +52,7 @@ def expansion_limit(path: Path) -> int:
 
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
+    """Return a reader of the decompressed content; `opened` closes it."""
     if compression == ".gz":
         return _StreamReader(file, _GzipDecompressor, b"\0")
     if compression == ".bz2":
@@ -155,6 +156,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
+        """Return decompressed bytes; raise `ValueError` for other bytes after the first stream."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:

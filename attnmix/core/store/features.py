@@ -1,7 +1,7 @@
 """Feature stores: one array `[tokens, hidden]` per site, such as `<root>/layer_07/attention_output.zarr`.
 
-Rows correspond to `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets another
-location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
+Rows are in the order of `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets
+another location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
 """
 
 import hashlib
@@ -167,6 +167,7 @@ def open_store(root: Path, site: Site) -> Any:
 
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
+    """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
     place, digests = _arrays(root)
     path = _path(place, site)
     array = open_array(path, "capture")
@@ -185,7 +186,10 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the sorted `rows` of one store, loading one unit at a time; raise `InputError` if it is damaged."""
+    """Return the vectors of the sorted `rows` of one store; raise `InputError` if it is damaged.
+
+    One unit of rows is in memory at a time.
+    """
     array, path = _open(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows

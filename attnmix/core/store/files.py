@@ -22,7 +22,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # includes zeros; a missing chunk then indicates damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # also chunks of zeros; a missing chunk then indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
 """Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

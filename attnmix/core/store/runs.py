@@ -166,7 +166,7 @@ class Run(MixingTables):
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` with the `values` of the given columns, loading one part of the file at a time."""
+        """Return the rows of `table` that have `values` (by column), loading one part of the file at a time."""
         columns = list(values)
         wanted = pd.Series(values)
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)

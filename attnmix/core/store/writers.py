@@ -84,7 +84,7 @@ def _ratio_schema(methods: Sequence[str]) -> pa.Schema:
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (or one layer)."""
+    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (at least one layer)."""
     layer_bytes = max(1, array[0].nbytes)
     chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
     chunk_layers = min(chunk_layers, len(array))

@@ -1,7 +1,7 @@
 """A hub repository at one commit: its listing, and its files, verified against the listing.
 
-`huggingface_hub` does not verify digests of downloads: its `verify_repo_checksums` requests the listing at every run
-and needs network access. Its requests lack a total time limit, so `RetryingClient` sends them instead.
+Downloads of `huggingface_hub` are not verified, and its `verify_repo_checksums` requests the listing at every run and
+needs network access. Its requests lack a total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_cha
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
 """The pointer that replaces a large file in git, by the specification of Git LFS."""
-DOWNLOADS_PER_FILE = 2  # the second if the first download did not match the listing
+DOWNLOADS_PER_FILE = 2  # a second download if the first one does not match the listing
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
@@ -53,6 +53,7 @@ class Repository:
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
+        """Return the path of a verified file in the client's cache; download it again if it does not match."""
         listed = self._listing[path]
         bar = _bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
@@ -144,6 +145,8 @@ def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
     """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
 
     class Bar(tqdm):
+        """A progress bar that limits the size of a download."""
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # untyped in tqdm
             self.received = 0.0

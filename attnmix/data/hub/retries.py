@@ -161,7 +161,7 @@ class ResumedBody(httpx2.SyncByteStream):
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # interrupted after the last byte
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                raise OSError(f"the rest of a body is refused with {response.status_code}")  # like a wrong size
+                raise OSError(f"the rest of a body is refused with {response.status_code}")  # handled like a wrong size
             known = position if response.status_code == httpx2.codes.OK else 0  # OK: a server without range requests
 
     def close(self) -> None:
