@@ -177,7 +177,7 @@ class Pages:
         """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.opening: dict[str, str] = {}
-        """The page with which the server opens, by its name; it is kept as long as the server runs."""
+        """The opening page by its name; it is kept as long as the server runs."""
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 

@@ -25,14 +25,14 @@ RATIO_MARKS = {
         "Attention weights",
         "#56B4E9",
         "v",
-        "By its attention weights, {share} of what layer {layer} adds to a token comes from other tokens",
+        "By attention weights, {share} of the attention output of layer {layer} comes from other tokens",
     ),
     "attnres_w": Mark(
         "Weights + skip",
         "#0072B2",
         "s",
-        "By attention weights, the skip connection counted as half, others / (others + own) after attention of layer "
-        "{layer} is {share}",
+        "By attention weights, with the skip connection counted as half, others / (others + own) after attention of "
+        "layer {layer} is {share}",
     ),
     "attn_n": Mark(
         "Norm-based",

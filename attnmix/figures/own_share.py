@@ -1,4 +1,4 @@
-"""The main figure: the own share of one text's tokens after each layer, beside its mean over texts."""
+"""The main figure: the own share of one text's tokens after each layer, next to the mean over texts."""
 
 from __future__ import annotations
 

@@ -166,6 +166,7 @@ const smallShades = once((number: number, checkpoint: string, layer: number, hea
   return shades(rows, Math.min(SMALL_ROWS, heads.length));
 });
 
+/** Thumbnails of all heads, which select a head. */
 function All() {
   const [text, model] = [state.document.value, state.checkpoint.value];
   const [nowLayer, nowHead] = [headsLayer.value, shownHead.value];
@@ -250,7 +251,7 @@ export function Heads() {
           tokens attend to other tokens. Click a line to see how its weight is computed.{" "}
           {matrix.length > SHORT &&
             `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
-          The number beside a token is its position in the text; positions start at 0.
+          The number next to a token is its position in the text; positions start at 0.
         </p>
         {data.encoder !== null && layer > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>

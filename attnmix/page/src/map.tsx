@@ -200,7 +200,7 @@ export function MapPane() {
                     </li>
                   ))}
                 </ol>
-                <p class="small">The number beside a token is its position in its text; positions start at 0.</p>
+                <p class="small">The number next to a token is its position in its text; positions start at 0.</p>
               </>
             )}
           </aside>

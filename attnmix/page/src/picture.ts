@@ -306,6 +306,7 @@ function endBefore({ x, y, height }: Box, { line }: Drawing): void {
   if (isLevel && gap > -NARROWEST_GAP * last.size && gap < WIDEST_GAP * last.size) line.pieces[0].anchor = "end";
 }
 
+/** Add the lines of a text node to the current line of the drawing. */
 function drawText(node: Text, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(node.parentElement!);
   const { origin, line } = drawing;
@@ -371,6 +372,7 @@ function resolveStyles(original: Element, copy: Element, outer: CSSStyleDeclarat
   }
 }
 
+/** Draw a copy of an SVG element with resolved styles. */
 function drawSvg(original: SVGSVGElement, into: Element, drawing: Drawing): void {
   const copy = original.cloneNode(true) as SVGSVGElement;
   resolveStyles(original, copy, null);
@@ -434,6 +436,7 @@ function isClipping(element: Element, { overflowX, display }: CSSStyleDeclaratio
   return scrollWidth > clientWidth || scrollHeight > clientHeight || radius > 0;
 }
 
+/** Draw an element with its background, borders, content and outline. */
 function drawElement(element: Element, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(element);
   if (isHidden(style)) return;

@@ -146,6 +146,7 @@ function choicesForOthers(): string {
 /** The name of the selected token, which is not part of addresses. */
 const chosenWord = () => (state.token.value === null ? "" : data.readings[0].names[state.token.value]);
 
+/** Make choices, with the changes that follow from them. */
 export function set(changes: Partial<Choice>): void {
   const chosen = { ...consequences(changes), ...changes };
   for (const key of Object.keys(chosen)) named.add(key as keyof Choice);
@@ -211,6 +212,7 @@ function readAddress(): void {
 const STEPS: (keyof Choice)[] = ["document", "compare", "token", "checkpoint"]; // each change is a history entry
 const PAUSE = 250; // milliseconds; browsers limit the rate of address changes
 
+/** Read the choices in the address, and keep the address and the history of the browser up to date. */
 export function followAddress(): void {
   if (location.hash.includes("=")) readAddress();
   const stepNow = () => STEPS.map((key) => state[key].value).join();

@@ -90,6 +90,7 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
   );
 }
 
+/** The own share, sources and targets of the selected token. */
 export function Card({ token }: { token: number }) {
   const { took, gave } = measures.exchanged(token) ?? { took: [], gave: [] };
   const least = state.change.value ? 0.01 : 0.2; // minimum end of the scale, so that small shares have short bars
@@ -124,7 +125,7 @@ export function Card({ token }: { token: number }) {
         {state.change.value
           ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
           : `The page has each token's ${data.sourcesKept} largest sources.`}{" "}
-        The number beside a token is its position in the text; positions start at 0.
+        The number next to a token is its position in the text; positions start at 0.
       </p>
     </>
   );

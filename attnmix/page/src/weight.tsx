@@ -50,6 +50,7 @@ export function Weight({ heads }: { heads: Heads }) {
   );
 }
 
+/** The tables of a token's query, keys, scores and weights in one head, and of the further steps. */
 function Numbers({ heads }: { heads: Heads }) {
   const { start, name: text } = data.documents[state.document.value];
   const [layer, head] = [headsLayer.value, shownHead.value];
