@@ -173,7 +173,7 @@ export function MapPane() {
               {token.value !== null &&
                 " Thick ring: the selected token; thin rings: its nearest neighbours in the full space."}
               {layout.value === "pca" &&
-                " Each kind of capture point has the same scale in all layers, so dots of a smaller cloud are closer to each other."}
+                " Each kind of capture point has the same scale in all layers, so the sizes of clouds can be compared."}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
                 " The outputs of attention heads have a different basis, so their dots cannot be compared with the others."}

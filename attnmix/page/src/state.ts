@@ -162,7 +162,7 @@ export function set(changes: Partial<Choice>): void {
 export const shownHead = computed(
   () => state.head.value ?? tellingHead(state.document.value, state.checkpoint.value, headsLayer.value),
 );
-/** The position of the selected token in the chosen text. */
+/** The position of the selected token in its text. */
 export const position = computed(() => (state.token.value === null ? null : positionOf(state.token.value)));
 
 export function address(): string {
